@@ -1,0 +1,100 @@
+"""Every error of the runtime, one class a remedy.
+
+    RuntimeFault
+    ├── StartError                 the server cannot start; exit code 2, one line, names the remedy
+    │   ├── OptionsError           the options cannot work; lists every problem found
+    │   └── ModelError             the model folder cannot be served
+    ├── RequestError               one request cannot be served; becomes an HTTP error, harms nobody else
+    │   ├── InvalidRequest   400   a field is wrong; `param` names it
+    │   ├── NotFound         404   no such model, route or object
+    │   ├── TooLarge         413   the body is over the limit
+    │   ├── Overloaded       429   the queue is full; try again later
+    │   ├── InternalFault    500   our bug, pinned on this request; details are in the log, not in the message
+    │   └── Unavailable      503   loading, draining, or a rank died; try again
+    ├── RingError                  a record that cannot be written or must not be read
+    └── RankDied                   a rank process ended while it was needed
+
+Messages are safe to show to a client: they never hold a secret, a path of this machine or a stack.
+"""
+
+from typing import ClassVar
+
+
+class RuntimeFault(Exception):
+    """Root of all errors that this package raises on purpose."""
+
+
+class StartError(RuntimeFault):
+    """The server cannot start: one line that names the remedy. Exit code 2."""
+
+
+class OptionsError(StartError):
+    """The options cannot work. `problems` has one sentence for each thing that is wrong."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class ModelError(StartError):
+    """The model folder is missing something, has too much of it, or is of an unknown kind."""
+
+
+class RequestError(RuntimeFault):
+    """One request cannot be served. `param` names the field, where there is one."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """A field of the request is wrong; `param` names it and the message says what would be right."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class NotFound(RequestError):
+    """There is no such model, route or stored object."""
+
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class TooLarge(RequestError):
+    """The request body is over the size limit."""
+
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class Overloaded(RequestError):
+    """The waiting queue is full."""
+
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+
+class InternalFault(RequestError):
+    """Our bug. The log has the details; the client gets an apology and an id."""
+
+
+class Unavailable(RequestError):
+    """The server is loading or draining, or a rank died. The same request may work in a while."""
+
+    status, type, code = 503, "server_error", "unavailable"
+
+
+class RingError(RuntimeFault):
+    """A ring record that is too large, of another generation, or out of sequence."""
+
+
+class RankDied(RuntimeFault):
+    """A rank process ended while it was needed. `rank` and `exit_code` say which and how."""
+
+    def __init__(self, rank: int, exit_code: int | None, reason: str = "") -> None:
+        super().__init__(f"rank {rank} ended with exit code {exit_code}" + (f": {reason}" if reason else ""))
+        self.rank = rank
+        self.exit_code = exit_code

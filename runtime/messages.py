@@ -1,0 +1,253 @@
+"""Every message of every channel and ring. Read this first: it is all that can happen.
+
+    client ─ Ask ─► tokenizer ─ Request ─► scheduler ─ StepPlan ─► ranks       (shared-memory ring, broadcast)
+       ▲              router ─ Abort ─────►    │  ◄── StepResult ─── rank 0    (shared-memory ring)
+       └─ Delta ─ detokenizer ◄─ StepTokens ───┘
+                      └────────── Stopped ─────►  (a stop string was found in the text)
+
+Channels carry the objects themselves. Rings carry msgpack headers and raw arrays (see wire.py); their messages are
+array_like to be small. Arrays are one-dimensional numpy arrays; the comment gives dtype and shape.
+"""
+
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from runtime.request import FinishReason, Request, TokenLogprob
+from runtime.sampling import SamplingParams
+
+# ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
+
+
+class Text(Struct, frozen=True, tag=True):
+    """A prompt as text. `add_special` adds what the tokenizer adds to a fresh text (a BOS token, mostly)."""
+
+    text: str
+    add_special: bool = True
+
+
+class Tokens(Struct, frozen=True, tag=True):
+    """A prompt as token ids."""
+
+    ids: list[int]
+
+
+class Chat(Struct, frozen=True, tag=True):
+    """A conversation for the chat template: messages, tools and the template's own variables."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template_args: dict[str, Any] = {}
+    continue_final: bool = False  # the last message is the beginning of the answer
+
+
+Prompt = Text | Tokens | Chat
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """A request as it came in, before tokenisation."""
+
+    id: str
+    prompt: Prompt
+    params: SamplingParams
+    arrival_s: float
+
+
+# ── router, detokenizer → scheduler ────────────────────────────────────────────────────────────────────────────
+
+
+class Abort(Struct, frozen=True, tag=True):
+    """The client is gone or has asked to stop: finish every sequence of this request. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Stopped(Struct, frozen=True, tag=True):
+    """The detokenizer has ended these sequences (stop string found): free their pages."""
+
+    sequence_ids: list[int]
+
+
+class Arrive(Struct, frozen=True, tag=True):
+    """A tokenised request joins the waiting queue."""
+
+    request: Request
+
+
+ToScheduler = Arrive | Abort | Stopped
+
+# ── scheduler → detokenizer, one message a step ────────────────────────────────────────────────────────────────
+
+
+class Opened(Struct, frozen=True, tag=True):
+    """Sequences that exist from now on: the `n` sequences of a request, ids in order of their index."""
+
+    request: Request
+    sequence_ids: list[int]
+
+
+class Ended(Struct, frozen=True):
+    """A sequence has ended with the last token given for it (or without one)."""
+
+    sequence_id: int
+    reason: FinishReason
+    matched: int | None  # the stop token id, unless it is the model's own eos
+    cached_tokens: int
+
+
+class StepTokens(Struct, frozen=True, tag=True):
+    """The tokens of one step, in parallel lists, and the sequences that end with it."""
+
+    sequence_ids: list[int]
+    token_ids: list[int]
+    ended: list[Ended]
+    logprobs: dict[int, TokenLogprob]  # by sequence id, where asked for
+    prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The scheduler turned a request down (`status` 400, 429 or 503 with a safe message); nothing of it is running."""
+
+    request_id: str
+    status: int
+    message: str
+    param: str | None = None
+
+
+ToDetokenizer = Opened | StepTokens | Refused
+
+# ── scheduler → ranks (broadcast ring) ─────────────────────────────────────────────────────────────────────────
+
+
+class StartRank(Struct, frozen=True, kw_only=True, tag="start"):
+    """The first record of a ring: all that a rank must know to load its share of the model."""
+
+    device: str  # folder of runtime/devices
+    model_path: str
+    dtype: str  # auto, float32, bfloat16, float16
+    load_format: str  # auto, safetensors, dummy
+    tp_size: int
+    page_size: int
+    max_slots: int  # sequences that can run at once
+    max_len: int  # longest sequence in tokens
+    max_step_tokens: int  # most tokens of one step
+    memory_fraction: float  # of the device's free memory, for weights and pages together
+    max_total_tokens: int | None  # None: as many as memory_fraction allows
+    num_threads: int | None  # CPU threads of a rank; None: the device decides
+    rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
+    seed: int
+    device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
+
+
+class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
+    """Sampling state of one slot, as the ranks keep it."""
+
+    temperature: float
+    top_p: float
+    top_k: int  # 0: all
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    seed: int  # int64; with the token's position it decides the random number (see layers/sampler.py)
+    bias_ids: list[int]
+    bias_values: list[float]
+    stop_ids: list[int]  # not sampled while the sequence is shorter than min_len
+    min_len: int  # length in tokens, prompt included
+    top_logprobs: int  # -1: no logprobs; k: the token's own and k alternatives
+    prompt_logprobs: int  # -1: none
+
+
+class Admit(Struct, frozen=True, array_like=True):
+    """A slot is taken by a new sequence. What the slot held before is gone."""
+
+    slot: int
+    sampling: SlotSampling
+    prompt_len: int
+    history: np.ndarray  # int32: all tokens known so far when penalties need them, else empty
+
+
+class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
+    """One step: `R` rows, the first `num_decodes` of them decodes.
+
+    A decode row computes one token, the last one sampled in its slot, which only the ranks know.
+    An extend row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other.
+    Effects apply in this order: admits, page updates, forward, sample. Ranks run steps in the order of submission, so a page
+    or slot given up by a step may be reused by the next one.
+    """
+
+    step: int
+    num_decodes: int
+    admits: list[Admit]
+    slots: np.ndarray  # int32 [R]
+    starts: np.ndarray  # int32 [R]: position of the row's first token
+    counts: np.ndarray  # int32 [R]: tokens of the row; 1 for decodes
+    samples: np.ndarray  # uint8 [R]: 1: sample a token after the row's last
+    token_ids: np.ndarray  # int32 [sum of counts of the extend rows]
+    page_slots: np.ndarray  # int32 [P]: page updates: page_table[page_slots, page_rows] = page_ids
+    page_rows: np.ndarray  # int32 [P]
+    page_ids: np.ndarray  # int32 [P]
+    prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
+
+
+class StopRank(Struct, frozen=True, tag="stop"):
+    """No more records follow; the rank ends with exit code 0."""
+
+
+ToRank = StartRank | StepPlan | StopRank
+
+# ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
+
+
+class LoadProgress(Struct, frozen=True, tag="progress"):
+    """What a rank is doing while it starts: a phase name and how much of it is done."""
+
+    rank: int
+    phase: str
+    fraction: float
+
+
+class RankReady(Struct, frozen=True, kw_only=True, tag="ready"):
+    """The rank can take steps. Sizes are what it measured."""
+
+    rank: int
+    num_pages: int  # pages this rank can hold; page 0 is its padding page and never used by a plan
+    weights_bytes: int
+    pages_bytes: int
+    device_name: str
+    phases_s: dict[str, float]  # seconds of each start-up phase
+
+
+class RankFailed(Struct, frozen=True, tag="failed"):
+    """The rank cannot start or go on. `is_start_error` marks a message for the user (exit code 2)."""
+
+    rank: int
+    message: str
+    is_start_error: bool
+
+
+class PromptLogprobs(Struct, frozen=True, array_like=True):
+    """Log probabilities of the next tokens of one extend row; `width` alternatives each, row after row."""
+
+    slot: int
+    width: int
+    logprobs: np.ndarray  # float32 [n]; of prompt_targets; NaN where the target is -1
+    top_ids: np.ndarray  # int32 [n * width]
+    top_logprobs: np.ndarray  # float32 [n * width]
+
+
+class StepResult(Struct, frozen=True, array_like=True, tag="result"):
+    """What a step sampled: `N` tokens, one for each row with samples == 1, in row order."""
+
+    step: int
+    token_ids: np.ndarray  # int32 [N]
+    width: int  # alternatives per token: the largest top_logprobs among the step's rows; -1: no logprobs in this step
+    logprobs: np.ndarray  # float32 [N] or empty
+    top_ids: np.ndarray  # int32 [N * width] or empty
+    top_logprobs: np.ndarray  # float32 [N * width] or empty
+    prompt: list[PromptLogprobs]
+    compute_s: float  # seconds that the rank spent on the step
+
+
+FromRank = LoadProgress | RankReady | RankFailed | StepResult

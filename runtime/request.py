@@ -1,0 +1,103 @@
+"""A request (what was asked) and a sequence (its tokens and how far they are computed)."""
+
+from array import array
+from enum import Enum
+from typing import Protocol
+
+from msgspec import Struct
+
+from runtime.errors import RequestError
+from runtime.sampling import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # eos, a stop token or a stop string
+    LENGTH = "length"  # max_new_tokens or the context length
+    ABORT = "abort"  # the client left or asked for it
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so every run can be repeated."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrival_s: float  # monotonic
+
+
+class Sequence:
+    """One of a request's `n` answers: prompt and generated tokens, and the pages that hold their keys and values.
+
+    Invariant: 0 <= cached_len <= computed_len <= len(tokens) + in_flight and len(tokens) <= max_len.
+
+    [0, cached_len)             came from the prefix cache when the sequence was last admitted
+    [cached_len, computed_len)  keys and values written by steps that were submitted since
+    [computed_len, len(tokens)) known tokens still to be computed
+    in_flight                   sampled by submitted steps, not yet known here
+    """
+
+    __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
+                 "in_flight", "pages", "slot", "node", "first_cached_len", "is_finished")
+
+    def __init__(self, id: int, request: Request, index: int, max_len: int) -> None:
+        self.id = id
+        self.request = request
+        self.index = index
+        self.tokens = array("i", request.prompt_ids)
+        self.prompt_len = len(request.prompt_ids)
+        self.max_len = max_len
+        self.cached_len = 0
+        self.computed_len = 0
+        self.in_flight = 0
+        self.pages: list[int] = []
+        self.slot = -1
+        self.node: object | None = None  # deepest locked node of the prefix tree
+        self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
+        self.is_finished = False
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token with its log probability before temperature and penalties, and the alternatives beside it."""
+
+    token_id: int
+    logprob: float | None  # None: the first token of a prompt has none
+    top: list[tuple[int, float]]
+
+
+class Finish(Struct, frozen=True):
+    """How a sequence ended, and what it used."""
+
+    reason: FinishReason
+    matched: str | int | None  # the stop string or token id that ended it; None for eos and length
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Delta(Struct):
+    """What one or more steps added to sequence `index` of a request. The last one of a sequence has `finish` set."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: Finish | None = None
+
+
+class Sink(Protocol):
+    """Where a request's output goes. Called on the event loop, within the step's fan-out: must not block or raise.
+
+    For each of the `n` sequences exactly one Delta has `finish` set, unless `fail` is called: then nothing follows.
+    """
+
+    def push(self, delta: Delta) -> None: ...
+
+    def fail(self, error: RequestError) -> None: ...

@@ -1,0 +1,77 @@
+"""How the next token is chosen: what a client may ask for, with its limits in the types.
+
+Limits that need no model stand in the types; `check` adds those that do (vocabulary, context). It runs at the
+door and again at the scheduler, so that no path around HTTP can bring a number that harms a rank.
+"""
+
+from typing import Annotated as A
+
+from msgspec import Meta, Struct
+
+from runtime.errors import InvalidRequest
+
+MAX_N = 128
+MAX_TOP_LOGPROBS = 1024
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_BIASES = 4096
+
+TokenId = A[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One request's wishes. Names follow the native API; the HTTP layer maps other dialects on them."""
+
+    n: A[int, Meta(ge=1, le=MAX_N)] = 1
+    max_new_tokens: A[int, Meta(ge=1, le=2**31 - 1)] | None = None  # None: up to the context length
+    min_new_tokens: A[int, Meta(ge=0, le=2**31 - 1)] = 0  # stop ids and eos are not sampled before
+    temperature: A[float, Meta(ge=0, le=100)] = 1.0  # 0 is greedy
+    top_p: A[float, Meta(gt=0, le=1)] = 1.0
+    top_k: A[int, Meta(ge=-1, le=2**31 - 1)] = -1  # -1 and 0: the whole vocabulary
+    min_p: A[float, Meta(ge=0, le=1)] = 0.0
+    frequency_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # counts generated tokens
+    presence_penalty: A[float, Meta(ge=-2, le=2)] = 0.0  # counts generated tokens
+    repetition_penalty: A[float, Meta(gt=0, le=10)] = 1.0  # prompt and generated tokens
+    logit_bias: A[dict[TokenId, A[float, Meta(ge=-1000, le=1000)]], Meta(max_length=MAX_BIASES)] = {}
+    seed: A[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: A[tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOPS)] = ()
+    stop_token_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_STOPS)] = ()
+    include_stop: bool = False  # keep the matched stop string or stop token in the output
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: bool = False  # of each output token, before temperature and penalties
+    top_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0  # alternatives beside it
+    prompt_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # None: none; k: with k alternatives
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What the served model and its memory allow."""
+
+    vocab_size: int
+    context_len: int  # tokens of prompt and output together
+    pool_tokens: int  # tokens that the KV pages can hold for one sequence
+
+
+def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
+    """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within `limits`."""
+    vocab = limits.vocab_size
+    if not prompt_ids:
+        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+        raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
+    longest = min(limits.context_len, limits.pool_tokens)
+    if len(prompt_ids) >= longest:
+        raise InvalidRequest(f"the prompt has {len(prompt_ids)} tokens; with at least one token of output the "
+                             f"most this server takes is {longest - 1}", param="prompt")
+    for name, count in (("top_logprobs", params.top_logprobs), ("prompt_logprobs", params.prompt_logprobs or 0)):
+        if count > vocab:
+            raise InvalidRequest(f"{name} is {count}, but the vocabulary has {vocab} tokens", param=name)
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        if any(i >= vocab for i in ids):
+            raise InvalidRequest(f"{name} names a token outside 0..{vocab - 1}", param=name)
+    if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
+        raise InvalidRequest("min_new_tokens is above max_new_tokens", param="min_new_tokens")
