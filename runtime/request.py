@@ -2,7 +2,7 @@
 
 from array import array
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -40,27 +40,38 @@ class Sequence:
     """
 
     __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
-                 "in_flight", "pages", "slot", "node", "first_cached_len", "is_finished")
+                 "in_flight", "pages", "slot", "node", "first_cached_len", "is_finished", "stop_ids")
 
-    def __init__(self, id: int, request: Request, index: int, max_len: int) -> None:
+    def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
         self.id = id
         self.request = request
         self.index = index
         self.tokens = array("i", request.prompt_ids)
         self.prompt_len = len(request.prompt_ids)
         self.max_len = max_len
+        self.stop_ids = stop_ids  # the model's eos among them, unless ignored
         self.cached_len = 0
         self.computed_len = 0
         self.in_flight = 0
         self.pages: list[int] = []
         self.slot = -1
-        self.node: object | None = None  # deepest locked node of the prefix tree
+        self.node: Any = None  # cache.prefix.Node: deepest locked node of the prefix tree
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
         self.is_finished = False
 
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a submitted step has computed the prompt, so that its first own token exists or is in flight."""
+        return len(self.tokens) + self.in_flight > self.prompt_len
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Asked for, and not given yet."""
+        return self.request.params.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -1,0 +1,106 @@
+"""The KV cache as the scheduler sees it: pages for a sequence, shared with others where the tokens are the same.
+
+A sequence's pages, by page-table row:
+
+    [0, node.depth)           owned by the prefix tree, locked through `sequence.node`
+    [node.depth, len(pages))  owned by the sequence alone
+
+Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in the order of
+submission, and store a step's keys and values before they attend: a page published by step n is written when step n or any
+later one reads it, and a page released now is reused by a later step only.
+"""
+
+from runtime.cache.pages import PagePool
+from runtime.cache.prefix import PrefixTree
+from runtime.request import Sequence
+
+class KVCache:
+    """Pages and prefixes together. `shares` False keeps every page private (no prefix cache)."""
+
+    def __init__(self, num_pages: int, page_size: int, *, shares: bool = True) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.tree = PrefixTree(page_size)
+        self.shares = shares
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had now, free or evictable."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    @property
+    def num_used(self) -> int:
+        return self.pool.num_pages - self.pool.num_free
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def admit(self, sequence: Sequence, *, reserve: int, use_prefix: bool) -> bool:
+        """Takes pages for all known tokens and the next one; `reserve` pages must remain available. False: no room, nothing taken.
+
+        Sets the sequence's pages, node, cached_len and computed_len.
+        """
+        known = len(sequence.tokens)
+        node = self.tree.root
+        if use_prefix and self.shares:
+            # at least one token must be computed: its logits are needed
+            node = self.tree.match(memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+        self.tree.lock(node)
+        missing = self.pages_for(known + 1 if known < sequence.max_len else known) - node.depth
+        if missing + reserve > self.num_available:
+            self.tree.unlock(node)
+            return False
+        sequence.node = node
+        sequence.pages = self.tree.path(node) + self._take(missing)
+        sequence.cached_len = sequence.computed_len = node.depth * self.page_size
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """One more page for the sequence. False: none to be had."""
+        if self.num_available == 0:
+            return False
+        sequence.pages += self._take(1)
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Shares the sequence's full pages of known, computed tokens, up to the first that the tree has from somebody else."""
+        if self.shares:
+            self._publish(sequence, None)
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence stops running: shared pages stay in the tree for others, private ones become free."""
+        spare: list[int] = []
+        if self.shares:
+            self._publish(sequence, spare)
+        assert sequence.node is not None
+        self.pool.release(spare + sequence.pages[sequence.node.depth:])
+        self.tree.unlock(sequence.node)
+        sequence.pages = []
+        sequence.node = None
+
+    def flush(self) -> int:
+        """Empties the prefix cache of all that no sequence uses. -> pages freed"""
+        pages = self.tree.evict(self.tree.num_evictable)
+        self.pool.release(pages)
+        return len(pages)
+
+    def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
+        """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:
+        a running sequence's page table is not changed behind its steps."""
+        node, size = sequence.node, self.page_size
+        assert node is not None
+        for row in range(node.depth, min(sequence.computed_len, len(sequence.tokens)) // size):
+            key = sequence.tokens[row * size:(row + 1) * size].tobytes()
+            page = sequence.pages[row]
+            if key in node.children:
+                if spare is None:
+                    break
+                spare.append(page)
+            node = self.tree.extend(node, key, page)
+            sequence.pages[row] = node.page
+        sequence.node = node
+
+    def _take(self, count: int) -> list[int]:
+        if (short := count - self.pool.num_free) > 0:
+            self.pool.release(self.tree.evict(short))
+        return self.pool.allocate(count)

@@ -1,0 +1,95 @@
+"""Collects the rows of one step and packs them as a StepPlan."""
+
+import numpy as np
+
+from runtime.messages import Admit, SlotSampling, StepPlan
+from runtime.request import Sequence
+
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
+_MASK64 = (1 << 64) - 1
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The int64 seed of the `index`-th sequence of a request; the first one keeps the request's own."""
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK64
+    return mixed - (1 << 64) if mixed >> 63 else mixed
+
+
+def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
+    """What the ranks must know to sample for this sequence."""
+    p = sequence.request.params
+    stop_ids = [] if p.min_new_tokens == 0 else [*p.stop_token_ids, *(() if p.ignore_eos else eos_ids)]
+    return SlotSampling(
+        temperature=p.temperature, top_p=p.top_p, top_k=max(p.top_k, 0), min_p=p.min_p,
+        frequency_penalty=p.frequency_penalty, presence_penalty=p.presence_penalty, repetition_penalty=p.repetition_penalty,
+        seed=sequence_seed(sequence.request.seed, sequence.index),
+        bias_ids=list(p.logit_bias), bias_values=list(p.logit_bias.values()),
+        stop_ids=stop_ids, min_len=sequence.prompt_len + p.min_new_tokens,
+        top_logprobs=p.top_logprobs if p.logprobs else -1,
+        prompt_logprobs=p.prompt_logprobs if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None else -1)
+
+
+class StepBuilder:
+    """Rows in the order in which they will stand in the plan: decodes, then extends."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []  # one per row
+        self.sampled: list[Sequence] = []  # those whose row samples, in row order
+        self.num_decodes = 0
+        self._slots: list[int] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._samples: list[int] = []
+        self._tokens: list[np.ndarray] = []
+        self._targets: list[np.ndarray] = []
+        self._admits: list[Admit] = []
+        self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
+
+    def admit(self, sequence: Sequence, eos_ids: tuple[int, ...]) -> None:
+        """`sequence` takes its slot, with all the pages it has."""
+        has_history = sequence.request.params.has_penalties
+        history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
+        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history))
+        self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
+
+    def set_page(self, slot: int, row: int, page: int) -> None:
+        self._pages.append((slot, row, page))
+
+    def add_decodes(self, sequences: list[Sequence], starts: list[int]) -> None:
+        """One row each; computes the token at `starts`, the last one sampled."""
+        count = len(sequences)
+        self.num_decodes = count
+        self.sequences += sequences
+        self.sampled += sequences
+        self._slots += [s.slot for s in sequences]
+        self._starts += starts
+        self._counts += [1] * count
+        self._samples += [1] * count
+
+    def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
+        """A row of `count` known tokens from `start`; samples if they are the last known ones."""
+        stop = start + count
+        is_last = stop == len(sequence.tokens)
+        self.sequences.append(sequence)
+        self._slots.append(sequence.slot)
+        self._starts.append(start)
+        self._counts.append(count)
+        self._samples.append(int(is_last))
+        if is_last:
+            self.sampled.append(sequence)
+        self._tokens.append(np.array(sequence.tokens[start:stop], dtype=np.int32))
+        if sequence.wants_prompt_logprobs:
+            targets = np.full(count, -1, dtype=np.int32)
+            known = sequence.tokens[start + 1:stop + 1]
+            targets[:len(known)] = known
+            self._targets.append(targets)
+
+    def build(self, step: int) -> StepPlan:
+        slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
+        return StepPlan(
+            step, self.num_decodes, self._admits,
+            np.array(self._slots, dtype=np.int32), np.array(self._starts, dtype=np.int32),
+            np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
+            np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
+            np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS)

@@ -1,0 +1,59 @@
+"""Log probabilities out of a StepResult's flat arrays."""
+
+import numpy as np
+from msgspec import Struct
+
+from runtime.messages import PromptLogprobs, StepResult
+from runtime.request import Sequence, TokenLogprob
+
+
+def of_row(result: StepResult, row: int, count: int) -> TokenLogprob:
+    """The sampled token of `row` with `count` alternatives."""
+    return TokenLogprob(int(result.token_ids[row]), float(result.logprobs[row]),
+                        _top(result.top_ids, result.top_logprobs, row, result.width, count))
+
+
+class PromptPart(Struct, frozen=True):
+    """The prompt log probabilities that one extend row will bring: those of `targets`, to be added to `collected`."""
+
+    sequence: Sequence
+    targets: list[int]
+    is_last: bool
+    collected: list[TokenLogprob]
+
+
+class PromptCollector:
+    """Puts the prompt's log probabilities together, chunk by chunk, for sequences that asked for them."""
+
+    def __init__(self) -> None:
+        self._collected: dict[int, list[TokenLogprob]] = {}  # by sequence id
+
+    def expect(self, sequence: Sequence, start: int, count: int) -> PromptPart:
+        """The next `count` tokens of the prompt are planned."""
+        collected = self._collected.setdefault(sequence.id, [TokenLogprob(sequence.tokens[0], None, [])])
+        targets = sequence.tokens[start + 1:start + count + 1].tolist()
+        return PromptPart(sequence, targets, start + count == sequence.prompt_len, collected)
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence ended, or starts over: what is still in flight for it counts no more."""
+        self._collected.pop(sequence.id, None)
+
+    def take(self, parts: list[PromptLogprobs], expected: dict[int, PromptPart]) -> dict[int, list[TokenLogprob]]:
+        """A step's parts, expected by slot. -> the prompts that are complete now, by sequence id"""
+        complete: dict[int, list[TokenLogprob]] = {}
+        for part in parts:
+            plan = expected[part.slot]
+            sequence = plan.sequence
+            count = sequence.request.params.prompt_logprobs or 0
+            plan.collected.extend(
+                TokenLogprob(token, float(part.logprobs[i]), _top(part.top_ids, part.top_logprobs, i, part.width, count))
+                for i, token in enumerate(plan.targets))
+            if plan.is_last and self._collected.get(sequence.id) is plan.collected:
+                complete[sequence.id] = self._collected.pop(sequence.id)
+        return complete
+
+
+def _top(ids: np.ndarray, values: np.ndarray, row: int, width: int, count: int) -> list[tuple[int, float]]:
+    start = row * width
+    stop = start + min(count, width)
+    return list(zip(ids[start:stop].tolist(), values[start:stop].tolist(), strict=True))

@@ -1,0 +1,122 @@
+"""What runs next: a pure state machine from requests and step results to step plans.
+
+Knows nothing of tasks, channels, rings or torch. The actor around it (actors/scheduler.py) calls `add`, `abort` and `end` as messages
+come, `plan` when a step may be submitted, `apply` when a step's result is there. Results come in the order of the plans.
+Several plans may be in flight: a plan counts on tokens that it has not seen.
+"""
+
+from collections import deque
+
+from msgspec import Struct
+
+from runtime.cache.kv import KVCache
+from runtime.messages import Ended, StepPlan, StepResult, StepTokens
+from runtime.request import FinishReason, Request, Sequence, TokenLogprob
+from runtime.scheduling import logprobs
+from runtime.scheduling.planner import Flight, Planner
+from runtime.scheduling.roster import Roster
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True):
+    """What the scheduler must know of the options and of the ranks."""
+
+    max_running: int  # slots
+    max_step_tokens: int  # known tokens that one step may compute
+    max_len: int  # longest sequence in tokens
+    page_size: int
+    num_pages: int  # of the smallest rank, padding page included
+    eos_ids: tuple[int, ...]
+    shares_prefixes: bool = True
+
+    @property
+    def pool_tokens(self) -> int:
+        return (self.num_pages - 1) * self.page_size
+
+
+class Scheduler:
+    """Sequences on their way: waiting -> extending -> decoding -> ended."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.cache = KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
+        self.roster = Roster(self.cache, config.max_running)
+        self.generated_tokens = 0
+        self._prompts = logprobs.PromptCollector()
+        self._planner = Planner(self.roster, self._prompts, max_step_tokens=config.max_step_tokens, eos_ids=config.eos_ids)
+        self.totals = self._planner.totals
+        self._max_len = min(config.max_len, config.pool_tokens)
+        self._flights: deque[Flight] = deque()
+        self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
+        self._next_id = 0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flights)
+
+    def add(self, request: Request) -> list[int]:
+        """Queues the request's `n` sequences. -> their ids"""
+        params = request.params
+        longest = self._max_len
+        if params.max_new_tokens is not None:
+            longest = min(longest, len(request.prompt_ids) + params.max_new_tokens)
+        stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids))
+        sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
+        self._next_id += params.n
+        self.roster.join(request, sequences)
+        return [s.id for s in sequences]
+
+    def abort(self, request_id: str) -> None:
+        """Ends all sequences of a request; what they hold is free for the next plan. Unknown requests are ignored."""
+        for sequence in list(self.roster.siblings(request_id)):
+            if not sequence.is_finished:
+                self._end(sequence, FinishReason.ABORT, None, self._ended)
+
+    def end(self, sequence_ids: list[int]) -> None:
+        """Ends sequences whose text is complete (a stop string was found). Unknown ids have ended already."""
+        for sequence_id in sequence_ids:
+            if (sequence := self.roster.live.get(sequence_id)) is not None:
+                self._end(sequence, FinishReason.STOP, None, [])
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to compute now."""
+        planned = self._planner.plan()
+        if planned is None:
+            return None
+        plan, flight = planned
+        self._flights.append(flight)
+        return plan
+
+    def apply(self, result: StepResult) -> StepTokens:
+        """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
+        flight = self._flights.popleft()
+        assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
+        ids: list[int] = []
+        tokens: list[int] = []
+        ended = self.take_ended()
+        row_logprobs: dict[int, TokenLogprob] = {}
+        prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
+        for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
+            sequence.in_flight -= 1
+            if sequence.is_finished:
+                continue
+            sequence.tokens.append(token)
+            ids.append(sequence.id)
+            tokens.append(token)
+            if result.width >= 0 and sequence.request.params.logprobs:
+                row_logprobs[sequence.id] = logprobs.of_row(result, row, sequence.request.params.top_logprobs)
+            if token in sequence.stop_ids:
+                self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
+            elif len(sequence.tokens) >= sequence.max_len:
+                self._end(sequence, FinishReason.LENGTH, None, ended)
+        self.generated_tokens += len(tokens)
+        return StepTokens(ids, tokens, ended, row_logprobs, prompts)
+
+    def take_ended(self) -> list[Ended]:
+        """Sequences that ended since the last result."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
+        self._prompts.drop(sequence)
+        self.roster.end(sequence)
+        ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0)))

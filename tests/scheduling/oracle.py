@@ -1,0 +1,91 @@
+"""A rank that computes nothing but remembers everything: the judge of plans.
+
+Its "keys and values" are the tokens themselves, written to pages as a real rank would. The next token is a hash of what the
+row finds through its page table, so a wrong page, a stale page or a missing token changes the output.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from runtime.messages import PromptLogprobs, StepPlan, StepResult
+
+VOCAB = 50
+
+
+def next_token(tokens: list[int]) -> int:
+    return blake2b(bytes(tokens), digest_size=4).digest()[0] % VOCAB
+
+
+def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
+    """What must come out, whatever the schedule."""
+    tokens = list(prompt)
+    while len(tokens) < max_len:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in stop_ids:
+            break
+    return tokens[len(prompt):]
+
+
+class OracleRank:
+    """Executes plans in order; raises AssertionError on a plan that no rank could run."""
+
+    def __init__(self, num_pages: int, page_size: int, max_slots: int) -> None:
+        self.page_size = page_size
+        self.pages = np.full((num_pages, page_size), -1)
+        self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
+        self.last_token = np.full(max_slots, -1)
+        self.prompt_logprobs = np.full(max_slots, -1)
+        self.step = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.step == self.step + 1
+        self.step = plan.step
+        for admit in plan.admits:
+            self.table[admit.slot] = 0
+            self.last_token[admit.slot] = -1
+            self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
+        self.table[plan.page_slots, plan.page_rows] = plan.page_ids
+        assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot stands in two rows"
+        self._store(plan)
+        sampled = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
+        return StepResult(plan.step, np.array(sampled, dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
+                          self._prompt_parts(plan), 0.0)
+
+    def _store(self, plan: StepPlan) -> None:
+        written: set[tuple[int, int]] = set()
+        known = iter(plan.token_ids.tolist())
+        for row, (slot, start, count) in enumerate(zip(plan.slots, plan.starts, plan.counts, strict=True)):
+            if row < plan.num_decodes:
+                assert count == 1 and plan.samples[row] and self.last_token[slot] >= 0
+                tokens = [self.last_token[slot]]
+            else:
+                tokens = [next(known) for _ in range(count)]
+            for position, token in enumerate(tokens, start=start):
+                place = (self.table[slot, position // self.page_size], position % self.page_size)
+                assert place[0] > 0, "the padding page is written"
+                assert place not in written, "two rows write one place"
+                written.add(place)
+                self.pages[place] = token
+        assert next(known, None) is None, "tokens left over"
+
+    def _context(self, slot: int, length: int) -> list[int]:
+        rows = self.table[slot, :-(-length // self.page_size)]
+        return self.pages[rows].reshape(-1)[:length].tolist()
+
+    def _sample(self, row: int, plan: StepPlan) -> int:
+        slot = plan.slots[row]
+        context = self._context(slot, plan.starts[row] + plan.counts[row])
+        assert min(context) >= 0, "a row reads what nobody wrote"
+        self.last_token[slot] = next_token(context)
+        return int(self.last_token[slot])
+
+    def _prompt_parts(self, plan: StepPlan) -> list[PromptLogprobs]:
+        parts, at = [], 0
+        for row in range(plan.num_decodes, len(plan.slots)):
+            if self.prompt_logprobs[plan.slots[row]] >= 0:
+                targets = plan.prompt_targets[at:at + plan.counts[row]]
+                at += plan.counts[row]
+                parts.append(PromptLogprobs(int(plan.slots[row]), 0, -targets.astype(np.float32), np.zeros(0), np.zeros(0)))
+        assert at == len(plan.prompt_targets)
+        return parts

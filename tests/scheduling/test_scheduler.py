@@ -1,0 +1,226 @@
+from collections import Counter, deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from runtime.messages import StepTokens
+from runtime.request import FinishReason, Request
+from runtime.sampling import SamplingParams
+from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from tests.scheduling.oracle import OracleRank, generate
+
+EOS = 7
+
+
+class World:
+    """A scheduler, a rank and what the clients have seen."""
+
+    def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
+                 shares: bool = True) -> None:
+        self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=200, page_size=page_size,
+                                      num_pages=num_pages, eos_ids=(EOS,), shares_prefixes=shares)
+        self.scheduler = Scheduler(self.config)
+        self.rank = OracleRank(num_pages, page_size, max_running)
+        self.depth = depth
+        self.results: deque = deque()
+        self.seen: dict[int, list[int]] = {}
+        self.ends: Counter[int] = Counter()
+        self.reasons: dict[int, FinishReason] = {}
+        self.prompts: dict[int, list] = {}
+        self.requests: dict[int, Request] = {}
+        self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
+
+    def add(self, prompt: list[int], **params: object) -> list[int]:
+        request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0)
+        ids = self.scheduler.add(request)
+        for i in ids:
+            self.seen[i] = []
+            self.requests[i] = request
+        return ids
+
+    def submit(self) -> bool:
+        if len(self.results) >= self.depth or (plan := self.scheduler.plan()) is None:
+            return False
+        self.results.append(self.rank.execute(plan))
+        return True
+
+    def receive(self) -> None:
+        self.take(self.scheduler.apply(self.results.popleft()))
+
+    def take(self, step: StepTokens) -> None:
+        for i, token in zip(step.sequence_ids, step.token_ids, strict=True):
+            assert not self.ends[i] and i not in self.quiet
+            self.seen[i].append(token)
+        self.prompts |= step.prompt_logprobs
+        for end in step.ended:
+            self.ends[end.sequence_id] += 1
+            self.reasons[end.sequence_id] = end.reason
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            while self.submit():
+                pass
+            if not self.results:
+                break
+            self.receive()
+        self.take(StepTokens([], [], self.scheduler.take_ended(), {}, {}))
+        self.check_idle()
+
+    def expected(self, i: int) -> list[int]:
+        request = self.requests[i]
+        params = request.params
+        stop = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+        longest = min(self.config.max_len, self.config.pool_tokens)
+        if params.max_new_tokens:
+            longest = min(longest, len(request.prompt_ids) + params.max_new_tokens)
+        return generate(request.prompt_ids, stop, longest)
+
+    def check_pages(self) -> None:
+        """No page is owned twice, none is lost."""
+        cache = self.scheduler.cache
+        owned = Counter(cache.pool._free)
+        nodes, evictable = [cache.tree.root], 0
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            if node is not cache.tree.root:
+                owned[node.page] += 1
+                evictable += node.locks == 0
+        for sequence in self.scheduler.roster.live.values():
+            if sequence.node is not None:
+                assert cache.tree.path(sequence.node) == sequence.pages[:sequence.node.depth]
+                owned.update(sequence.pages[sequence.node.depth:])
+        assert owned == Counter(range(1, self.config.num_pages))
+        assert evictable == cache.tree.num_evictable
+
+    def check_idle(self) -> None:
+        self.check_pages()
+        roster = self.scheduler.roster
+        assert not roster.live and not roster.num_running and not roster.waiting and not self.scheduler.num_in_flight
+        assert self.scheduler.cache.num_used == self.scheduler.cache.tree.num_pages == self.scheduler.cache.tree.num_evictable
+        assert all(self.ends[i] == 1 for i in self.seen if i not in self.quiet)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("page_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("shares", [True, False])
+def test_output_does_not_depend_on_the_schedule(depth: int, page_size: int, chunk: int, shares: bool) -> None:
+    world = World(depth=depth, page_size=page_size, num_pages=1 + 48 // page_size, chunk=chunk, shares=shares)
+    ids = [i for k in range(7) for i in world.add([1, 2, 3, 4, 5, 6, k % 3, 8] * (1 + k % 2), max_new_tokens=10 + k,
+                                                  ignore_eos=k % 2 == 0, n=1 + k % 2)]
+    world.run()
+    for i in ids:
+        assert world.seen[i] == world.expected(i)
+
+
+def test_preemption_loses_nothing() -> None:
+    world = World(num_pages=9, page_size=4, max_running=4)
+    ids = [world.add([k, 1, 2, 3, 4], max_new_tokens=20, ignore_eos=True)[0] for k in range(4)]
+    world.run()
+    assert world.scheduler.totals.preemptions > 0
+    assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
+
+
+def test_a_second_request_finds_the_prefix() -> None:
+    world = World(num_pages=40)
+    world.add(list(range(20, 40)), max_new_tokens=2)
+    world.run()
+    (second,) = world.add(list(range(20, 40)), max_new_tokens=2)
+    world.run()
+    assert world.scheduler.totals.cached_tokens == 16  # the last page is not full of prompt tokens but one must be computed
+    assert world.seen[second] == world.expected(second)
+
+
+def test_siblings_share_their_prompt() -> None:
+    world = World(num_pages=40, chunk=8)
+    ids = world.add(list(range(20, 37)), n=4, max_new_tokens=3)
+    world.run()
+    assert world.scheduler.totals.cached_tokens == 3 * 16
+    assert all(world.seen[i] == world.expected(i) for i in ids)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_prompt_logprobs_cover_the_prompt(chunk: int) -> None:
+    world = World(num_pages=40, chunk=chunk)
+    prompt = [5, 6, 8, 9, 10, 11, 12]
+    world.add(prompt, max_new_tokens=2, ignore_eos=True)
+    world.run()
+    (i,) = world.add(prompt, max_new_tokens=2, prompt_logprobs=0, ignore_eos=True)
+    world.run()
+    assert [t.token_id for t in world.prompts[i]] == prompt
+    assert [t.logprob for t in world.prompts[i]] == [None, *(-float(t) for t in prompt[1:])]
+
+
+def test_reasons_and_matches() -> None:
+    world = World(num_pages=60)
+    (length,) = world.add([1, 2], max_new_tokens=3, ignore_eos=True)
+    (stop,) = world.add([1, 2], stop_token_ids=tuple(range(0, 50)))
+    world.run()
+    assert world.reasons == {length: FinishReason.LENGTH, stop: FinishReason.STOP}
+    assert len(world.seen[length]) == 3 and len(world.seen[stop]) == 1
+
+
+class Machine(RuleBasedStateMachine):
+    """Random arrivals, aborts, stops, submissions and results, against the oracle."""
+
+    @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans())
+    def begin(self, depth: int, page_size: int, chunk: int, shares: bool) -> None:
+        self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares)
+
+    @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
+          prompt_logprobs=st.booleans())
+    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool) -> None:
+        self.world.add(([head] * 6 + [1, 2, 3, 4] * 5)[:length], n=n, max_new_tokens=new, ignore_eos=not eos,
+                       prompt_logprobs=0 if prompt_logprobs else None)
+
+    @rule()
+    def submit(self) -> None:
+        self.world.submit()
+
+    @precondition(lambda self: self.world.results)
+    @rule()
+    def receive(self) -> None:
+        self.world.receive()
+
+    @precondition(lambda self: self.world.scheduler.roster.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        live = self.world.scheduler.roster.live
+        self.world.scheduler.abort(live[data.draw(st.sampled_from(sorted(live)))].request.id)
+
+    @precondition(lambda self: self.world.scheduler.roster.live)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        i = data.draw(st.sampled_from(sorted(self.world.scheduler.roster.live)))
+        self.world.quiet.add(i)
+        self.world.scheduler.end([i])
+
+    @rule()
+    def flush(self) -> None:
+        self.world.scheduler.cache.flush()
+
+    @invariant()
+    def pages_add_up(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check_pages()
+            for sequence in self.world.scheduler.roster.live.values():
+                assert 0 <= sequence.cached_len <= sequence.computed_len <= len(sequence.tokens) + sequence.in_flight
+                assert len(sequence.tokens) <= sequence.max_len
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        for i, tokens in self.world.seen.items():
+            expected = self.world.expected(i)
+            complete = self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
+            assert tokens == (expected if complete else expected[:len(tokens)])
+            if complete and self.world.requests[i].params.prompt_logprobs is not None:
+                assert [t.token_id for t in self.world.prompts[i]] == self.world.requests[i].prompt_ids
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
