@@ -37,6 +37,7 @@ class Planner:
         self.max_step_tokens = max_step_tokens
         self.eos_ids = eos_ids
         self.totals = Totals()
+        self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
 
     def plan(self) -> tuple[StepPlan, Flight] | None:
         """The next step, or None when there is nothing to compute now."""
@@ -94,6 +95,7 @@ class Planner:
                 return
             if sequence.first_cached_len < 0:
                 sequence.first_cached_len = sequence.cached_len
+                self.admitted.append(sequence.id)
                 self.totals.prompt_tokens += sequence.prompt_len
                 self.totals.cached_tokens += sequence.cached_len
             builder.admit(sequence, self.eos_ids)

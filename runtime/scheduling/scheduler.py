@@ -111,6 +111,11 @@ class Scheduler:
         self.generated_tokens += len(tokens)
         return StepTokens(ids, tokens, ended, row_logprobs, prompts)
 
+    def take_admitted(self) -> list[int]:
+        """Ids of sequences that were admitted for the first time since the last call."""
+        admitted, self._planner.admitted = self._planner.admitted, []
+        return admitted
+
     def take_ended(self) -> list[Ended]:
         """Sequences that ended since the last result."""
         ended, self._ended = self._ended, []

@@ -1,0 +1,131 @@
+"""A closed-loop streaming client for benches: keeps `streams` requests in flight, stamps every event, decodes nothing while it times.
+
+Raw sockets on purpose: the client shares two cores with what it measures.
+"""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import uvloop
+from msgspec import Struct
+
+HZ = os.sysconf("SC_CLK_TCK")
+
+
+class Run(Struct):
+    """What one run of the client saw."""
+
+    streams: int
+    requests: int
+    tokens: int
+    wall_s: float
+    server_cpu_s: float
+    client_cpu_s: float
+    ttft_ms: dict[str, float]
+    itl_ms: dict[str, float]
+
+    @property
+    def figures(self) -> dict[str, object]:
+        return {"streams": self.streams, "requests": self.requests, "tokens": self.tokens,
+                "tokens_per_s": round(self.tokens / self.wall_s),
+                "server_cpu_us_per_token": round(self.server_cpu_s / self.tokens * 1e6, 2),
+                "client_cpu_us_per_token": round(self.client_cpu_s / self.tokens * 1e6, 2),
+                "ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms}
+
+
+class Stream(asyncio.Protocol):
+    """One request on one connection: counts events, keeps the time of each read."""
+
+    def __init__(self, request: bytes, done: "asyncio.Future[Stream]") -> None:
+        self.request = request
+        self.done = done
+        self.reads: list[tuple[float, int]] = []
+        self.tail = b""
+        self.head = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.begin = time.perf_counter()
+        transport.write(self.request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        if not self.head:
+            self.head = data[:64]
+        self.reads.append((time.perf_counter(), data.count(b"data: ")))
+        self.tail = (self.tail + data)[-32:]
+        if self.tail.endswith(b"0\r\n\r\n"):
+            self.transport.close()
+            if not self.done.done():
+                self.done.set_result(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError(f"stream ended early: {self.head!r} ... {self.tail!r}"))
+
+
+def tree_cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all its descendants (proc(5))."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
+    total, todo = 0, [pid]
+    while todo:
+        this = todo.pop()
+        total += ticks.get(this, 0)
+        todo += children.get(this, [])
+    return total / HZ
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """p50, p90 and p99 in milliseconds."""
+    ordered = sorted(values)
+    return {f"p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)] * 1e3, 3) for p in (50, 90, 99)} if ordered else {}
+
+
+def request_bytes(port: int, path: str, body: dict[str, object]) -> bytes:
+    payload = json.dumps(body).encode()
+    return (f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(payload)}\r\n\r\n").encode() + payload
+
+
+async def _drive(port: int, streams: int, bodies: list[tuple[str, dict[str, object]]]) -> list[Stream]:
+    loop = asyncio.get_running_loop()
+    todo = iter([request_bytes(port, path, body) for path, body in bodies])
+    finished: list[Stream] = []
+
+    async def worker() -> None:
+        for request in todo:
+            done: asyncio.Future[Stream] = loop.create_future()
+            await loop.create_connection(lambda r=request, d=done: Stream(r, d), "127.0.0.1", port)  # type: ignore[misc]
+            finished.append(await done)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(streams):
+            tasks.create_task(worker())
+    return finished
+
+
+def run(port: int, server_pid: int, *, streams: int, bodies: list[tuple[str, dict[str, object]]], tokens_each: int) -> Run:
+    """Sends `bodies` with `streams` in flight. Every answer has `tokens_each` tokens."""
+    cpu, own, begin = tree_cpu_s(server_pid), time.process_time(), time.perf_counter()
+    finished = uvloop.run(_drive(port, streams, bodies))
+    wall, own = time.perf_counter() - begin, time.process_time() - own
+    cpu = tree_cpu_s(server_pid) - cpu
+    gaps: list[float] = []
+    first: list[float] = []
+    for stream in finished:
+        events = [(at, n) for at, n in stream.reads if n]
+        first.append(events[0][0] - stream.begin)
+        for (before, _), (at, n) in zip(events, events[1:]):
+            gaps += [(at - before) / n] * n
+    return Run(streams, len(finished), tokens_each * len(finished), wall, cpu, own, percentiles(first), percentiles(gaps))

@@ -1,0 +1,187 @@
+"""The scheduler actor with the oracle rank behind it: messages in, messages out."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from runtime.actors.scheduler import SchedulerActor
+from runtime.channels import Channel
+from runtime.errors import RankDied
+from runtime.messages import Abort, Arrive, Opened, Refused, StepPlan, StepResult, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.metrics import Metrics
+from runtime.metrics.meter import Meter
+from runtime.request import FinishReason, Request
+from runtime.sampling import Limits, SamplingParams
+from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from tests.scheduling.oracle import VOCAB, OracleRank, generate
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeRanks:
+    """Runs plans when told to, with room for `room` of them."""
+
+    def __init__(self, room: int = 8) -> None:
+        self.rank = OracleRank(64, 4, 8)
+        self.room = room
+        self.died: RankDied | None = None
+        self.plans: list[StepPlan] = []
+        self._done: list[StepResult] = []
+        self._wake: Callable[[], None] = lambda: None
+
+    def submit(self, plan: StepPlan) -> bool:
+        if len(self.plans) >= self.room:
+            return False
+        self.plans.append(plan)
+        return True
+
+    def results(self) -> list[StepResult]:
+        done, self._done = self._done, []
+        return done
+
+    def set_wake(self, wake: Callable[[], None] | None) -> None:
+        self._wake = wake or (lambda: None)
+
+    def step(self) -> None:
+        """One step runs."""
+        self._done.append(self.rank.execute(self.plans.pop(0)))
+        self._wake()
+
+
+class Bench:
+    """The actor, its channels and what came out."""
+
+    def __init__(self, ranks: FakeRanks, depth: int) -> None:
+        config = SchedulerConfig(max_running=8, max_step_tokens=32, max_len=100, page_size=4, num_pages=64, eos_ids=(7,))
+        self.ranks = ranks
+        self.inbox = Channel[ToScheduler](100)
+        self.outbox = Channel[ToDetokenizer](1000)
+        self.metrics = Metrics()
+        self.actor = SchedulerActor(Scheduler(config), ranks, self.inbox, self.outbox, depth=depth, meter=Meter(self.metrics),
+                                    limits=Limits(vocab_size=VOCAB, context_len=100, pool_tokens=252))
+        self.seen: list[ToDetokenizer] = []
+
+    async def settle(self) -> None:
+        await anyio.wait_all_tasks_blocked()
+        if self.outbox.statistics.waiting:
+            self.seen += await self.outbox.drain()
+
+    def close(self) -> None:
+        self.inbox.discard()
+        self.outbox.discard()
+
+    async def run_all(self) -> None:
+        await self.settle()
+        while self.ranks.plans:
+            self.ranks.step()
+            await self.settle()
+
+    def tokens(self, sequence_id: int) -> list[int]:
+        return [t for m in self.seen if isinstance(m, StepTokens)
+                for i, t in zip(m.sequence_ids, m.token_ids, strict=True) if i == sequence_id]
+
+    def ends(self) -> dict[int, FinishReason]:
+        return {e.sequence_id: e.reason for m in self.seen if isinstance(m, StepTokens) for e in m.ended}
+
+
+@asynccontextmanager
+async def bench(ranks: FakeRanks | None = None, depth: int = 2) -> AsyncIterator[Bench]:
+    it = Bench(ranks or FakeRanks(), depth)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(it.actor.run)
+        try:
+            yield it
+        finally:
+            tasks.cancel_scope.cancel()
+            it.close()
+
+
+def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> Request:
+    return Request(id=name, prompt_ids=list(prompt), params=SamplingParams(**{"ignore_eos": True, **params}), seed=1, arrival_s=0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_tokens_come_out_in_order(depth: int) -> None:
+    async with bench(depth=depth) as b:
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=6)))
+        await b.run_all()
+        assert isinstance(b.seen[0], Opened) and b.seen[0].sequence_ids == [0]
+        assert b.tokens(0) == generate([1, 2, 3], set(), 9)
+        assert b.ends() == {0: FinishReason.LENGTH}
+        assert b.metrics.ttft_s.counts != b.metrics.itl_s.counts and sum(b.metrics.itl_s.counts) == 5
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_no_more_than_depth_steps_in_flight(depth: int) -> None:
+    async with bench(depth=depth) as b:
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=20)))
+        await b.settle()
+        assert len(b.ranks.plans) == depth
+        b.ranks.step()
+        await b.settle()
+        assert len(b.ranks.plans) == depth
+
+
+async def test_a_full_ring_loses_nothing() -> None:
+    async with bench(FakeRanks(room=1), depth=3) as b:
+        for k in range(5):
+            b.inbox.send_nowait(Arrive(request(f"r{k}", prompt=(k + 1, 2), max_new_tokens=9)))
+        await b.run_all()
+        assert [b.tokens(k) for k in range(5)] == [generate([k + 1, 2], set(), 11) for k in range(5)]
+
+
+async def test_abort_frees_pages_within_two_steps() -> None:
+    async with bench() as b:
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=50)))
+        await b.settle()
+        b.ranks.step()
+        await b.settle()
+        b.inbox.send_nowait(Abort("r"))
+        await b.settle()
+        assert b.actor.scheduler.roster.num_running == 0
+        await b.run_all()
+        assert b.ends() == {0: FinishReason.ABORT} and b.ranks.rank.step <= 3
+        cache = b.actor.scheduler.cache
+        assert cache.num_used == cache.tree.num_evictable
+
+
+async def test_abort_before_anything_runs_is_told() -> None:
+    async with bench(FakeRanks(room=0)) as b:
+        b.inbox.send_nowait(Arrive(request()))
+        b.inbox.send_nowait(Abort("r"))
+        b.inbox.send_nowait(Abort("unknown"))
+        await b.settle()
+        assert b.ends() == {0: FinishReason.ABORT}
+
+
+async def test_a_stopped_sequence_runs_no_more() -> None:
+    async with bench() as b:
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=50)))
+        await b.settle()
+        b.inbox.send_nowait(Stopped([0]))
+        await b.run_all()
+        assert b.ends() == {} and b.ranks.rank.step == 2 and b.metrics.finished["stop"] == 1
+
+
+async def test_the_scheduler_checks_again() -> None:
+    async with bench() as b:
+        b.inbox.send_nowait(Arrive(request(prompt=(VOCAB,))))
+        b.inbox.send_nowait(Arrive(request("long", prompt=(1,) * 100)))
+        await b.settle()
+        assert [(m.request_id, m.status, m.param) for m in b.seen if isinstance(m, Refused)] == [
+            ("r", 400, "input_ids"), ("long", 400, "prompt")]
+
+
+async def test_a_dead_rank_ends_the_actor() -> None:
+    ranks = FakeRanks()
+    it = Bench(ranks, 2)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(it.actor.run)
+            await it.settle()
+            ranks.died = RankDied(0, -9)
+            ranks._wake()
+    it.close()
+    assert caught.group_contains(RankDied)
