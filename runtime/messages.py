@@ -104,6 +104,7 @@ class StepTokens(Struct, frozen=True, tag=True):
     ended: list[Ended]
     logprobs: dict[int, TokenLogprob]  # by sequence id, where asked for
     prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
+    cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -120,7 +121,7 @@ ToDetokenizer = Opened | StepTokens | Refused
 # ── scheduler → ranks (broadcast ring) ─────────────────────────────────────────────────────────────────────────
 
 
-class StartRank(Struct, frozen=True, kw_only=True, tag="start"):
+class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
     """The first record of a ring: all that a rank must know to load its share of the model."""
 
     device: str  # folder of runtime/devices
@@ -191,7 +192,7 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
 
 
-class StopRank(Struct, frozen=True, tag="stop"):
+class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
@@ -200,7 +201,7 @@ ToRank = StartRank | StepPlan | StopRank
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 
 
-class LoadProgress(Struct, frozen=True, tag="progress"):
+class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
     """What a rank is doing while it starts: a phase name and how much of it is done."""
 
     rank: int
@@ -208,7 +209,7 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
     fraction: float
 
 
-class RankReady(Struct, frozen=True, kw_only=True, tag="ready"):
+class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):
     """The rank can take steps. Sizes are what it measured."""
 
     rank: int
@@ -219,7 +220,7 @@ class RankReady(Struct, frozen=True, kw_only=True, tag="ready"):
     phases_s: dict[str, float]  # seconds of each start-up phase
 
 
-class RankFailed(Struct, frozen=True, tag="failed"):
+class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
     """The rank cannot start or go on. `is_start_error` marks a message for the user (exit code 2)."""
 
     rank: int

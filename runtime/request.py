@@ -101,6 +101,7 @@ class Delta(Struct):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    prompt_tokens: int = 0  # set in the first delta of a sequence: streams report usage before the end
 
 
 class Sink(Protocol):

@@ -1,0 +1,67 @@
+"""The command line: `runtime COMMAND ...`. A command is a module of this package with `run(argv) -> exit code`.
+
+Exit codes: 0 done, 1 a check found something, 2 the command or its options cannot work (one line each on stderr), 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from runtime.errors import OptionsError, StartError
+
+# command -> its module (imported only when called: --help must be quick) and what it does
+COMMANDS = {
+    "serve": ("runtime.cli.serve", "serve a model over HTTP; without --model-path the small one inside this package"),
+    "chat": ("runtime.cli.chat", "talk to a running server, or start one, in this terminal"),
+    "options": ("runtime.cli.options", "list every option with its status"),
+    "check": ("runtime.cli.check", "explain the options in force, plan memory, examine this machine"),
+    "translate": ("runtime.cli.translate", "turn a command line of SGLang, vLLM or RTP-LLM into one of ours"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        print(f"runtime {package_version()}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"runtime: {words[0]} is no command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return _guarded(words[0], words[1:])
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(["usage: runtime COMMAND ...", "", *lines, "", "`runtime COMMAND --help` says more; `runtime --version` the version."])
+
+
+def package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely asked for
+
+    try:
+        return version("runtime")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+def _guarded(command: str, words: Sequence[str]) -> int:
+    """Errors that the user can mend become one line each; everything else keeps its stack, it is our bug."""
+    try:
+        return int(import_module(COMMANDS[command][0]).run(words))
+    except OptionsError as error:
+        for problem in error.problems:
+            print(f"runtime {command}: {problem}", file=sys.stderr)
+        return 2
+    except StartError as error:
+        print(f"runtime {command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has enough: `runtime options | head`
+        sys.stderr.close()
+        return 0

@@ -6,15 +6,25 @@
     Collectives   sums and gathers across the ranks of one model                          (torch devices)
     Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
 
+A torch device fills in a `Device` and hands it to `runner.Runner`, which is the Executor of all of them. Shapes below:
+`T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D` head size, `V` vocabulary.
+
 This file imports no torch at run time: the null device is one too.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from runtime.errors import StartError
 from runtime.messages import RankReady, StartRank, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Progress = Callable[[str, float], None]  # phase name, fraction done
 
@@ -44,3 +54,144 @@ def open_device(name: str, rank: int) -> Executor:
     if name not in DEVICES:
         raise StartError(f"--device {name} is unknown; choose one of {', '.join(sorted(DEVICES))}")
     return import_module(DEVICES[name]).executor(rank)
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What is always true of a device; data for options and scheduling, readable without torch."""
+
+    name: str
+    dtypes: tuple[str, ...]  # that it computes in
+    has_graphs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step as the layers see it: the tokens of all rows in one line, decode rows first."""
+
+    token_ids: "Tensor"  # int64 [T]
+    positions: "Tensor"  # int64 [T]
+    locations: "Tensor"  # int64 [T]: where the token's key and value go: page id * page_size + offset
+    kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values: [num_pages * page_size, K, D]
+    attention: Any  # what Ops.plan_attention made of the step
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to choose a token from each of `N` rows of logits; tensors [N] on the device."""
+
+    temperature: "Tensor"  # float32; 0: the largest logit
+    top_p: "Tensor"  # float32
+    top_k: "Tensor"  # int64; 0: all
+    min_p: "Tensor"  # float32
+    uniform: "Tensor"  # float64 in [0, 1): the row's random number
+
+
+class Ops(Protocol):
+    """Arithmetic. Functions return fresh tensors unless they say otherwise and keep the dtype of their first argument."""
+
+    def plan_attention(self, plan: StepPlan, page_table: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
+        """Once a step. `page_table`: int32 [max_slots, pages]; `windows`: the layers' sliding windows, 0 for none."""
+        ...
+
+    def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, window: int) -> "Tensor":
+        """Causal attention of q [T, H, D] over the pages, where the step's own keys already are; scale 1/sqrt(D).
+
+        A token sees itself and, when `window` > 0, only the `window` - 1 tokens before it. Returns [T, H, D].
+        """
+        ...
+
+    def store_kv(self, k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", locations: "Tensor") -> None:
+        """Writes k, v [T, K, D] to their places in the caches [num_pages * page_size, K, D]."""
+        ...
+
+    def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
+        """x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension (Zhang and Sennrich, 2019).
+
+        `weight` has that dimension, or the last two of `x`: a row for each head.
+        """
+        ...
+
+    def add_rms_norm(self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float) -> "tuple[Tensor, Tensor]":
+        """(rms_norm(x + residual), x + residual); may overwrite `residual`."""
+        ...
+
+    def rotary(self, x: "Tensor", cos: "Tensor", sin: "Tensor") -> "Tensor":
+        """Turns x [T, heads, D] by cos, sin [T, 1, D]; the second half of D pairs with the first (Su et al., 2021)."""
+        ...
+
+    def silu_and_mul(self, x: "Tensor") -> "Tensor":
+        """silu(first half of the last dimension) * second half."""
+        ...
+
+    def pack_linear(self, weight: "Tensor") -> Any:
+        """A weight [out, in] in the form that `linear` likes best; the caller gives the original up."""
+        ...
+
+    def linear(self, x: "Tensor", packed: Any, bias: "Tensor | None") -> "Tensor":
+        """x [N, in] -> [N, out]."""
+        ...
+
+    def sample(self, logits: "Tensor", draw: Draw) -> "Tensor":
+        """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
+        ...
+
+
+class Memory(Protocol):
+    """How much there is for this rank, and where pages come from."""
+
+    def free_bytes(self) -> int:
+        """Bytes that this rank may still take; ranks that share one memory get equal parts."""
+        ...
+
+    def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype") -> "Tensor":
+        """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device can."""
+        ...
+
+
+class Collectives(Protocol):
+    """Exchange between the `size` ranks of one model. All ranks call the same method in the same order."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: "Tensor") -> "Tensor":
+        """The sum over ranks; may overwrite `x`."""
+        ...
+
+    def all_gather(self, x: "Tensor", dim: int) -> "Tensor":
+        """The ranks' equally shaped tensors joined along `dim` in rank order."""
+        ...
+
+    def reduce_scatter(self, x: "Tensor") -> "Tensor":
+        """This rank's part, of `size` equal ones along dimension 0, of the sum over ranks."""
+        ...
+
+    def all_to_all(self, x: "Tensor") -> "Tensor":
+        """Part i of dimension 0, of `size` equal ones, goes to rank i; returns what came, in rank order."""
+        ...
+
+    def broadcast(self, x: "Tensor") -> "Tensor":
+        """Rank 0's `x` on every rank; overwrites `x` elsewhere."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Graphs(Protocol):
+    """Capture and replay of a step of fixed shapes, on devices that can."""
+
+    def capture(self, body: Callable[[], None]) -> Any: ...
+
+    def replay(self, graph: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A torch device that is open on this rank: facts and the protocols above."""
+
+    facts: Facts
+    place: "torch.device"
+    ops: Ops
+    memory: Memory
+    collectives: Collectives
+    graphs: Graphs | None

@@ -1,8 +1,12 @@
 """Latencies out of what the scheduler sees: when sequences arrive, are admitted, get tokens and end."""
 
+import math
+
 from runtime.messages import StepTokens
 from runtime.metrics.table import Metrics
 from runtime.request import Request
+
+WINDOW_S = 2.0
 
 
 class Meter:
@@ -13,6 +17,13 @@ class Meter:
         self._arrived: dict[int, float] = {}  # sequence id -> arrival, seconds of the monotonic clock
         self._last: dict[int, float] = {}  # sequence id -> when its latest token came
         self._previous_s = 0.0  # when the latest step's tokens came
+        self._window_s = math.inf  # when the window of the throughput began
+        self._window_tokens = 0
+        self._tokens_per_s = 0.0
+
+    def tokens_per_s(self, now_s: float) -> float:
+        """Throughput of the last full window; 0 when nothing has run since."""
+        return self._tokens_per_s if now_s - self._previous_s < WINDOW_S else 0.0
 
     def opened(self, request: Request, sequence_ids: list[int]) -> None:
         self._metrics.requests.add(1)
@@ -41,6 +52,12 @@ class Meter:
         if in_stride:
             metrics.itl_s.observe(now_s - previous, in_stride)
         self._previous_s = now_s
+        if now_s - previous > WINDOW_S:  # it was idle
+            self._window_s, self._window_tokens = now_s, 0
+        self._window_tokens += len(tokens.token_ids)
+        if (length := now_s - self._window_s) >= WINDOW_S:
+            self._tokens_per_s = self._window_tokens / length
+            self._window_s, self._window_tokens = now_s, 0
         self.ended(now_s, tokens)
 
     def ended(self, now_s: float, tokens: StepTokens) -> None:

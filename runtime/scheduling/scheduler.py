@@ -94,11 +94,14 @@ class Scheduler:
         tokens: list[int] = []
         ended = self.take_ended()
         row_logprobs: dict[int, TokenLogprob] = {}
+        cached: dict[int, int] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
         for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
             sequence.in_flight -= 1
             if sequence.is_finished:
                 continue
+            if len(sequence.tokens) == sequence.prompt_len:
+                cached[sequence.id] = sequence.first_cached_len
             sequence.tokens.append(token)
             ids.append(sequence.id)
             tokens.append(token)
@@ -109,7 +112,7 @@ class Scheduler:
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, ended)
         self.generated_tokens += len(tokens)
-        return StepTokens(ids, tokens, ended, row_logprobs, prompts)
+        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached)
 
     def take_admitted(self) -> list[int]:
         """Ids of sequences that were admitted for the first time since the last call."""

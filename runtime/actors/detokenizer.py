@@ -1,0 +1,192 @@
+"""The detokenizer actor: the tokens of a step become text at every open request's sink, in one synchronous pass.
+
+Knows text, stop strings and sinks; knows nothing of pages, slots or ranks. A sequence lives here from Opened until it has ended: by
+the scheduler's word (eos, stop token, length, abort), by a stop string found here, or because its request left Outputs.
+
+What counts as output: the token that ends a sequence (eos or a stop token) is in `token_ids`, in `completion_tokens` and in `logprobs`; its
+text is left out, unless `include_stop` asks for it. Tokens after a stop string are not output.
+"""
+
+from collections.abc import Callable
+
+from runtime import log
+from runtime.channels import Channel
+from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
+from runtime.messages import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.outputs import Outputs
+from runtime.request import Delta, Finish, FinishReason, Request, Sink
+from runtime.text.detokenize import TextStream
+from runtime.text.stops import StopSearch, StopStrings
+from runtime.text.vocabulary import Vocabulary
+
+REFUSALS: dict[int, type[RequestError]] = {error.status: error for error in (InvalidRequest, TooLarge, Overloaded, Unavailable)}
+
+
+class SequenceOutput:
+    """The text of one sequence, and how much of it there is."""
+
+    __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "is_plain")
+
+    def __init__(self, id: int, request: Request, index: int, sink: Sink, text: TextStream, search: StopSearch | None) -> None:
+        self.id = id
+        self.request = request
+        self.index = index
+        self.sink = sink
+        self.text = text
+        self.search = search
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.is_plain = False  # from the second token on, where no stop strings are searched
+
+    def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
+        """The delta of a token, which is the last one of the sequence if `end` is given or a stop string is found."""
+        params = self.request.params
+        is_first = not self.num_tokens
+        if is_first:
+            self.cached_tokens = step.cached.get(self.id, 0)
+            self.is_plain = self.search is None
+        self.num_tokens += 1
+        is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop
+        text = "" if is_silent else self.text.add(token_id)
+        logprob = step.logprobs.get(self.id)
+        delta = Delta(self.index, text, [token_id], None if logprob is None else [logprob])
+        if is_first:
+            delta.prompt_tokens = len(self.request.prompt_ids)
+            delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
+        self._finish(delta, end)
+        return delta
+
+    def end(self, end: Ended) -> Delta:
+        """The delta of a sequence that ends without a further token."""
+        delta = Delta(self.index, "", [])
+        if not self.num_tokens:
+            delta.prompt_tokens = len(self.request.prompt_ids)
+        self._finish(delta, end)
+        return delta
+
+    def _finish(self, delta: Delta, end: Ended | None) -> None:
+        """Passes the delta's text through the search for stop strings, and sets `finish` where the sequence ends."""
+        params, search = self.request.params, self.search
+        if end is not None:
+            delta.text += self.text.flush()
+            self.cached_tokens = end.cached_tokens
+        if search is not None:
+            if self.num_tokens > params.min_new_tokens:
+                delta.text = search.feed(delta.text, keep_match=params.include_stop)
+            if search.matched is not None:
+                delta.finish = self._finished(FinishReason.STOP, search.matched)
+                return
+            if end is not None:
+                delta.text += search.flush()
+        if end is not None:
+            delta.finish = self._finished(end.reason, end.matched)
+
+    def _finished(self, reason: FinishReason, matched: str | int | None) -> Finish:
+        return Finish(reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens)
+
+
+class DetokenizerActor:
+    """Messages in: Opened, StepTokens, Refused. Out: Delta to sinks, Stopped and Abort to the scheduler.
+
+    `to_scheduler` must take a message without waiting or raising.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, outputs: Outputs, inbox: Channel[ToDetokenizer],
+                 to_scheduler: Callable[[ToScheduler], None]) -> None:
+        self._vocabulary = vocabulary
+        self._outputs = outputs
+        self._inbox = inbox
+        self._to_scheduler = to_scheduler
+        self._sequences: dict[int, SequenceOutput] = {}
+        self._requests: dict[str, set[int]] = {}  # ids of the sequences that have not ended
+        self._log = log.get("detokenizer")
+        outputs.on_close(self._forget)
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    async def run(self) -> None:
+        """Until the inbox is closed or the task is cancelled."""
+        async for messages in self._inbox:
+            for message in messages:
+                self.handle(message)
+
+    def handle(self, message: ToDetokenizer) -> None:
+        match message:
+            case StepTokens():
+                self._step(message)
+            case Opened(request=request, sequence_ids=ids):
+                self._open(request, ids)
+            case Refused(request_id=request_id, status=status, message=text, param=param):
+                self._outputs.fail(request_id, REFUSALS.get(status, InternalFault)(text, param=param))
+
+    def _open(self, request: Request, sequence_ids: list[int]) -> None:
+        sink = self._outputs.find(request.id)
+        if sink is None:
+            return  # aborted while it was tokenised or on its way
+        params = request.params
+        stops = StopStrings(params.stop) if params.stop else None
+        self._requests[request.id] = set(sequence_ids)
+        for index, sequence_id in enumerate(sequence_ids):
+            text = self._vocabulary.stream(request.prompt_ids, params.skip_special_tokens)
+            search = None if stops is None else StopSearch(stops)
+            self._sequences[sequence_id] = SequenceOutput(sequence_id, request, index, sink, text, search)
+
+    def _step(self, step: StepTokens) -> None:
+        sequences = self._sequences
+        ended = {end.sequence_id: end for end in step.ended}
+        has_logprobs = bool(step.logprobs)
+        stopped: list[int] = []
+        for sequence_id, token_id in zip(step.sequence_ids, step.token_ids, strict=True):
+            sequence = sequences.get(sequence_id)
+            if sequence is None:
+                continue  # aborted, or ended by a stop string that the scheduler had not heard of
+            try:
+                if sequence.is_plain and not has_logprobs and sequence_id not in ended:
+                    sequence.num_tokens += 1
+                    sequence.sink.push(Delta(sequence.index, sequence.text.add(token_id), [token_id]))
+                    continue
+                end = ended.get(sequence_id)
+                delta = sequence.add(token_id, step, end)
+                if delta.finish is not None and end is None:
+                    stopped.append(sequence_id)
+                self._push(sequence, delta)
+            except Exception:
+                self._give_up(sequence)
+        for sequence_id, end in ended.items():
+            if (sequence := sequences.get(sequence_id)) is not None:
+                try:
+                    self._push(sequence, sequence.end(end))
+                except Exception:
+                    self._give_up(sequence)
+        if stopped:
+            self._to_scheduler(Stopped(stopped))
+
+    def _push(self, sequence: SequenceOutput, delta: Delta) -> None:
+        """Delivers; the last delta of a request finds it closed already, so that a sink may reuse its id."""
+        if delta.finish is not None:
+            del self._sequences[sequence.id]
+            unfinished = self._requests[sequence.request.id]
+            unfinished.discard(sequence.id)
+            if not unfinished:
+                self._outputs.close(sequence.request.id)
+        sequence.sink.push(delta)
+
+    def _give_up(self, sequence: SequenceOutput) -> None:
+        """A sink or a text that raises is our bug; it ends that request and no other."""
+        request_id = sequence.request.id
+        self._log.exception("a step's output could not be delivered", request=request_id, exc_info=True)
+        sink = self._outputs.close(request_id)
+        if sink is None:
+            return
+        self._to_scheduler(Abort(request_id))
+        try:
+            sink.fail(InternalFault(f"the output could not be delivered; the server's log has the details under {request_id}"))
+        except Exception:
+            self._log.exception("the sink could not be told either", request=request_id, exc_info=True)
+
+    def _forget(self, request_id: str) -> None:
+        for sequence_id in self._requests.pop(request_id, ()):
+            self._sequences.pop(sequence_id, None)

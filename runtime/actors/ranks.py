@@ -1,0 +1,272 @@
+"""The rank processes of one generation, seen from the event loop: starting, plans, results, death and end.
+
+                     plans (broadcast ring)
+    Ranks.submit  ──────────────────────────►  rank 0, 1, ...        a subprocess each: runtime/devices/worker.py
+    Ranks.results ◄──────────────────────────
+                     results (a ring per rank)
+
+Everything it waits for is a descriptor on the loop: rings by their eventfds, processes by pidfds. So there are no threads, no
+SIGCHLD and no signal handlers, and it works in other people's loops. What it opens has no name in any file system. Ranks are
+killed by the kernel when the thread that started them ends: start and stop them on one loop.
+
+A rank that died is not started again here: a new generation is a new Ranks.
+"""
+
+import asyncio
+import os
+import signal
+import site
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from runtime.devices import ring
+from runtime.errors import RankDied, RingError, StartError
+from runtime.messages import FromRank, LoadProgress, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
+from runtime.wire import Wire
+
+STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
+TERM_S = 2.0  # after SIGTERM, before SIGKILL
+KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
+
+
+class _Rank:
+    """One rank: its process, and what it has said."""
+
+    def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader) -> None:
+        self.index = index
+        self.process = process
+        self.pidfd = pidfd
+        self.reader = reader
+        self.progress: list[LoadProgress] = []
+        self.ready: RankReady | None = None
+        self.failed: RankFailed | None = None
+        self.exited = asyncio.Event()
+        self._wire = Wire[FromRank](FromRank)
+
+    def hear(self) -> list[StepResult]:
+        """Takes all that the rank has said; keeps what is about itself and returns the rest."""
+        results: list[StepResult] = []
+        try:
+            while (body := self.reader.read_nowait()) is not None:
+                match self._wire.decode(body):
+                    case StepResult() as result:
+                        results.append(result)
+                    case LoadProgress() as progress:
+                        self.progress.append(progress)
+                    case RankReady() as ready:
+                        self.ready = ready
+                    case RankFailed() as failed:
+                        self.failed = failed
+        except RingError as error:
+            self.give_up(error)
+        return results
+
+    def give_up(self, error: RingError) -> None:
+        """Nothing that follows in a broken ring can be read: the rank ends, and its death tells why."""
+        if self.failed is None:
+            self.failed = RankFailed(self.index, str(error), False)
+        self.process.kill()
+
+    def death(self) -> RankDied:
+        return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
+
+
+class Ranks:
+    """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
+
+    def __init__(self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES) -> None:
+        """`start.rendezvous` is set here. `generation` is at least 1: fresh memory is of generation 0.
+
+        `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
+        """
+        self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
+        self._start = start
+        self._generation = generation
+        self._ring_bytes = ring_bytes
+        self._to_ranks = Wire[ToRank](ToRank)
+        self._ranks: list[_Rank] = []
+        self._resources = ExitStack()
+        self._results: list[StepResult] = []
+        self._wake: Callable[[], None] | None = None
+        self._changed = asyncio.Event()  # while starting: something was said, or a rank ended
+        self._is_ready = False
+        self._is_stopping = False
+        self._stopped = asyncio.Event()
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self._ranks]
+
+    async def start(self, on_progress: Callable[[LoadProgress], None]) -> list[RankReady]:
+        """Starts the processes and waits until all are ready. When one fails, or this is cancelled, it stops them all.
+
+        Raises StartError with a rank's one-line remedy, RankDied when a rank ended in any other way.
+        """
+        assert not self._ranks and not self._is_stopping, "ranks start once"
+        try:
+            self._spawn(asyncio.get_running_loop())
+            while True:
+                self._changed.clear()
+                for rank in self._ranks:
+                    while rank.progress:
+                        on_progress(rank.progress.pop(0))
+                self._raise_failure()
+                ready = [rank.ready for rank in self._ranks if rank.ready is not None]
+                if len(ready) == len(self._ranks):
+                    self._is_ready = True
+                    return ready
+                await self._changed.wait()
+        except BaseException:
+            await self.stop()
+            raise
+
+    def submit(self, plan: StepPlan) -> bool:
+        """Hands a step to all ranks. False: the rings are full; try again at the next wake.
+
+        There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
+        """
+        assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
+        if self.died is not None:
+            raise self.died
+        return self._plans.try_publish(self._to_ranks.encode(plan))
+
+    def results(self) -> list[StepResult]:
+        """The results that came since the last call, in order of their steps; their arrays belong to the caller."""
+        results, self._results = self._results, []
+        return results
+
+    def set_wake(self, wake: Callable[[], None] | None) -> None:
+        """`wake` is called on the loop, and must not raise, when results have come and once when `died` is set."""
+        self._wake = wake
+
+    async def stop(self) -> None:
+        """Ends all ranks, kindly first, and closes every descriptor. May be called at any time and more than once.
+
+        Takes at most STOP_S + TERM_S + KILL_S; a process that outlives SIGKILL, held by a device driver, is left to the kernel.
+        """
+        if self._is_stopping:
+            await self._stopped.wait()
+            return
+        self._is_stopping = True
+        with anyio.CancelScope(shield=True):
+            if self._is_ready and self.died is None and self._plans.try_publish(self._to_ranks.encode(StopRank())):
+                await _wait_exits(self._ranks, STOP_S)
+            for number, patience_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
+                for rank in self._ranks:
+                    rank.process.send_signal(number)  # does nothing to a process that has ended
+                await _wait_exits(self._ranks, patience_s)
+        self._resources.close()
+        self._stopped.set()
+
+    # ── starting ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _spawn(self, loop: asyncio.AbstractEventLoop) -> None:
+        start = self._start
+        shared: list[int] = []
+        try:
+            plans = self._open_ring(start.tp_size)
+            if start.tp_size > 1:
+                memory = os.memfd_create("rendezvous")
+                self._resources.callback(os.close, memory)
+                shared.append(memory)
+                start = msgspec.structs.replace(start, rendezvous=f"/proc/self/fd/{memory}")
+            self._plans = ring.Writer(plans, self._generation)
+            self._resources.callback(self._plans.close)
+            for index in range(start.tp_size):
+                self._spawn_rank(loop, index, plans.for_reader(index), shared)
+        except OSError as error:
+            raise StartError(f"cannot start the rank processes: {error.strerror}; look at the limits of this "
+                             "account (ulimit -n, ulimit -u) and at free memory") from error
+        for wakes in plans.wakes:
+            loop.add_reader(wakes.credit, self._on_credit)
+            self._resources.callback(loop.remove_reader, wakes.credit)
+        self._plans.try_publish(self._to_ranks.encode(start))  # a new ring is never full
+
+    def _open_ring(self, num_readers: int) -> ring.RingFds:
+        fds = ring.create(self._ring_bytes, num_readers)
+        self._resources.callback(fds.close)
+        return fds
+
+    def _spawn_rank(self, loop: asyncio.AbstractEventLoop, index: int, plans: ring.RingFds, shared: list[int]) -> None:
+        results = self._open_ring(1)
+        reader = ring.Reader(results, self._generation)
+        self._resources.callback(reader.close)
+        arguments = ["--rank", str(index), "--generation", str(self._generation), "--parent", str(os.getpid()),
+                     "--plans", str(plans), "--results", str(results)]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "runtime.devices.worker", *arguments],
+            env=environment(self._start.num_threads),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what a library prints must not get into our output
+            pass_fds=[*plans.flat(), *results.flat(), *shared],
+            process_group=0)  # Ctrl-C is for the parent, from the first moment on
+        pidfd = os.pidfd_open(process.pid)
+        self._resources.callback(os.close, pidfd)
+        rank = _Rank(index, process, pidfd, reader)
+        self._ranks.append(rank)
+        for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
+            loop.add_reader(fd, callback, rank)
+            self._resources.callback(loop.remove_reader, fd)
+
+    def _raise_failure(self) -> None:
+        for rank in self._ranks:  # the cause first: other ranks may fail because of it
+            if rank.failed is not None and rank.failed.is_start_error:
+                raise StartError(rank.failed.message)
+        for rank in self._ranks:
+            if rank.exited.is_set():
+                raise rank.death()
+
+    # ── on the loop ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_data(self, rank: _Rank) -> None:
+        results = rank.hear()
+        self._changed.set()
+        if results:
+            self._results += results
+            if self._wake is not None:
+                self._wake()
+
+    def _on_credit(self) -> None:
+        try:
+            self._plans.collect()
+            self._plans.flush()
+        except RingError as error:
+            for rank in self._ranks:
+                rank.give_up(error)
+
+    def _on_exit(self, rank: _Rank) -> None:
+        """Called once for each rank: what it said last comes first, then its death."""
+        asyncio.get_running_loop().remove_reader(rank.pidfd)
+        self._on_data(rank)
+        rank.process.wait()
+        rank.exited.set()
+        if self._is_ready and not self._is_stopping and self.died is None:
+            self.died = rank.death()
+            if self._wake is not None:
+                self._wake()
+
+
+async def _wait_exits(ranks: list[_Rank], patience_s: float) -> None:
+    with anyio.move_on_after(patience_s):
+        for rank in ranks:
+            await rank.exited.wait()
+
+
+def environment(num_threads: int | None) -> dict[str, str]:
+    """A rank's environment: the parent's, and what libraries read from it when they are imported."""
+    chosen = {"GLOO_SOCKET_IFNAME": "lo",  # ranks of one machine; its host name may resolve to nothing
+              "OPENBLAS_NUM_THREADS": "1",  # numpy's; ranks do no linear algebra with numpy
+              **os.environ}
+    if num_threads is not None:
+        chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
+    root = str(Path(__file__).resolve().parents[2])  # last on the path, in case this package is not installed
+    paths = [path for path in chosen.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in paths and root not in site.getsitepackages():
+        paths.append(root)
+    return chosen | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,56 @@
+"""The front door: takes requests in, one place that owns abort.
+
+Knows the open requests (runtime/outputs.py) and nothing of tokens, steps or text.
+"""
+
+from collections.abc import Callable
+
+import anyio
+
+from runtime.channels import Channel
+from runtime.errors import Overloaded, RequestError
+from runtime.messages import Abort, Ask, ToScheduler
+from runtime.outputs import Outputs
+from runtime.request import Sink
+
+
+class Router:
+    """Not a task: its methods are called on the event loop and return at once.
+
+    `check_open` raises Unavailable or Overloaded when no request may come in now (loading, draining, queue full).
+    `to_scheduler` must take a message without waiting or raising: an Abort is never lost.
+    """
+
+    def __init__(self, outputs: Outputs, tokenizer: Channel[Ask], to_scheduler: Callable[[ToScheduler], None], *,
+                 check_open: Callable[[], None] = lambda: None) -> None:
+        self._outputs = outputs
+        self._tokenizer = tokenizer
+        self._to_scheduler = to_scheduler
+        self._check_open = check_open
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended: tokenising, waiting and running."""
+        return len(self._outputs)
+
+    def submit(self, ask: Ask, sink: Sink) -> None:
+        """Takes a request in; its output goes to `sink`, which hears nothing when this raises.
+
+        Raises what `check_open` raises, InvalidRequest when a request of this id is open, Overloaded when the tokenizer is behind.
+        """
+        self._check_open()
+        self._outputs.open(ask.id, sink)
+        try:
+            self._tokenizer.send_nowait(ask)
+        except anyio.WouldBlock:
+            self._outputs.close(ask.id)
+            raise Overloaded("too many requests are waiting to be tokenised; try again later") from None
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its sink hears nothing from now on. Unknown and finished ids are ignored."""
+        if self._outputs.close(request_id) is not None:
+            self._to_scheduler(Abort(request_id))
+
+    def fail_all(self, error: RequestError) -> int:
+        """Ends all open requests with `error`; the scheduler is not told (it is gone, or will be). -> how many there were"""
+        return self._outputs.fail_all(error)

@@ -1,0 +1,123 @@
+"""The tokenizer actor: a prompt in any form becomes a checked Request with token ids and a seed.
+
+Short prompts are done in the event loop, in order; long ones in a worker thread, where they hold up neither the loop nor the short.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint
+from anyio.to_thread import run_sync
+
+from runtime import log
+from runtime.channels import Channel
+from runtime.errors import InternalFault, RequestError
+from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
+from runtime.outputs import Outputs
+from runtime.request import Request
+from runtime.sampling import Limits, check
+from runtime.text.template import ChatTemplates
+from runtime.text.vocabulary import Vocabulary
+
+INLINE_CHARS = 4096  # about 1 ms of the event loop
+THREADS = 4
+
+
+def draw_seed() -> int:
+    return secrets.randbits(63)
+
+
+class TokenizerActor:
+    """Messages in: Ask. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish without a word.
+
+    `to_scheduler` must take a message without waiting or raising.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, outputs: Outputs, inbox: Channel[Ask],
+                 to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed) -> None:
+        self._vocabulary = vocabulary
+        self._templates = templates
+        self._outputs = outputs
+        self._inbox = inbox
+        self._to_scheduler = to_scheduler
+        self._limits = limits
+        self._seed = seed
+        self._threads = anyio.CapacityLimiter(THREADS)
+        self._log = log.get("tokenizer")
+
+    async def run(self) -> None:
+        """Until the inbox is closed or the task is cancelled."""
+        async with anyio.create_task_group() as tasks:
+            async for asks in self._inbox:
+                for ask in asks:
+                    if num_chars(ask.prompt, INLINE_CHARS) <= INLINE_CHARS:
+                        self._settle(ask, self._try(ask))
+                        await checkpoint()  # a crowd of prompts must not hold up the steps
+                    else:
+                        tasks.start_soon(self._tokenize_aside, ask)
+
+    async def _tokenize_aside(self, ask: Ask) -> None:
+        if ask.id in self._outputs:
+            self._settle(ask, await run_sync(self._try, ask, limiter=self._threads, abandon_on_cancel=True))
+
+    def _settle(self, ask: Ask, outcome: Request | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            self._outputs.fail(ask.id, outcome)
+        elif ask.id in self._outputs:
+            self._to_scheduler(Arrive(outcome))
+
+    def _try(self, ask: Ask) -> Request | RequestError:
+        """An unexpected error is pinned on its request, and the actor goes on."""
+        try:
+            return self.prepare(ask)
+        except RequestError as error:
+            return error
+        except Exception:
+            self._log.exception("a prompt could not be tokenised", request=ask.id, exc_info=True)
+            return InternalFault(f"the prompt could not be tokenised; the server's log has the details under {ask.id}")
+
+    def prepare(self, ask: Ask) -> Request:
+        """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
+        prompt_ids = self._encode(ask.prompt)
+        check(ask.params, prompt_ids, self._limits)
+        seed = self._seed() if ask.params.seed is None else ask.params.seed
+        return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        match prompt:
+            case Tokens(ids=ids):
+                return ids
+            case Text(text=text, add_special=add_special):
+                return self._vocabulary.encode(text, add_special)
+            case Chat():
+                return self._vocabulary.encode(self._templates.render(prompt), add_special=False)
+
+
+def num_chars(prompt: Prompt, enough: int) -> int:
+    """Characters of a prompt (ids count as one), or some number above `enough` when there are more."""
+    match prompt:
+        case Tokens(ids=ids):
+            return len(ids)
+        case Text(text=text):
+            return len(text)
+        case Chat():
+            return _chars_within([prompt.messages, prompt.tools, prompt.template_args], enough)
+
+
+def _chars_within(value: Any, enough: int) -> int:
+    """Characters of all strings inside; each container and number counts as one, so that many small things are not small."""
+    count = 0
+    open_values = [value]
+    while open_values and count <= enough:
+        value = open_values.pop()
+        if isinstance(value, str):
+            count += len(value)
+            continue
+        count += 1
+        if isinstance(value, dict):
+            open_values.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            open_values.extend(value)
+    return count

@@ -1,0 +1,83 @@
+"""Bounded, typed channels between actors of one event loop: what is sent is received once, in order.
+
+A step sends one message, not one per token, and a receiver takes all that waits at once: one await moves any number of messages.
+"""
+
+from math import inf
+from typing import Generic, Self, TypeVar
+
+import anyio
+from msgspec import Struct
+
+T = TypeVar("T")
+
+
+class ChannelStatistics(Struct, frozen=True):
+    """Message counts since the channel was made."""
+
+    sent: int
+    waiting: int
+    peak: int  # most messages that ever waited at once
+
+
+class Channel(Generic[T]):
+    """A queue of at most `capacity` messages; `math.inf` for control messages, which must never wait.
+
+    async for messages in channel:      a list of all that waits, again and again until the channel is closed and empty
+        ...
+    """
+
+    def __init__(self, capacity: float) -> None:
+        if not (capacity == inf or (isinstance(capacity, int) and capacity > 0)):
+            raise ValueError(f"capacity is {capacity}; it must be a positive integer or math.inf")
+        self.capacity = capacity
+        self._sender, self._receiver = anyio.create_memory_object_stream[T](capacity)
+        self._sent = 0
+        self._received = 0
+        self._peak = 0
+
+    def send_nowait(self, message: T) -> None:
+        """Raises anyio.WouldBlock when the channel is full, anyio.ClosedResourceError when it is closed."""
+        self._sender.send_nowait(message)
+        self._count()
+
+    async def send(self, message: T) -> None:
+        """Waits for room. Raises anyio.ClosedResourceError when the channel is closed."""
+        await self._sender.send(message)
+        self._count()
+
+    def _count(self) -> None:
+        self._sent += 1
+        self._peak = max(self._peak, self._sent - self._received)
+
+    async def drain(self) -> list[T]:
+        """Waits for one message, then takes all that wait. Raises anyio.EndOfStream when the channel is closed and empty."""
+        messages = [await self._receiver.receive()]
+        try:
+            while True:
+                messages.append(self._receiver.receive_nowait())
+        except (anyio.WouldBlock, anyio.EndOfStream):
+            self._received += len(messages)
+            return messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[T]:
+        try:
+            return await self.drain()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    @property
+    def statistics(self) -> ChannelStatistics:
+        return ChannelStatistics(self._sent, max(self._sent - self._received, 0), self._peak)
+
+    def close(self) -> None:
+        """Nothing can be sent any more; what waits can still be taken. Idempotent."""
+        self._sender.close()
+
+    def discard(self) -> None:
+        """Closes both ends; what waits is gone. For the owner, when no receiver will come. Idempotent."""
+        self._sender.close()
+        self._receiver.close()

@@ -1,0 +1,256 @@
+"""The runtime without a face: actors, channels and ranks, put together. HTTP and library talk to it as a Service.
+
+    router ──Ask──► tokenizer ──Arrive──► scheduler ──StepPlan──► ranks
+       └──────────────── Abort ──────────►│   ◄──── StepResult ────┘
+    sinks ◄──Delta── detokenizer ◄──StepTokens──┘
+                          └─────── Stopped ────►
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from runtime import __version__, log
+from runtime.actors.detokenizer import DetokenizerActor
+from runtime.actors.ranks import Ranks
+from runtime.actors.router import Router
+from runtime.actors.scheduler import SchedulerActor
+from runtime.actors.tokenizer import TokenizerActor
+from runtime.channels import Channel
+from runtime.errors import OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
+from runtime.messages import Ask, LoadProgress, RankReady, StartRank, ToDetokenizer, ToScheduler
+from runtime.metrics import Metrics
+from runtime.metrics.meter import Meter
+from runtime.models.config import ModelConfig, read_config
+from runtime.options.plan import Plan
+from runtime.outputs import Outputs
+from runtime.request import Sink
+from runtime.sampling import Limits
+from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from runtime.service import Health, Load, ModelCard, State
+from runtime.text.template import ChatTemplates
+from runtime.text.vocabulary import Vocabulary
+
+DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
+
+
+class Core:
+    """Everything behind the faces. `run` is its life; the rest is the Service protocol (service.py)."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Reads config.json. Raises ModelError."""
+        self.plan = plan
+        self.model: ModelConfig = read_config(plan.model_path)
+        self._metrics = Metrics()
+        self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
+        self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=self._limits(plan.context_length),
+                              sampling_defaults=self.model.sampling_defaults)
+        self._state: State = "loading"
+        self._meter = Meter(self._metrics)
+        self._settled = anyio.Event()  # ready, or failed
+        self._outputs = Outputs()
+        self._outputs.on_close(self._request_left)
+        self._is_empty = anyio.Event()  # while draining
+        self._asks = Channel[Ask](math.inf)
+        self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
+        self._to_detokenizer = Channel[ToDetokenizer](64)
+        self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
+        self._ranks = Ranks(start_rank(plan, self.model))
+        self._draw_seed = random_seeds(plan.random_seed)
+        self._readies: list[RankReady] = []
+        self._vocabulary: Vocabulary | None = None
+        self._scheduler: Scheduler | None = None
+
+    # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Loads, serves until cancelled, and cleans up. A failure of ours ends it without raising: see `failure`."""
+        try:
+            try:
+                await self._live()
+            except BaseExceptionGroup as group:
+                fault, rest = group.split(RuntimeFault)
+                if rest is not None or fault is None:
+                    raise
+                raise _first(fault) from None
+        except RuntimeFault as fault:
+            self._fail(fault)
+        finally:
+            self._router.fail_all(Unavailable("the server is stopping; try again later"))
+            with anyio.CancelScope(shield=True):
+                await self._ranks.stop()
+            for channel in (self._asks, self._to_scheduler, self._to_detokenizer):
+                channel.discard()
+
+    async def wait_ready(self) -> None:
+        """Returns when requests are served. Raises the StartError or RankDied that prevents it."""
+        await self._settled.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def drain(self, deadline_s: float) -> None:
+        """No new requests; returns when the open ones have ended, or after `deadline_s`, when they are told to come again."""
+        if self._state != "failed":
+            self._state = "draining"
+        if len(self._outputs):
+            with anyio.move_on_after(deadline_s):
+                await self._is_empty.wait()
+        self._router.fail_all(Unavailable("the server is stopping; try again later"))
+
+    def _request_left(self, request_id: str) -> None:
+        if self._state == "draining" and not len(self._outputs):
+            self._is_empty.set()
+
+    async def _live(self) -> None:
+        begin = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._start_text, tasks)
+            self._readies = await self._ranks.start(_report)
+            actor = self._schedule(min(ready.num_pages for ready in self._readies))
+            tasks.start_soon(actor.run)
+            self._state = "ready"
+            self._settled.set()
+            log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=self._scheduler_config.num_pages - 1,
+                                  page_size=self.plan.page_size, device=self._readies[0].device_name)
+
+    async def _start_text(self, tasks: TaskGroup) -> None:
+        """Loads the tokenizer while the ranks load the weights."""
+        begin = time.monotonic()
+        folder = Path(self.plan.tokenizer_path)
+        vocabulary = self._vocabulary = await anyio.to_thread.run_sync(Vocabulary.load, folder, self.model.vocab_size)
+        templates = chat_templates(vocabulary, self.plan.chat_template)
+        tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
+                                   limits=self.card.limits, seed=self._draw_seed)
+        detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
+        tasks.start_soon(tokenizer.run)
+        tasks.start_soon(detokenizer.run)
+        log.get("start").info("tokenizer", seconds=round(time.monotonic() - begin, 3))
+
+    def _schedule(self, num_pages: int) -> SchedulerActor:
+        plan = self.plan
+        self._scheduler_config = SchedulerConfig(
+            max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
+            page_size=plan.page_size, num_pages=num_pages, eos_ids=self.model.eos_ids, shares_prefixes=not plan.disable_radix_cache)
+        self._scheduler = Scheduler(self._scheduler_config)
+        return SchedulerActor(self._scheduler, self._ranks, self._to_scheduler, self._to_detokenizer, meter=self._meter,
+                              limits=self._limits(self._scheduler_config.pool_tokens), depth=1 if plan.disable_overlap_schedule else DEPTH)
+
+    def _fail(self, fault: RuntimeFault) -> None:
+        self._state = "failed"
+        self.failure = fault
+        if isinstance(fault, RankDied):
+            log.get("ranks").error("a rank died", rank=fault.rank, exit_code=fault.exit_code)
+        message = "the model could not be loaded" if isinstance(fault, StartError) else "the model process ended; try again later"
+        self._router.fail_all(Unavailable(message))
+        self._settled.set()
+
+    def _limits(self, pool_tokens: int) -> Limits:
+        return Limits(vocab_size=self.model.vocab_size, context_len=self.plan.context_length, pool_tokens=pool_tokens)
+
+    # ── Service ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, ask: Ask, sink: Sink) -> None:
+        try:
+            self._router.submit(ask, sink)
+        except (Overloaded, Unavailable) as error:
+            self._metrics.refused[str(error.status)] += 1
+            raise
+
+    def _check_open(self) -> None:
+        if self._state in ("draining", "failed"):
+            raise Unavailable(f"the server is {self._state}; try again later" if self._state == "draining" else "the server has failed")
+        running = self._scheduler.roster.num_running if self._scheduler is not None else 0
+        if self._router.num_open - running >= self.plan.max_queued_requests:
+            raise Overloaded(f"{self.plan.max_queued_requests} requests are waiting already (--max-queued-requests); try again later")
+
+    def abort(self, request_id: str) -> None:
+        if self._router.abort(request_id):
+            self._metrics.aborted.add(1)
+
+    def health(self) -> Health:
+        return Health(self._state)
+
+    def load(self) -> Load:
+        if (scheduler := self._scheduler) is None:
+            return Load(running=0, waiting=self._router.num_open, used_pages=0, cached_pages=0, total_pages=0,
+                        page_size=self.plan.page_size, steps=0, tokens_per_s=0.0)
+        cache = scheduler.cache
+        return Load(running=scheduler.roster.num_running, waiting=len(scheduler.roster.waiting), used_pages=cache.num_used,
+                    cached_pages=cache.tree.num_evictable, total_pages=cache.pool.num_pages, page_size=cache.page_size,
+                    steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()))
+
+    def server_info(self) -> dict[str, Any]:
+        options = {name: why.value for name, why in self.plan.why.items()}
+        return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self._state,
+                "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
+                "sources": {name: why.source for name, why in self.plan.why.items() if why.source != "default"},
+                "ranks": [{"rank": r.rank, "device": r.device_name, "num_pages": r.num_pages - 1, "weights_bytes": r.weights_bytes,
+                           "pages_bytes": r.pages_bytes, "phases_s": r.phases_s} for r in self._readies]}
+
+    def metrics(self) -> bytes:
+        load, metrics = self.load(), self._metrics
+        metrics.running.set(load.running)
+        metrics.waiting.set(load.waiting)
+        metrics.used_pages.set(load.used_pages)
+        metrics.cached_pages.set(load.cached_pages)
+        metrics.total_pages.set(load.total_pages)
+        if self._scheduler is not None:
+            totals = self._scheduler.totals
+            for counter, value in ((metrics.prompt_tokens, totals.prompt_tokens), (metrics.cached_tokens, totals.cached_tokens),
+                                   (metrics.preemptions, totals.preemptions)):
+                counter.value = value
+        return metrics.render(dict(enumerate(self._ranks.pids)))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._vocab.token_bytes(token_id)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._vocab.decode(token_ids, skip_special=False)
+
+    @property
+    def _vocab(self) -> Vocabulary:
+        if self._vocabulary is None:
+            raise Unavailable("the tokenizer is loading; try again in a moment")
+        return self._vocabulary
+
+
+def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
+    """What the ranks must know of the plan."""
+    return StartRank(
+        device=plan.device, model_path=plan.model_path, dtype=plan.dtype, load_format=plan.load_format,
+        tp_size=plan.tensor_parallel_size, page_size=plan.page_size, max_slots=plan.max_running_requests, max_len=plan.context_length,
+        max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
+        max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
+        device_options=plan.device_options)
+
+
+def chat_templates(vocabulary: Vocabulary, choice: str) -> ChatTemplates:
+    """The tokenizer's own templates, or the file that --chat-template names. Raises OptionsError, ModelError."""
+    if choice == "auto":
+        return ChatTemplates(vocabulary.files.templates, vocabulary.files.special_tokens)
+    try:
+        source = Path(choice).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsError([f"--chat-template {choice} cannot be read ({error}); name a Jinja file"]) from None
+    return ChatTemplates({"default": source}, vocabulary.files.special_tokens)
+
+
+def random_seeds(seed: int) -> Callable[[], int]:
+    """Seeds for requests that bring none: the same ones, in order, for the same --random-seed."""
+    source = Random(seed)
+    return lambda: source.getrandbits(63)
+
+
+def _report(progress: LoadProgress) -> None:
+    log.get("start").debug("loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2))
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,168 @@
+"""Paged attention on the cpu: gather a row's keys and values, then torch's flash kernel.
+
+The plan is made once a step on the host and used by every layer. Decode rows are attended together, padded, in groups whose
+lengths differ by less than a factor of two, so that one long row does not blow up the others; extend rows go one by one, in
+tiles of queries, so that a mask has at most TILE rows. Grouped queries need no repeated keys: the queries of a group
+stand beside one another in the kernel's query dimension (decode), or share their key head with stride 0 (extend).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from runtime.messages import StepPlan
+
+TILE = 256  # queries of an extend row attended at once
+GROUP_TOKENS = 1 << 15  # most padded keys of a group of decode rows; a single row may have more
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """`rows` decode rows whose keys are gathered to [rows, length]."""
+
+    places: Tensor | None  # int64 [rows]: which queries; None: all the step's decode rows, in order
+    num_rows: int
+    gather: Tensor  # int64 [rows * length] locations in the cache; 0, the padding page, where masked
+    mask: Tensor | None  # [rows, 1, 1, length], 0 or -inf; None: nothing is masked
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """Queries [first, first + count) of the step, the last `count` of the positions whose keys are gathered."""
+
+    first: int
+    count: int
+    gather: Tensor  # int64 [length] locations of the keys, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Rows by sliding window: what is gathered depends on it."""
+
+    num_decodes: int
+    decodes: dict[int, list[DecodeGroup]]
+    extends: dict[int, list[ExtendRow]]
+    masks: dict[int, Tensor]  # [tile, longest]: of all extend tiles, aligned at the lower right corner
+
+
+def plan_attention(plan: StepPlan, page_table: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype) -> AttentionPlan:
+    decodes = {window: _plan_decodes(plan, page_table, page_size, window, dtype) for window in windows}
+    extends = {window: _plan_extends(plan, page_table, page_size, window) for window in windows}
+    masks = {window: _tile_mask(extends[window], window, dtype) for window in windows if extends[window]}
+    return AttentionPlan(plan.num_decodes, decodes, extends, masks)
+
+
+def _locations(page_table: Tensor, slots: Tensor, first: Tensor, num_pages: int, page_size: int) -> Tensor:
+    """Cache locations of `num_pages` pages from page `first` on, for each slot: int64 [slots, num_pages * page_size]."""
+    columns = (first.unsqueeze(1) + torch.arange(num_pages)).clamp_max(page_table.shape[1] - 1)
+    pages = page_table[slots.unsqueeze(1), columns].long()
+    return (pages.unsqueeze(2) * page_size + torch.arange(page_size)).flatten(1)
+
+
+def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype) -> list[DecodeGroup]:
+    if plan.num_decodes == 0:
+        return []
+    slots = plan.slots[: plan.num_decodes].astype(np.int64)
+    ends = plan.starts[: plan.num_decodes].astype(np.int64) + 1
+    begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
+    first = begins // page_size
+    num_pages = -(-ends // page_size) - first
+    if len(slots) == 1:
+        all_of_row = _locations(page_table, torch.from_numpy(slots), torch.from_numpy(first), int(num_pages[0]), page_size)[0]
+        skip = int(begins[0] - first[0] * page_size)
+        return [DecodeGroup(None, 1, all_of_row[skip : skip + int(ends[0] - begins[0])], None)]
+    groups = []
+    for places in _similar(num_pages, page_size):
+        length = int(num_pages[places].max())
+        from_page = torch.from_numpy(first[places])
+        gather = _locations(page_table, torch.from_numpy(slots[places]), from_page, length, page_size)
+        positions = from_page.unsqueeze(1) * page_size + torch.arange(length * page_size)
+        is_seen = (positions >= torch.from_numpy(begins[places]).unsqueeze(1)) & (positions < torch.from_numpy(ends[places]).unsqueeze(1))
+        mask = torch.zeros(is_seen.shape, dtype=dtype).masked_fill_(~is_seen, -torch.inf)
+        is_all = len(places) == len(slots)
+        groups.append(DecodeGroup(None if is_all else torch.from_numpy(places), len(places), torch.where(is_seen, gather, 0).flatten(),
+                                  mask[:, None, None]))
+    return groups
+
+
+def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
+    """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS; places, ascending."""
+    sizes = np.ceil(np.log2(num_pages)).astype(np.int64)
+    groups = []
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        most = max(1, GROUP_TOKENS // (int(2**size) * page_size))
+        groups.extend(places[i : i + most] for i in range(0, len(places), most))
+    return groups
+
+
+def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> list[ExtendRow]:
+    rows, query = [], plan.num_decodes
+    for row in range(plan.num_decodes, len(plan.slots)):
+        start, count = int(plan.starts[row]), int(plan.counts[row])
+        begin, end = max(start - window + 1, 0) if window else 0, start + count
+        first = begin // page_size
+        locations = _locations(page_table, torch.tensor([int(plan.slots[row])]), torch.tensor([first]), -(-end // page_size) - first, page_size)[0]
+        rows.append(ExtendRow(query, count, locations[begin - first * page_size : end - first * page_size]))
+        query += count
+    return rows
+
+
+def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype) -> Tensor:
+    """The last query of a tile sees the last key, the one above it one less: whether a key is seen depends only on how far
+    it is from the lower right corner, so the corners of one mask serve all tiles of all rows."""
+    tile, longest = min(TILE, max(row.count for row in rows)), max(len(row.gather) for row in rows)
+    above = torch.arange(tile - 1, -1, -1).unsqueeze(1)  # rows above the last
+    left = torch.arange(longest - 1, -1, -1)  # columns left of the last
+    is_seen = left >= above
+    if window:
+        is_seen &= left < above + window
+    return torch.zeros(tile, longest, dtype=dtype).masked_fill_(~is_seen, -torch.inf)
+
+
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
+    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
+    groups, rows = plan.decodes[window], plan.extends[window]
+    if not rows and len(groups) == 1:
+        return _attend_decodes(q, k_cache, v_cache, groups[0])
+    out = torch.empty(q.shape, dtype=q.dtype)
+    decodes = q[: plan.num_decodes]
+    for group in groups:
+        if group.places is None:
+            out[: plan.num_decodes] = _attend_decodes(decodes, k_cache, v_cache, group)
+        else:
+            out[group.places] = _attend_decodes(decodes[group.places], k_cache, v_cache, group)
+    for row in rows:
+        _attend_extend(q, k_cache, v_cache, row, plan.masks[window], window, out)
+    return out
+
+
+def _attend_decodes(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup) -> Tensor:
+    """q [rows, H, D] -> the same."""
+    kv_heads, dim = k_cache.shape[1:]
+    shape = (group.num_rows, -1, kv_heads, dim)
+    keys = k_cache.index_select(0, group.gather).view(shape).transpose(1, 2)  # [rows, K, length, D]
+    values = v_cache.index_select(0, group.gather).view(shape).transpose(1, 2)
+    queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
+    mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask).reshape(q.shape)
+
+
+def _attend_extend(q: Tensor, k_cache: Tensor, v_cache: Tensor, row: ExtendRow, mask: Tensor, window: int, out: Tensor) -> None:
+    kv_heads, dim = k_cache.shape[1:]
+    per_group, length = q.shape[1] // kv_heads, len(row.gather)
+    keys = k_cache.index_select(0, row.gather).transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
+    values = v_cache.index_select(0, row.gather).transpose(0, 1).unsqueeze(1)
+    queries = q[row.first : row.first + row.count].unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
+    for at in range(0, row.count, TILE):
+        num = min(TILE, row.count - at)
+        end = length - row.count + at + num
+        begin = max(0, end - num - window + 1) if window else 0
+        corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
+        seen = (kv_heads, per_group, end - begin, dim)
+        part = scaled_dot_product_attention(queries[:, :, at : at + num], keys[:, :, begin:end].expand(seen),
+                                            values[:, :, begin:end].expand(seen), attn_mask=corner)
+        out[row.first + at : row.first + at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)

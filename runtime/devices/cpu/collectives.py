@@ -1,0 +1,63 @@
+"""Exchange between ranks on the cpu: gloo through torch.distributed, and nothing at all for a single rank."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Alone:
+    """The collectives of a single rank: every exchange gives back what it got."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        return None
+
+
+class Gloo:
+    """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
+
+    def __init__(self, rank: int, size: int, rendezvous: str) -> None:
+        self.rank = rank
+        self.size = size
+        dist.init_process_group("gloo", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=dim)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return self.all_reduce(x).chunk(self.size)[self.rank].clone()  # gloo has no kernel of its own for it
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous())
+        return out
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        dist.broadcast(x, src=0)
+        return x
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,5 @@
+"""What is always true of the cpu device; torch-free."""
+
+from runtime.devices.base import Facts
+
+FACTS = Facts(name="cpu", dtypes=("float32", "bfloat16", "float16"), has_graphs=False)

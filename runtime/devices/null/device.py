@@ -1,0 +1,140 @@
+"""The null device computes nothing: tokens come from a formula and time from a model of it.
+
+It measures the runtime around it, and stands in for a model in tests of the scheduler. Token `i` of an answer (its first is 0) is
+
+    first_token + (seed + prompt length + i) % num_tokens       or, with a script,       script[i % len(script)]
+
+so an answer depends on the request only, whatever its batch company, chunks or preemptions. It knows nothing about penalties,
+biases and stop ids: an end-of-sequence token comes only from a script. Log probabilities are zeros of the right shape.
+Imports no torch.
+"""
+
+import time
+from typing import Annotated as A
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from runtime.devices.base import Progress
+from runtime.errors import StartError
+from runtime.messages import Admit, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+
+DEFAULT_POOL_TOKENS = 1 << 18
+_NO_INTS = np.empty(0, np.int32)
+_NO_FLOATS = np.empty(0, np.float32)
+
+_Seconds = A[float, Meta(ge=0, le=3600)]
+_Token = A[int, Meta(ge=0, lt=2**31)]
+
+
+class NullOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What StartRank.device_options can hold. Unless said otherwise tokens are a..z, where ids are bytes."""
+
+    step_s: _Seconds = 0.0  # seconds of a step
+    token_s: _Seconds = 0.0  # on top, for each token computed
+    vocab_size: A[int, Meta(ge=1, lt=2**31)] = 32000
+    first_token: _Token = 97
+    num_tokens: A[int, Meta(ge=1)] = 26
+    script: list[_Token] = []
+    fail_at_step: int | None = None  # the step at which to raise, for tests of recovery
+
+
+class NullExecutor:
+    """One rank of it. Keeps of each slot what the formula needs."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def start(self, start: StartRank, progress: Progress) -> RankReady:
+        """Raises StartError when `device_options` cannot be used."""
+        begin_s = time.perf_counter()
+        self._options = _read_options(start)
+        options = self._options
+        self._script = np.array(options.script, np.int32)
+        self._offsets = np.zeros(start.max_slots, np.int64)  # index of a token = its position - offset
+        self._prompt_lens = np.zeros(start.max_slots, np.int64)
+        self._widths = np.full(start.max_slots, -1, np.int32)
+        self._prompt_widths = np.full(start.max_slots, -1, np.int32)
+        progress("start", 1.0)
+        tokens = DEFAULT_POOL_TOKENS if start.max_total_tokens is None else start.max_total_tokens
+        return RankReady(rank=self._rank, num_pages=1 + tokens // start.page_size, weights_bytes=0, pages_bytes=0,
+                         device_name="null", phases_s={"start": time.perf_counter() - begin_s})
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        begin_s = time.perf_counter()
+        options = self._options
+        if plan.step == options.fail_at_step:
+            raise RuntimeError(f"asked to fail at step {plan.step}")
+        for admit in plan.admits:
+            self._admit(admit)
+        result = self._result(plan, begin_s) if self._rank == 0 else None
+        duration_s = options.step_s
+        if options.token_s:
+            duration_s += options.token_s * int(plan.counts.sum())
+        if duration_s:
+            time.sleep(max(0.0, begin_s + duration_s - time.perf_counter()))
+            result = result and msgspec.structs.replace(result, compute_s=time.perf_counter() - begin_s)
+        return result
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _admit(self, admit: Admit) -> None:
+        slot, sampling = admit.slot, admit.sampling
+        self._prompt_lens[slot] = admit.prompt_len
+        self._offsets[slot] = admit.prompt_len if self._script.size else -(sampling.seed % self._options.num_tokens)
+        self._widths[slot] = sampling.top_logprobs
+        self._prompt_widths[slot] = sampling.prompt_logprobs
+
+    def _result(self, plan: StepPlan, begin_s: float) -> StepResult:
+        rows = plan.samples.nonzero()[0]
+        slots = plan.slots[rows]
+        indices = plan.starts[rows] + plan.counts[rows] - self._offsets[slots]
+        if self._script.size:
+            tokens = self._script[indices % self._script.size]
+        else:
+            tokens = (indices % self._options.num_tokens + self._options.first_token).astype(np.int32)
+        width = int(self._widths[slots].max(initial=-1))
+        logprobs, top_ids, top_logprobs = _logprobs(rows.size, width)
+        prompt = self._prompt_logprobs(plan) if plan.prompt_targets.size else []
+        return StepResult(plan.step, tokens, width, logprobs, top_ids, top_logprobs, prompt, time.perf_counter() - begin_s)
+
+    def _prompt_logprobs(self, plan: StepPlan) -> list[PromptLogprobs]:
+        results = []
+        begin = 0
+        for row in range(plan.num_decodes, plan.slots.size):
+            slot, count = int(plan.slots[row]), int(plan.counts[row])
+            width = int(self._prompt_widths[slot])
+            if width < 0:
+                continue
+            logprobs, top_ids, top_logprobs = _logprobs(count, width)
+            logprobs[plan.prompt_targets[begin:begin + count] < 0] = np.nan
+            results.append(PromptLogprobs(slot, width, logprobs, top_ids, top_logprobs))
+            begin += count
+        return results
+
+
+def _logprobs(num_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log probabilities of tokens [N], and alternatives with theirs [N * width]; all empty when `width` is -1."""
+    if width < 0:
+        return _NO_FLOATS, _NO_INTS, _NO_FLOATS
+    top_ids = np.tile(np.arange(width, dtype=np.int32), num_tokens)
+    return np.zeros(num_tokens, np.float32), top_ids, np.zeros(num_tokens * width, np.float32)
+
+
+def _read_options(start: StartRank) -> NullOptions:
+    try:
+        options = msgspec.convert(start.device_options, NullOptions)
+    except msgspec.ValidationError as error:
+        raise StartError(f"the null device cannot use its options: {error}") from error
+    vocab = options.vocab_size
+    if any(token >= vocab for token in options.script):
+        raise StartError(f"the null device's script names a token outside 0..{vocab - 1}")
+    if options.first_token + options.num_tokens <= vocab:
+        return options
+    return msgspec.structs.replace(options, first_token=0, num_tokens=min(options.num_tokens, vocab))
+
+
+def executor(rank: int) -> NullExecutor:
+    return NullExecutor(rank)

@@ -1,0 +1,174 @@
+"""The Executor of all torch devices: builds a batch from a plan, runs the model over it, chooses tokens.
+
+Every rank of a model computes the same batch on its share of the weights; rank 0 alone chooses tokens and reports them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Batch, Device, Facts, Progress
+from runtime.errors import StartError
+from runtime.layers.sampler import Logprobs, clean, logprobs
+from runtime.layers.slots import Slots, to_device
+from runtime.messages import PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.models.config import read_config
+from runtime.models.loader import load, resolve_dtype
+from runtime.models.registry import model_class
+
+OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
+PROMPT_LOGITS = 1 << 24  # most logits of a prompt held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank that can take steps."""
+
+    device: Device
+    model: Any  # of a class that models/registry.py names
+    slots: Slots
+    kv: list[tuple[Tensor, Tensor]]
+    page_size: int
+    windows: tuple[int, ...]
+
+
+class Runner:
+    """One rank on one torch device. `start` once, `step` many times, `close` once."""
+
+    def __init__(self, rank: int, open_device: OpenDevice, facts: Facts) -> None:
+        self.rank = rank
+        self.open_device = open_device
+        self.facts = facts
+        self.loaded: Loaded | None = None
+
+    def start(self, start: StartRank, progress: Progress) -> RankReady:
+        times = [perf_counter()]
+        config = read_config(start.model_path)
+        dtype = resolve_dtype(start.dtype, config, self.facts.dtypes)
+        device = self.open_device(start, self.rank, dtype)
+        budget = int(device.memory.free_bytes() * start.memory_fraction)
+        times.append(perf_counter())
+        progress("weights", 0.0)
+        model = model_class(config.architecture)(device, dtype, config)
+        weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress)
+        times.append(perf_counter())
+        progress("pages", 0.0)
+        token_bytes = sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in model.attentions)
+        num_pages = count_pages(start, budget - weights_bytes, token_bytes)
+        kv = [tuple(device.memory.allocate_cache(num_pages * start.page_size, layer.num_kv_heads, layer.head_dim, dtype) for _ in "kv")
+              for layer in model.attentions]
+        slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place)
+        self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))))
+        times.append(perf_counter())
+        progress("pages", 1.0)
+        return RankReady(rank=self.rank, num_pages=num_pages, weights_bytes=weights_bytes, pages_bytes=num_pages * start.page_size * token_bytes,
+                         device_name=self.facts.name, phases_s=dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True)))
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        begin = perf_counter()
+        assert self.loaded is not None, "step before start"
+        with torch.inference_mode():
+            self.loaded.slots.update(plan)
+            hidden = self.loaded.model.forward(build_batch(plan, self.loaded))
+            prompt = list(self._prompt_logprobs(plan, hidden))
+            tokens, chosen = self._sample(plan, hidden)
+            if self.rank != 0:
+                return None
+            token_ids = tokens.int().cpu().numpy()
+        width = -1 if chosen is None else chosen.top_ids.shape[1]
+        arrays = _host(chosen) if chosen is not None else (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
+        return StepResult(plan.step, token_ids, width, *arrays, prompt, perf_counter() - begin)
+
+    def close(self) -> None:
+        if self.loaded is not None:
+            self.loaded.device.collectives.close()
+            self.loaded = None
+
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
+        """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
+        loaded = self.loaded
+        assert loaded is not None
+        rows, place = np.flatnonzero(plan.samples), loaded.device.place
+        if len(rows) == 0:
+            return torch.empty(0, dtype=torch.int64, device=place), None
+        if len(rows) < len(hidden):
+            hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, place))
+        logits = loaded.model.logits(hidden)
+        slots = plan.slots[rows].astype(np.int64)
+        if self.rank == 0:
+            tokens, chosen = loaded.slots.sample(loaded.device.ops, logits, slots, (plan.starts + plan.counts)[rows])
+        else:
+            tokens, chosen = torch.empty(len(rows), dtype=torch.int64, device=place), None
+        tokens = loaded.device.collectives.broadcast(tokens)
+        loaded.slots.last_token[to_device(slots, place)] = tokens
+        return tokens, chosen
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> Iterator[PromptLogprobs]:
+        """For each extend row of a slot that wants them, chunk by chunk, as logits of a whole prompt would fill the memory."""
+        loaded = self.loaded
+        assert loaded is not None
+        if len(plan.prompt_targets) == 0:
+            return
+        first, used = plan.num_decodes, 0
+        for slot, count in zip(plan.slots[plan.num_decodes :].tolist(), plan.counts[plan.num_decodes :].tolist(), strict=True):
+            width = int(loaded.slots.prompt_logprobs[slot])
+            if width >= 0:
+                targets = plan.prompt_targets[used : used + count]
+                yield self._row_logprobs(slot, width, hidden[first : first + count], targets)
+                used += count
+            first += count
+
+    def _row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptLogprobs:
+        loaded = self.loaded
+        assert loaded is not None
+        known = to_device(np.maximum(targets, 0), loaded.device.place)
+        chunk = max(1, PROMPT_LOGITS // loaded.slots.vocab_size)
+        parts = [_host(logprobs(clean(loaded.model.logits(hidden[at : at + chunk])), known[at : at + chunk], width))
+                 for at in range(0, len(targets), chunk)]
+        values, ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return PromptLogprobs(slot, width, np.where(targets < 0, np.float32(np.nan), values), ids, top)
+
+
+def _host(found: Logprobs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return found.chosen.cpu().numpy(), found.top_ids.cpu().numpy().ravel(), found.top.cpu().numpy().ravel()
+
+
+def count_pages(start: StartRank, budget: int, token_bytes: int) -> int:
+    """Pages, the padding page among them: as the memory budget allows, and no more than options let be used.
+
+    Raises StartError when not even one sequence of one page fits.
+    """
+    page_size = start.page_size
+    most = start.max_slots * -(-start.max_len // page_size)
+    if start.max_total_tokens is not None:
+        most = min(most, start.max_total_tokens // page_size)
+    fitting = budget // (token_bytes * page_size) - 1
+    if fitting < 1:
+        raise StartError(f"no memory is left for keys and values after the weights ({budget} bytes of {start.memory_fraction:.2f} of the free memory); "
+                         "raise --mem-fraction-static, or use a smaller model or dtype")
+    if most < 1:
+        raise StartError(f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}")
+    return min(most, fitting) + 1
+
+
+def build_batch(plan: StepPlan, loaded: Loaded) -> Batch:
+    """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
+    slots, place = loaded.slots, loaded.device.place
+    counts = plan.counts.astype(np.int64)
+    ends = counts.cumsum()
+    first_positions = np.repeat(plan.starts - (ends - counts), counts)
+    positions = to_device(first_positions + np.arange(len(first_positions)), place)
+    token_slots = to_device(np.repeat(plan.slots, counts), place)
+    token_ids = slots.last_token[token_slots[: plan.num_decodes]]
+    if len(plan.token_ids):
+        token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
+    pages = slots.page_table[token_slots, positions // loaded.page_size].long()
+    locations = pages * loaded.page_size + positions % loaded.page_size
+    attention = loaded.device.ops.plan_attention(plan, slots.page_table, loaded.page_size, loaded.windows)
+    return Batch(token_ids, positions, locations, loaded.kv, attention)

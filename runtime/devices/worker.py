@@ -1,0 +1,101 @@
+"""A rank's main loop: `python -m runtime.devices.worker`, started by actors/ranks.py with two rings.
+
+    plans    reads    StartRank, then StepPlan ..., then StopRank
+    results  writes   LoadProgress ..., RankReady, then (rank 0) a StepResult for each StepPlan; RankFailed before it ends in error
+
+Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model cannot be started. Between steps the rank waits in
+the kernel. It dies with its parent, even if that is killed.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import traceback
+
+from runtime.devices.base import Executor, open_device
+from runtime.devices.ring import Reader, RingFds, Writer
+from runtime.errors import RingError, StartError
+from runtime.messages import FromRank, LoadProgress, RankFailed, StartRank, StepPlan, StopRank, ToRank
+from runtime.wire import Wire
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_NAME = 15
+
+
+class Rank:
+    """A rank between its two rings."""
+
+    def __init__(self, rank: int, generation: int, plans: RingFds, results: RingFds) -> None:
+        self._rank = rank
+        self._reader = Reader(plans, generation)
+        self._writer = Writer(results, generation)
+        self._plans = Wire[ToRank](ToRank)
+        self._results = Wire[FromRank](FromRank)
+
+    def run(self) -> int:
+        """Everything from the first record to the last; returns the exit code."""
+        doing = "starting"
+        try:
+            start = self._receive()
+            if not isinstance(start, StartRank):
+                raise RingError(f"the first record is a {type(start).__name__}, not a StartRank")
+            executor: Executor = open_device(start.device, self._rank)
+            self._send(executor.start(start, self._progress))
+            doing = "running a step"
+            while isinstance(plan := self._receive(), StepPlan):
+                if (result := executor.step(plan)) is not None:
+                    self._send(result)
+            if not isinstance(plan, StopRank):
+                raise RingError(f"a {type(plan).__name__} came where a StepPlan or StopRank was due")
+            executor.close()
+            return 0
+        except StartError as error:
+            self._send(RankFailed(self._rank, str(error), True))
+            return 2
+        except Exception as error:  # the parent gets the class only: the text may hold what a client must not see
+            traceback.print_exc(file=sys.stderr)
+            self._send(RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False))
+            return 1
+
+    def _receive(self) -> ToRank:
+        body = self._reader.read()
+        assert body is not None  # there is no time limit
+        return self._plans.decode(body)
+
+    def _send(self, message: FromRank) -> None:
+        self._writer.publish(self._results.encode(message))
+
+    def _progress(self, phase: str, fraction: float) -> None:
+        self._send(LoadProgress(self._rank, phase, fraction))
+
+
+def bind_to_parent(parent_pid: int, name: str) -> bool:
+    """Asks the kernel to kill this process when the parent's thread that started it ends. False: it has ended already."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    return os.getppid() == parent_pid
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="runtime.devices.worker", description="One rank; started by the runtime, not by hand.")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process id")
+    parser.add_argument("--plans", type=RingFds.parse, required=True, help="descriptors of the ring that is read")
+    parser.add_argument("--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written")
+    given = parser.parse_args(arguments)
+    if not bind_to_parent(given.parent, f"rank-{given.rank}"):
+        return 1
+    return Rank(given.rank, given.generation, given.plans, given.results).run()
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if exit_code:
+        os._exit(exit_code)  # at once: the clean-up of a library in an unknown state may hang

@@ -1,0 +1,260 @@
+"""The library face: an engine in your own process and on your own event loop, without HTTP or with it mounted in your app.
+
+    async with Engine(model_path="DIR") as engine:          options are those of `runtime serve`, with underscores
+        answer = await engine.generate("Once upon a time", max_new_tokens=20)
+        async for delta in engine.stream([{"role": "user", "content": "Hello!"}]):
+            ...
+        app.mount("/llm", engine.asgi())
+
+    llm = LLM()                                              the same for code without a loop; close it, or use `with`
+
+    llm = runtime.asgi(model_path="DIR")                     an ASGI app that starts its engine in its lifespan
+    Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
+
+No signal handlers, no loop policy, no root logger, no environment: those belong to the application. Any number of engines can live in one process.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from anyio.from_thread import start_blocking_portal
+from msgspec import Struct
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from runtime.core import Core
+from runtime.errors import InvalidRequest, RequestError, Unavailable
+from runtime.http.app import http_app
+from runtime.messages import Ask, Chat, Prompt, Text, Tokens
+from runtime.options.given import from_values
+from runtime.options.plan import plan_for
+from runtime.request import Delta, Finish, TokenLogprob
+from runtime.sampling import SamplingParams
+
+PromptLike = str | Sequence[int] | Sequence[dict[str, Any]]  # text, token ids, or chat messages
+
+
+class Answer(Struct):
+    """One finished sequence."""
+
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or []
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.finish = delta.finish or self.finish
+
+
+class StreamSink:
+    """Keeps what the engine pushes until the one reader takes it."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self._open = num_sequences
+        self._deltas: list[Delta] = []
+        self._error: RequestError | None = None
+        self._news = anyio.Event()
+
+    def push(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self._open -= delta.finish is not None
+        self._news.set()
+
+    def fail(self, error: RequestError) -> None:
+        self._error = error
+        self._news.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._open == 0 or self._error is not None
+
+    async def take(self) -> list[Delta]:
+        """Waits for deltas. Raises the request's error after the last delta; an empty list is the end."""
+        if not self._deltas and not self.is_over:
+            await self._news.wait()
+        self._news = anyio.Event()
+        deltas, self._deltas = self._deltas, []
+        if not deltas and self._error is not None:
+            raise self._error
+        return deltas
+
+
+class Engine:
+    """A model served to this process. Use as `async with`; raises StartError on entry when it cannot start."""
+
+    def __init__(self, **options: Any) -> None:
+        self._core = Core(plan_for(from_values(options)))
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._core.run)
+        try:
+            await self._core.wait_ready()
+        except BaseException as error:
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._tasks is not None
+        await self._core.drain(0)
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def stream(self, prompt: PromptLike, **sampling: Any) -> AsyncIterator[Delta]:
+        """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams.
+
+        Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
+        """
+        params = _params(sampling)
+        ask = Ask(id=f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic())
+        sink = StreamSink(params.n)
+        self._core.submit(ask, sink)
+        try:
+            while deltas := await sink.take():
+                for delta in deltas:
+                    yield delta
+        finally:
+            if not sink.is_over:
+                self._core.abort(ask.id)
+
+    async def generate(self, prompt: PromptLike, **sampling: Any) -> Answer:
+        """The whole answer. Raises as `stream` does."""
+        return (await self.generate_n(prompt, **sampling))[0]
+
+    async def generate_n(self, prompt: PromptLike, **sampling: Any) -> list[Answer]:
+        """All `n` answers."""
+        answers = [Answer() for _ in range(int(sampling.get("n", 1)))]
+        async for delta in self.stream(prompt, **sampling):
+            answers[delta.index].add(delta)
+        return answers
+
+    def asgi(self) -> ASGIApp:
+        """The HTTP API of this engine, to be mounted under any prefix while the engine is open."""
+        return http_app(self._core, max_body_bytes=self._core.plan.max_body_bytes)
+
+
+class LLM:
+    """A blocking face of Engine for scripts: its loop runs in a thread of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self._engine = Engine(**options)
+        self._portal_context = start_blocking_portal("asyncio", {"use_uvloop": True})
+        self._portal = self._portal_context.__enter__()
+        self._engine_context: AbstractContextManager[Engine] = self._portal.wrap_async_context_manager(self._engine)
+        try:
+            self._engine_context.__enter__()
+        except BaseException:
+            self._portal_context.__exit__(None, None, None)
+            raise
+
+    def generate(self, prompts: PromptLike | list[str], **sampling: Any) -> Any:
+        """An Answer for one prompt (text, token ids or chat messages), a list of them for a list of texts."""
+        if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
+            return self._portal.call(self._generate_all, prompts, sampling)
+        return self._portal.call(self._generate_one, prompts, sampling)
+
+    async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
+        return await self._engine.generate(prompt, **sampling)
+
+    async def _generate_all(self, prompts: list[str], sampling: dict[str, Any]) -> list[Answer]:
+        answers: list[Answer] = [Answer()] * len(prompts)
+
+        async def one(index: int) -> None:
+            answers[index] = await self._engine.generate(prompts[index], **sampling)
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index in range(len(prompts)):
+                    tasks.start_soon(one, index)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        return answers
+
+    def close(self) -> None:
+        self._engine_context.__exit__(None, None, None)
+        self._portal_context.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EngineApp:
+    """An ASGI app that owns an engine: it lives from lifespan start-up to shut-down."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._app: ASGIApp | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """For applications that mount this one: lifespan events do not reach mounted apps."""
+        async with Engine(**self._options) as engine:
+            self._app = engine.asgi()
+            try:
+                yield
+            finally:
+                self._app = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._serve_lifespan(receive, send)
+        elif self._app is None:
+            raise Unavailable("the engine is not running: pass this app's `lifespan` to the application that mounts it")
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve_lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            async with self.lifespan():
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+        except Exception as error:
+            await send({"type": "lifespan.startup.failed" if self._app is None else "lifespan.shutdown.failed", "message": str(error)})
+            raise
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def asgi(**options: Any) -> EngineApp:
+    """An ASGI app with an engine of its own; see the top of this file."""
+    return EngineApp(**options)
+
+
+def _params(sampling: dict[str, Any]) -> SamplingParams:
+    try:
+        return msgspec.convert(sampling, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _prompt(prompt: PromptLike) -> Prompt:
+    if isinstance(prompt, str):
+        return Text(prompt)
+    if all(isinstance(item, int) for item in prompt):
+        return Tokens([int(item) for item in prompt])  # type: ignore[arg-type]
+    if all(isinstance(item, dict) for item in prompt):
+        return Chat([dict(item) for item in prompt])  # type: ignore[arg-type]
+    raise InvalidRequest("a prompt is a text, a list of token ids, or a list of chat messages", param="prompt")
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,136 @@
+"""The HTTP face as an ASGI application: routes, and what every route does with errors.
+
+It can be mounted under any prefix of another application: it has no lifespan and no state of its own beyond the service.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from runtime.errors import RequestError, TooLarge
+from runtime.http import admin, errors
+from runtime.http.body import discard_body, read_body
+from runtime.http.exchange import DIRECT, Answer
+from runtime.http.native.generate import generate
+from runtime.http.openai.chat import chat
+from runtime.http.openai.completions import completions
+from runtime.http.openai.models import check_model, model_list, model_object
+from runtime.service import Service
+
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; raises RequestError
+
+EXTENSION = "runtime.connection"  # ASGI extension of our own server: (Connection, the server's own send)
+MAX_BODY_BYTES = 16 * 2**20
+
+
+def http_app(service: Service, *, max_body_bytes: int = MAX_BODY_BYTES) -> ASGIApp:
+    """The application for one service. Bodies over `max_body_bytes` are refused with 413."""
+    app = Starlette(routes=_routes(service, max_body_bytes), exception_handlers={
+        RequestError: errors.on_request_error,
+        HTTPException: errors.on_http_error,
+        ClientDisconnect: _on_disconnect,
+        Exception: errors.on_bug,
+    })
+
+    async def entry(scope: Scope, receive: Receive, send: Send) -> None:
+        connection, own_send = scope.get("extensions", {}).get(EXTENSION, (None, None))
+        # writing past `send` is right only where nothing stands between us and the server
+        if connection is not None and own_send is send:
+            scope[DIRECT] = connection
+        await app(scope, receive, send)
+
+    return entry
+
+
+def _routes(service: Service, max_body_bytes: int) -> list[Route]:
+    def model(request: Request) -> Any:
+        check_model(service.card, request.path_params["name"])
+        return model_object(service.card)
+
+    def takes_body(serve: Serve) -> Endpoint:
+        return _answering(service, serve, max_body_bytes)
+
+    return [
+        Route("/v1/chat/completions", takes_body(chat), methods=["POST"]),
+        Route("/v1/completions", takes_body(completions), methods=["POST"]),
+        Route("/generate", takes_body(generate), methods=["POST", "PUT"]),
+        Route("/v1/models", _telling(lambda _: model_list(service.card))),
+        Route("/v1/models/{name:path}", _telling(model)),
+        Route("/v1/loads", _telling(lambda _: admin.loads(service.load()))),
+        Route("/server_info", _telling(lambda _: service.server_info())),
+        Route("/health", _health(service)),
+        Route("/health_generate", _probe(service)),
+        Route("/metrics", _metrics(service)),
+    ]
+
+
+def _answering(service: Service, serve: Serve, max_body_bytes: int) -> Endpoint:
+    """Endpoint that reads a body and answers it."""
+    async def endpoint(request: Request) -> ASGIApp:
+        try:
+            body = await read_body(request.scope, request.receive, max_body_bytes)
+        except TooLarge as error:
+            return _refusing(errors.error_response(error))
+        return serve(service, body)
+
+    return endpoint
+
+
+def _refusing(response: Response) -> ASGIApp:
+    """Sends the refusal of a body at once, and ends the response when the rest of the body is through."""
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_open(message: Any) -> None:
+            await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)
+
+        await response(scope, receive, send_open)
+        await discard_body(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return refuse
+
+
+def _telling(tell: Callable[[Request], Any]) -> Endpoint:
+    """Endpoint that answers with what `tell` returns, as JSON."""
+    async def endpoint(request: Request) -> Response:
+        return _json(tell(request))
+
+    return endpoint
+
+
+def _health(service: Service) -> Endpoint:
+    async def endpoint(_: Request) -> Response:
+        health = service.health()
+        return _json(health, 200 if health.state == "ready" else 503)
+
+    return endpoint
+
+
+def _probe(service: Service) -> Endpoint:
+    async def endpoint(_: Request) -> ASGIApp:
+        return admin.probe(service)
+
+    return endpoint
+
+
+def _metrics(service: Service) -> Endpoint:
+    async def endpoint(_: Request) -> Response:
+        return Response(service.metrics(), media_type="text/plain; version=0.0.4")
+
+    return endpoint
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    """The client left while it sent its body: nobody reads this."""
+    return Response(status_code=499)

@@ -1,0 +1,42 @@
+"""Reads request bodies: within a size, and from clients that keep sending."""
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from runtime.errors import TooLarge
+
+MAX_PAUSE_S = 30.0  # between two pieces of a body
+MAX_DISCARD_S = 2.0  # spent on throwing the rest of a refused body away, so that the client gets to read the answer
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """Raises TooLarge (before reading, when content-length says so), HTTPException 408, or ClientDisconnect."""
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")
+    pieces: list[bytes] = []
+    size, more = 0, True
+    while more:
+        with anyio.move_on_after(MAX_PAUSE_S) as pause:
+            message = await receive()
+        if pause.cancelled_caught:
+            raise HTTPException(408, f"the body stopped after {size} bytes")
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
+            raise TooLarge(f"the body is over {max_bytes} bytes, the most that this server takes")
+        pieces.append(piece)
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
+async def discard_body(receive: Receive) -> None:
+    """Reads on, for a moment and keeping nothing: a connection closed on unread data would lose the answer sent before."""
+    with anyio.move_on_after(MAX_DISCARD_S):
+        message = await receive()
+        while message["type"] == "http.request" and message.get("more_body", False):
+            message = await receive()

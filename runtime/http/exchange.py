@@ -1,0 +1,298 @@
+"""One HTTP request's business with the runtime: its asks go in, its deltas come out, and every ask ends exactly once.
+
+    endpoint ─ asks, dialect ─► Answer ─ submit ─► Service
+    client ◄── JSON, events ─── Answer ◄─ push ─── Service       (`take`, within the step's fan-out)
+
+`Answer` is the ASGI application that an endpoint returns. It waits for the first output before it sends a status, so that a
+refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, the server stops), asks that
+still run are aborted.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from runtime.errors import RequestError
+from runtime.http import sse
+from runtime.http.connection import Connection
+from runtime.http.errors import error_object, renamed
+from runtime.messages import Ask
+from runtime.request import Delta, Finish, TokenLogprob
+from runtime.service import Service
+
+MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
+MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
+
+DIRECT = "runtime.connection"  # scope key of a Connection that may be written to directly
+
+
+class Output:
+    """One sequence's whole output, or as much of it as there is."""
+
+    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "finish")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_tokens = 0
+        self.finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.prompt_logprobs += delta.prompt_logprobs or ()
+        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
+        self.finish = delta.finish or self.finish
+
+
+class Dialect(Protocol):
+    """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        """The events that `delta` is worth, none for a delta without news."""
+        ...
+
+    def tail(self) -> bytes:
+        """The last events of a stream that went well."""
+        ...
+
+    def body(self, outputs: list[Output]) -> Any:
+        """The answer in one piece, ready for JSON."""
+        ...
+
+
+class Exchange:
+    """The asks of one HTTP request while they run. `take` gets each delta with the number of its choice."""
+
+    def __init__(self, service: Service, asks: list[Ask], take: Callable[[int, Delta], None]) -> None:
+        self.service = service
+        self.asks = asks
+        self.take = take
+        self.running: set[str] = set()
+        self.failure: RequestError | None = None
+        self.ready = anyio.Event()  # something to look at: first output, waiting output, or the end
+
+    @property
+    def is_over(self) -> bool:
+        return self.failure is not None or not self.running
+
+    def submit(self) -> None:
+        """Raises what the service raises; then nothing of this exchange runs."""
+        choice = 0
+        for ask in self.asks:
+            self.running.add(ask.id)
+            try:
+                self.service.submit(ask, AskSink(self, ask.id, choice, ask.params.n))
+            except BaseException:
+                self.running.discard(ask.id)
+                self.abort()
+                raise
+            choice += ask.params.n
+
+    def finish(self, ask_id: str) -> None:
+        self.running.discard(ask_id)
+        if not self.running:
+            self.ready.set()
+
+    def fail(self, ask_id: str, error: RequestError) -> None:
+        self.running.discard(ask_id)
+        self.failure = self.failure or error
+        self.ready.set()
+
+    def abort(self) -> None:
+        """Ends what still runs; nothing else calls `service.abort`."""
+        while self.running:
+            self.service.abort(self.running.pop())
+
+    async def wait(self) -> None:
+        await self.ready.wait()
+        self.ready = anyio.Event()
+
+
+class AskSink:
+    """Sink of one ask: numbers its sequences from `first_choice` on."""
+
+    __slots__ = ("exchange", "ask_id", "first_choice", "num_open")
+
+    def __init__(self, exchange: Exchange, ask_id: str, first_choice: int, n: int) -> None:
+        self.exchange = exchange
+        self.ask_id = ask_id
+        self.first_choice = first_choice
+        self.num_open = n
+
+    def push(self, delta: Delta) -> None:
+        self.exchange.take(self.first_choice + delta.index, delta)
+        if delta.finish is not None:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self.exchange.finish(self.ask_id)
+
+    def fail(self, error: RequestError) -> None:
+        self.exchange.fail(self.ask_id, error)
+
+
+class Stream:
+    """Deltas on their way to a client: written at once where the connection is ours and has room, else kept and coalesced."""
+
+    def __init__(self, dialect: Dialect, num_choices: int) -> None:
+        self.dialect = dialect
+        self.waiting: dict[int, Delta] = {}
+        self.num_waiting = 0
+        self.max_waiting = MAX_WAITING_TOKENS * num_choices
+        self.connection: Connection | None = None
+        self.notify: Callable[[], None] = lambda: None
+
+    @property
+    def is_overrun(self) -> bool:
+        return self.num_waiting > self.max_waiting
+
+    def take(self, choice: int, delta: Delta) -> None:
+        connection = self.connection
+        if connection is None:
+            self._keep(choice, delta)
+            self.notify()
+        elif connection.is_full:
+            self._keep(choice, delta)
+            if self.is_overrun:
+                self.notify()
+        elif data := self.dialect.events(choice, delta):
+            connection.write(sse.chunked(data))
+
+    def open(self, connection: Connection) -> None:
+        """From now on deltas go straight to `connection`, whose response head has been sent."""
+        self.connection = connection
+        connection.on_drain = self._drain
+        if not connection.is_full:
+            self._drain()
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.on_drain = None
+            self.connection = None
+
+    def events(self) -> bytes:
+        """The events of all that waits; nothing waits afterwards."""
+        waiting, self.waiting, self.num_waiting = self.waiting, {}, 0
+        return b"".join([self.dialect.events(choice, delta) for choice, delta in waiting.items()])
+
+    def _drain(self) -> None:
+        assert self.connection is not None
+        if data := self.events():
+            self.connection.write(sse.chunked(data))
+
+    def _keep(self, choice: int, delta: Delta) -> None:
+        self.num_waiting += len(delta.token_ids)
+        kept = self.waiting.get(choice)
+        if kept is None:
+            self.waiting[choice] = delta
+        else:
+            self.waiting[choice] = merged(kept, delta)
+
+
+def merged(first: Delta, second: Delta) -> Delta:
+    """Two deltas of one sequence as one."""
+    return Delta(
+        index=first.index,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=_joined(first.logprobs, second.logprobs),
+        prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
+        finish=second.finish,
+        prompt_tokens=first.prompt_tokens or second.prompt_tokens,
+    )
+
+
+def _joined(first: list[TokenLogprob] | None, second: list[TokenLogprob] | None) -> list[TokenLogprob] | None:
+    return first + second if first and second else first or second
+
+
+class Answer:
+    """ASGI application that serves one request: as a stream of events, or in one piece."""
+
+    def __init__(self, service: Service, asks: list[Ask], dialect: Dialect, *, is_stream: bool, names: Mapping[str, str]) -> None:
+        """`names` maps the service's field names to those of the client, for refusals."""
+        self.dialect = dialect
+        self.is_stream = is_stream
+        self.num_choices = sum(ask.params.n for ask in asks)
+        self.stream = Stream(dialect, self.num_choices)
+        self.outputs = [] if is_stream else [Output() for _ in range(self.num_choices)]
+        self.exchange = Exchange(service, asks, self.stream.take if is_stream else self._collect)
+        self.names = names
+        self.stream.notify = lambda: self.exchange.ready.set()
+
+    def _collect(self, choice: int, delta: Delta) -> None:
+        self.outputs[choice].add(delta)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises RequestError for a request that failed before anything of its answer was sent."""
+        exchange = self.exchange
+        unsent: RequestError | None = None
+        exchange.submit()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, receive, tasks.cancel_scope)
+                if self.is_stream:
+                    unsent = await self._send_stream(scope.get(DIRECT), send)
+                else:
+                    unsent = await self._send_whole(scope, receive, send)
+                tasks.cancel_scope.cancel()
+        finally:
+            self.stream.close()
+            exchange.abort()
+        if unsent is not None:
+            raise renamed(unsent, self.names)
+
+    async def _watch(self, receive: Receive, work: anyio.CancelScope) -> None:
+        """Ends the work when the client leaves. The last send is left alone: the server may be in the middle of recycling."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self.exchange.is_over:
+            work.cancel()
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
+        await self.exchange.wait()
+        if self.exchange.failure is not None:
+            return self.exchange.failure
+        response = Response(sse.encode(self.dialect.body(self.outputs)), media_type="application/json")
+        await response(scope, receive, send)
+        return None
+
+    async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
+        exchange, stream = self.exchange, self.stream
+        await exchange.wait()
+        if exchange.failure is not None:
+            return exchange.failure
+        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+        if connection is not None:
+            stream.open(connection)
+            while not (exchange.is_over or stream.is_overrun):
+                await exchange.wait()
+            if not exchange.is_over:
+                connection.cut()
+                return None
+        elif not await self._relay(send):
+            return None
+        stream.close()
+        last = sse.event(error_object(exchange.failure)) if exchange.failure else self.dialect.tail()
+        await send({"type": "http.response.body", "body": stream.events() + last, "more_body": False})
+        return None
+
+    async def _relay(self, send: Send) -> bool:
+        """Sends what waits through ASGI until all is produced. False: the client takes nothing; leaving closes its connection."""
+        while not self.exchange.is_over:
+            if self.stream.is_overrun:
+                return False
+            if data := self.stream.events():
+                with anyio.move_on_after(MAX_SEND_S) as limit:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                if limit.cancelled_caught:
+                    return False
+            else:
+                await self.exchange.wait()
+        return True

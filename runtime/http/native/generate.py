@@ -1,0 +1,172 @@
+"""POST /generate: the native API, in SGLang's form. A list of prompts gives a list of answers; stream events carry all text so far."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.http import sse
+from runtime.http.errors import convert, decode
+from runtime.http.exchange import Answer, Output
+from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
+from runtime.messages import Ask, Text, Tokens
+from runtime.request import Delta, Finish, FinishReason, TokenLogprob
+from runtime.sampling import SamplingParams
+from runtime.service import Service
+
+T = TypeVar("T")
+
+DEFAULT_MAX_NEW_TOKENS = 128  # as in SGLang
+
+_decoder = msgspec.json.Decoder(GenerateBody)
+_SAME = ("n", "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+         "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+_NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
+    "seed": "sampling_params.sampling_seed", "include_stop": "sampling_params.no_stop_trim", "logprobs": "return_logprob",
+    "top_logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+
+
+class LogprobWish(msgspec.Struct, frozen=True):
+    """What one prompt's answers tell about log probabilities. `start` is -1 without those of the prompt."""
+
+    is_on: bool
+    start: int
+    num_top: int
+
+
+def generate(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    arrival_s = time.monotonic()
+    wish = decode(body, _decoder)
+    refuse_later(wish, LATER)
+    prompts, field, is_batch = _prompts(wish)
+    count = len(prompts)
+    sampling = _each(wish.sampling_params, SamplingBody(), count, "sampling_params")
+    logprobs = [
+        LogprobWish(*one) for one in zip(
+            _each(wish.return_logprob, False, count, "return_logprob"),
+            _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
+            _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), strict=True)
+    ]
+    params = [_params(*pair) for pair in zip(sampling, logprobs, strict=True)]
+    asks = [
+        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s)
+        for id, prompt, one in zip(_ids(wish.rid, count), prompts, params, strict=True)
+    ]
+    dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs))
+    return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=_NAMES | {"prompt": field, "input_ids": field})
+
+
+def _prompts(wish: GenerateBody) -> tuple[list[Text | Tokens], str, bool]:
+    """The prompts, the field that has them, and whether the answer is a list."""
+    if (wish.text is None) == (wish.input_ids is None):
+        raise InvalidRequest("give either text or input_ids", param="text")
+    if wish.text is not None:
+        texts = wish.text if isinstance(wish.text, list) else [wish.text]
+        return [Text(text) for text in texts], "text", isinstance(wish.text, list)
+    ids = wish.input_ids
+    assert ids is not None
+    if all(isinstance(piece, int) for piece in ids):
+        return [Tokens(ids)], "input_ids", False  # type: ignore[arg-type]
+    if not all(isinstance(piece, list) for piece in ids) or len(ids) > MAX_PROMPTS:
+        raise InvalidRequest(f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids")
+    return [Tokens(prompt) for prompt in ids], "input_ids", True  # type: ignore[arg-type]
+
+
+def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequence[T]:
+    """One value for each prompt."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise InvalidRequest(f"{field} has {len(value)} entries for {count} prompts", param=field)
+    return value
+
+
+def _ids(rid: str | list[str] | None, count: int) -> list[str]:
+    if rid is None:
+        return [uuid4().hex for _ in range(count)]
+    if isinstance(rid, str):
+        return [rid] if count == 1 else [f"{rid}-{i}" for i in range(count)]
+    if len(rid) != count or len(set(rid)) != count:
+        raise InvalidRequest(f"rid needs {count} different entries, one for each prompt", param="rid")
+    return rid
+
+
+def _params(body: SamplingBody, logprobs: LogprobWish) -> SamplingParams:
+    refuse_later(body, SAMPLING_LATER, "sampling_params.")
+    if logprobs.start < -1:
+        raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
+    wished = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    wished.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    if isinstance(body.stop, str):
+        wished["stop"] = [body.stop] if body.stop else []
+    if body.sampling_seed is not None:
+        wished["seed"] = body.sampling_seed
+    if body.no_stop_trim is not None:
+        wished["include_stop"] = body.no_stop_trim
+    if logprobs.is_on:
+        wished |= {"logprobs": True, "top_logprobs": logprobs.num_top}
+        if logprobs.start >= 0:
+            wished["prompt_logprobs"] = logprobs.num_top
+    return convert(wished, SamplingParams, _NAMES)
+
+
+class GenerateDialect:
+    """Answers {"text", "output_ids", "meta_info"}; in a batch, events have the `index` of their answer."""
+
+    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], *, is_batch: bool, with_texts: bool) -> None:
+        self.service = service
+        self.with_texts = with_texts
+        # each choice's ask and wish
+        self.choices = [pair for pair in zip(asks, logprobs, strict=True) for _ in range(pair[0].params.n)]
+        self.is_list = is_batch or len(self.choices) > 1
+        self.outputs = [Output() for _ in self.choices]  # of a stream, so far
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        self.outputs[choice].add(delta)
+        answer = self._answer(choice, self.outputs[choice])
+        return sse.event(answer | {"index": choice} if self.is_list else answer)
+
+    def tail(self) -> bytes:
+        return sse.DONE
+
+    def body(self, outputs: list[Output]) -> Any:
+        answers = [self._answer(i, output) for i, output in enumerate(outputs)]
+        return answers if self.is_list else answers[0]
+
+    def _answer(self, choice: int, output: Output) -> dict[str, Any]:
+        ask, logprobs = self.choices[choice]
+        end = output.finish
+        meta = {
+            "id": ask.id,
+            "finish_reason": None if end is None else _finish_reason(end),
+            "prompt_tokens": output.prompt_tokens if end is None else end.prompt_tokens,
+            "completion_tokens": len(output.token_ids) if end is None else end.completion_tokens,
+            "cached_tokens": 0 if end is None else end.cached_tokens,
+            "e2e_latency": time.monotonic() - ask.arrival_s,
+        }
+        if logprobs.is_on:
+            meta |= self._logprobs("output", output.logprobs, logprobs.num_top)
+            if logprobs.start >= 0:
+                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs.num_top)
+        return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+
+    def _logprobs(self, side: str, tokens: list[TokenLogprob], num_top: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]}
+        if num_top:
+            fields[f"{side}_top_logprobs"] = [[self._triple(*top) for top in token.top] or None for token in tokens]
+        return fields
+
+    def _triple(self, token_id: int, logprob: float | None) -> tuple[float | None, int, str | None]:
+        return logprob, token_id, self.service.decode([token_id]) if self.with_texts else None
+
+
+def _finish_reason(end: Finish) -> dict[str, Any]:
+    if end.reason is FinishReason.LENGTH:
+        return {"type": "length", "length": end.completion_tokens}
+    if end.reason is FinishReason.STOP:
+        return {"type": "stop", "matched": end.matched}
+    return {"type": "abort", "message": "the request was aborted"}

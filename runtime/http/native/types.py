@@ -1,0 +1,81 @@
+"""The request of POST /generate, in SGLang's form. `null` is the same as leaving a field out."""
+
+from typing import Annotated as A
+from typing import Any
+
+from msgspec import Meta, Struct
+
+from runtime.errors import InvalidRequest
+
+MAX_PROMPTS = 1_024
+
+Rid = A[str, Meta(min_length=1, max_length=256)]
+Batch = Meta(min_length=1, max_length=MAX_PROMPTS)
+
+
+class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params`. Limits stand in runtime.sampling."""
+
+    n: int | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
+    sampling_seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # accepted; only slow tokenizers had a use for it
+    # later steps
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    stop_regex: Any = None
+    custom_params: Any = None
+
+
+class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One prompt, or a list of them. Fields that may be lists then have one entry for each prompt."""
+
+    text: str | A[list[str], Batch] | None = None
+    input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
+    sampling_params: SamplingBody | A[list[SamplingBody], Batch] | None = None
+    rid: Rid | A[list[Rid], Batch] | None = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None  # -1: output only; else also the prompt's, from there on
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    log_metrics: bool | None = None  # accepted without effect
+    # later steps
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    input_embeds: Any = None
+    token_ids_logprob: Any = None
+    return_hidden_states: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    priority: Any = None
+
+
+LATER = ("image_data", "video_data", "audio_data", "input_embeds", "token_ids_logprob", "return_hidden_states", "lora_path",
+         "session_params", "custom_logit_processor", "priority")
+SAMPLING_LATER = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
+
+
+def refuse_later(body: Struct, names: tuple[str, ...], place: str = "") -> None:
+    """Raises InvalidRequest for fields that exist and that this version does not serve yet."""
+    for name in names:
+        if getattr(body, name) not in (None, False, "", []):
+            raise InvalidRequest(f"{place}{name} is not served by this version yet; leave it out", param=f"{place}{name}")

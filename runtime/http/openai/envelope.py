@@ -1,0 +1,91 @@
+"""What chat and text completions share in their answers: the envelope of a chunk, usage, and finish reasons."""
+
+import time
+from typing import Any
+from uuid import uuid4
+
+from runtime.http import sse
+from runtime.http.exchange import Output
+from runtime.http.openai.types import StreamOptions
+from runtime.request import Delta, Finish
+
+
+class Meter:
+    """Counts the tokens of a stream. Prompts count once, however many choices they have."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.prompt_tokens: dict[int, int] = {}  # by prompt
+        self.cached_tokens: dict[int, int] = {}
+        self.completion_tokens = 0
+
+    def add(self, choice: int, delta: Delta) -> None:
+        prompt = choice // self.n
+        self.completion_tokens += len(delta.token_ids)
+        if delta.prompt_tokens:
+            self.prompt_tokens[prompt] = delta.prompt_tokens
+        if delta.finish is not None:
+            self.prompt_tokens[prompt] = delta.finish.prompt_tokens
+            self.cached_tokens[prompt] = max(delta.finish.cached_tokens, self.cached_tokens.get(prompt, 0))
+
+    def usage(self) -> dict[str, Any]:
+        return usage(sum(self.prompt_tokens.values()), self.completion_tokens, sum(self.cached_tokens.values()))
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def usage_of(outputs: list[Output], n: int) -> dict[str, Any]:
+    """Usage of a whole answer; `outputs` has `n` choices per prompt, one prompt after the other."""
+    ends = [output.finish for output in outputs if output.finish is not None]
+    prompts = [ends[i:i + n] for i in range(0, len(ends), n)]
+    return usage(
+        sum(prompt[0].prompt_tokens for prompt in prompts),
+        sum(end.completion_tokens for end in ends),
+        sum(max(end.cached_tokens for end in prompt) for prompt in prompts),
+    )
+
+
+def finish_fields(finish: Finish | None) -> dict[str, Any]:
+    """`finish_reason` as in OpenAI's API, and as an extension the stop string or token that matched."""
+    if finish is None:
+        return {"finish_reason": None}
+    return {"finish_reason": finish.reason.value, "matched_stop": finish.matched}
+
+
+class Envelope:
+    """The fields that all chunks of an answer share."""
+
+    def __init__(self, prefix: str, kind: str, model: str, n: int, options: StreamOptions | None) -> None:
+        self.id = f"{prefix}-{uuid4().hex}"
+        self.kind = kind
+        self.created = int(time.time())
+        self.model = model
+        self.is_continuous = bool(options and options.continuous_usage_stats)
+        self.with_usage = bool(options and options.include_usage) or self.is_continuous
+        self.meter = Meter(n)
+
+    def head(self, suffix: str = "") -> dict[str, Any]:
+        return {"id": self.id, "object": self.kind + suffix, "created": self.created, "model": self.model}
+
+    def chunk(self, choice: dict[str, Any], suffix: str = "") -> bytes:
+        fields = self.head(suffix) | {"choices": [choice]}
+        if self.with_usage:
+            fields["usage"] = self.meter.usage() if self.is_continuous else None
+        return sse.event(fields)
+
+    def around(self, choice: dict[str, Any], text: str, suffix: str = "") -> tuple[bytes, bytes]:
+        """What stands before and after `text`, a string that occurs once in `choice`: most chunks differ in it only."""
+        before, after = self.chunk(choice, suffix).split(sse.encode(text))
+        return before, after
+
+    def tail(self, suffix: str = "") -> bytes:
+        if not self.with_usage:
+            return sse.DONE
+        return sse.event(self.head(suffix) | {"choices": [], "usage": self.meter.usage()}) + sse.DONE

@@ -1,0 +1,92 @@
+"""From the messages of a chat request to what chat templates expect."""
+
+from typing import Any
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.http.openai.types import ChatBody, Message, Part, ToolCall
+from runtime.messages import Chat
+
+# variables of the rendering itself: a client that could set them would write the prompt's frame
+RESERVED = frozenset({"messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"})
+
+
+def chat_prompt(body: ChatBody) -> Chat:
+    """Raises InvalidRequest, naming the field, for what cannot become a prompt."""
+    tools = body.tools or None
+    if isinstance(body.tool_choice, dict) or body.tool_choice == "required":
+        raise InvalidRequest("tool_choice that forces a call is not served by this version yet; use auto or none", param="tool_choice")
+    if body.tool_choice not in (None, "auto", "none"):
+        raise InvalidRequest(f"tool_choice {body.tool_choice} is unknown; use auto or none", param="tool_choice")
+    return Chat(
+        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        tools=None if body.tool_choice == "none" else tools,
+        template_args=_template_args(body),
+        continue_final=_continues(body),
+    )
+
+
+def _continues(body: ChatBody) -> bool:
+    if not body.continue_final_message:
+        return False
+    if body.add_generation_prompt:
+        raise InvalidRequest("continue_final_message goes on with the last message and add_generation_prompt begins another; "
+                             "choose one", param="continue_final_message")
+    if body.messages[-1].role != "assistant":
+        raise InvalidRequest("continue_final_message needs a last message of role assistant", param="continue_final_message")
+    return True
+
+
+def _template_args(body: ChatBody) -> dict[str, Any]:
+    args = dict(body.chat_template_kwargs or {})
+    for name in sorted(RESERVED.intersection(args)):
+        raise InvalidRequest(f"{name} cannot be set for the template", param=f"chat_template_kwargs.{name}")
+    if body.reasoning_effort is not None:
+        args.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.add_generation_prompt is False:
+        args["add_generation_prompt"] = False
+    return args
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role  # templates know the older name
+    result: dict[str, Any] = {"role": role, "content": _content(message, place)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            result[name] = value
+    if message.tool_calls:
+        if role != "assistant":
+            raise InvalidRequest(f"{place}.tool_calls belongs to the role assistant", param=f"{place}.tool_calls")
+        result["tool_calls"] = [_tool_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+    return result
+
+
+def _content(message: Message, place: str) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        if message.role == "assistant":  # one that only calls tools
+            return ""
+        raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
+    return "\n".join([_text(part, f"{place}.content[{i}]") for i, part in enumerate(message.content)])
+
+
+def _text(part: Part, place: str) -> str:
+    if part.type != "text":
+        raise InvalidRequest(f"{place}: parts of type {part.type} are not served by this version yet; only text is", param=f"{place}.type")
+    if part.text is None:
+        raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")
+    return part.text
+
+
+def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
+    """Clients send arguments as a string of JSON; templates want the object, to write it in the model's own form."""
+    place += ".function.arguments"
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{place} is not JSON: {error}", param=place) from None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{place} is not a JSON object", param=place)
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}

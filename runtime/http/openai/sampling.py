@@ -1,0 +1,34 @@
+"""From the sampling fields of an OpenAI request to SamplingParams, whose limits decide; refusals come back in the client's names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.errors import InvalidRequest
+from runtime.http.errors import convert
+from runtime.http.openai.types import Shared
+from runtime.sampling import SamplingParams
+
+# field of the request -> field of SamplingParams
+FIELDS = {
+    "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "temperature": "temperature", "top_p": "top_p",
+    "top_k": "top_k", "min_p": "min_p", "n": "n", "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty", "repetition_penalty": "repetition_penalty", "logit_bias": "logit_bias", "seed": "seed",
+    "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos", "skip_special_tokens": "skip_special_tokens",
+    "include_stop_str_in_output": "include_stop", "no_stop_trim": "include_stop",
+}
+# what a model's generation_config.json may decide where the client does not
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any) -> SamplingParams:
+    """`more` are fields of SamplingParams that the route derives itself. `names` maps those fields to the client's names."""
+    wished = {name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None}
+    for field, name in FIELDS.items():
+        if (value := getattr(body, field)) is not None:
+            wished[name] = value
+    if isinstance(body.stop, str):
+        wished["stop"] = [body.stop]
+    wished.update({name: value for name, value in more.items() if value is not None})
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    return convert(wished, SamplingParams, names)

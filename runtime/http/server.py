@@ -1,0 +1,165 @@
+"""Our own server: a small shell that accepts connections and hands them to hypercorn's protocols (HTTP/1.1, HTTP/2).
+
+It adds three things to hypercorn's own: plain HTTP/1.1 connections can be written to directly (see connection.py), a client that
+leaves is noticed even while requests are pipelined, and the application has no lifespan: whoever calls `serve` starts and stops it.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.events import Closed, RawData
+from starlette.types import ASGIApp
+
+from runtime.errors import StartError
+from runtime.http.app import EXTENSION
+from runtime.http.connection import Connection
+
+BACKLOG = 2048
+READ_BYTES = 2**16
+GRACE_S = 30.0  # for running answers, after shutdown was asked for
+STUCK_S = 30.0  # that a client may take nothing of what waits for it
+KEEP_ALIVE_S = 75.0  # for idle connections; clients and proxies close theirs earlier, so no request meets a closing one
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets for all addresses of `host`; port 0 takes a free one. Raises StartError."""
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            if sockets and port == 0:  # the other addresses of the name get the same port
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host") from None
+    return sockets
+
+
+async def serve(
+    app: ASGIApp, *, sockets: list[socket.socket], shutdown: anyio.Event, tls: ssl.SSLContext | None = None,
+    grace_s: float = GRACE_S, stuck_s: float = STUCK_S, root_path: str = "",
+) -> None:
+    """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to end."""
+    async with anyio.create_task_group() as tasks:
+        shell = _Shell(app, tasks, stuck_s, root_path)
+        servers = [
+            await asyncio.get_running_loop().create_server(shell.accept, sock=sock, ssl=tls, backlog=BACKLOG) for sock in sockets
+        ]
+        try:
+            await shutdown.wait()
+        finally:
+            for server in servers:
+                server.close()
+        with anyio.move_on_after(grace_s):
+            await shell.drain()
+        shell.cut()
+        tasks.cancel_scope.cancel()
+
+
+class _Shell:
+    """The connections that are open, and what they share."""
+
+    def __init__(self, app: ASGIApp, tasks: TaskGroup, stuck_s: float, root_path: str) -> None:
+        self.app = app
+        self.tasks = tasks
+        self.stuck_s = stuck_s
+        self.config = _config(root_path)
+        self.context = WorkerContext(None)
+        self.open: set[Connection] = set()
+        self.last_closed = anyio.Event()
+
+    def accept(self) -> Connection:
+        return Connection(self._opened, self.stuck_s)
+
+    def _opened(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open.add(connection)
+        self.tasks.start_soon(self._run, connection, reader, writer)
+
+    async def _run(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_plain = writer.get_extra_info("ssl_object") is None
+        app = _Entry(self.app, connection if is_plain else None)
+        server = _Server(app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer)
+        connection.on_leave = server.leave
+        try:
+            await server.run()
+        except Exception:  # of one connection: the others go on
+            self.config.log.error_logger.exception("a connection ended in an error")
+        finally:
+            connection.cut()
+            self.open.discard(connection)
+            if not self.open:
+                self.last_closed.set()
+
+    async def drain(self) -> None:
+        """Closes idle connections now and the others after their answer; returns when all are closed."""
+        await self.context.terminated.set()
+        while self.open:
+            self.last_closed = anyio.Event()
+            await self.last_closed.wait()
+
+    def cut(self) -> None:
+        for connection in self.open:
+            connection.cut()
+
+
+class _Entry:
+    """The application as hypercorn calls it; offers the connection where it may be written to directly."""
+
+    def __init__(self, app: ASGIApp, connection: Connection | None) -> None:
+        self.app = app
+        self.connection = connection
+
+    async def __call__(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+        if self.connection is not None and scope["type"] == "http" and scope["http_version"] == "1.1":
+            scope["extensions"][EXTENSION] = (self.connection, send)
+        await self.app(scope, receive, send)
+
+
+class _Server(TCPServer):
+    """Hypercorn's connection, which goes on reading when the client has left.
+
+    Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the connection.
+    """
+
+    has_left = False
+    handling: anyio.CancelScope | None = None
+
+    def leave(self) -> None:
+        """The client has closed: what was sent before is still handled, but nothing waits any more."""
+        self.has_left = True
+        if self.handling is not None:
+            self.handling.cancel()
+
+    async def _read_data(self) -> None:
+        while not self.reader.at_eof():
+            try:
+                data = await self.reader.read(READ_BYTES)
+            except OSError:
+                break
+            with anyio.CancelScope() as self.handling:
+                if self.has_left:
+                    self.handling.cancel()  # takes effect when it waits
+                await self.protocol.handle(RawData(data))
+        await self.protocol.handle(Closed())
+
+
+def _config(root_path: str) -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("runtime.http")
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
+    config.h11_max_incomplete_size = 64 * 1024  # of a request's head
+    config.root_path = root_path
+    return config

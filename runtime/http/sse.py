@@ -1,0 +1,23 @@
+"""Server-sent events: how a payload becomes an event, and events become a chunk of an HTTP/1.1 body."""
+
+from typing import Any
+
+import msgspec
+
+encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the stream otherwise
+]
+
+
+def event(payload: Any) -> bytes:
+    return b"data: " + encode(payload) + b"\n\n"
+
+
+def chunked(data: bytes) -> bytes:
+    """`data`, which is not empty, as one chunk of a chunked body (RFC 9112, 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,0 +1,116 @@
+"""What changes logits before a token is drawn: penalties on tokens seen before, logit bias, and banned stop ids.
+
+State per slot, on the device; nothing is allocated before somebody asks for it.
+"""
+
+import torch
+from torch import Tensor
+
+from runtime.layers.sampler import FAR, clean
+from runtime.messages import Admit, SlotSampling
+
+
+def has_penalties(sampling: SlotSampling) -> bool:
+    return sampling.frequency_penalty != 0 or sampling.presence_penalty != 0 or sampling.repetition_penalty != 1
+
+
+class Counts:
+    """Which tokens the penalised slots have seen: a row of counts each, in tensors that grow by doubling."""
+
+    def __init__(self, vocab_size: int, place: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.place = place
+        self.rows: dict[int, int] = {}  # slot -> row
+        self.free: list[int] = []
+        self.generated = torch.zeros(0, vocab_size, dtype=torch.int32, device=place)
+        self.in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=place)
+        self.penalties = torch.zeros(0, 3, device=place)  # frequency, presence, repetition
+
+    def admit(self, slot: int, admit: Admit) -> None:
+        """Forgets what the slot held; counts the new sequence's tokens if its penalties need them."""
+        if slot in self.rows:
+            self.free.append(self.rows.pop(slot))
+        sampling = admit.sampling
+        if not has_penalties(sampling):
+            return
+        if not self.free:
+            self._grow()
+        row = self.rows[slot] = self.free.pop()
+        history = torch.from_numpy(admit.history.astype("int64")).to(self.place)
+        self.in_prompt[row] = False
+        self.in_prompt[row, history[: admit.prompt_len]] = True
+        self.generated[row] = torch.bincount(history[admit.prompt_len :], minlength=self.vocab_size)
+        self.penalties[row] = torch.tensor([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty])
+
+    def _grow(self) -> None:
+        old = len(self.generated)
+        new = max(4, 2 * old)
+        for name in ("generated", "in_prompt", "penalties"):
+            held: Tensor = getattr(self, name)
+            grown = held.new_zeros(new, held.shape[1])
+            grown[:old] = held
+            setattr(self, name, grown)
+        self.free.extend(range(new - 1, old - 1, -1))
+
+    def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
+        """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
+        index = torch.tensor([self.rows[slot] for slot in slots], device=self.place)
+        at = torch.tensor(places, device=self.place)
+        frequency, presence, repetition = self.penalties[index].unsqueeze(2).unbind(1)
+        generated = self.generated[index]
+        rows = logits[at]
+        scaled = torch.where(rows > 0, rows / repetition, rows * repetition)
+        rows = torch.where(self.in_prompt[index] | (generated > 0), scaled, rows)
+        logits[at] = rows - frequency * generated - presence * (generated > 0)
+
+    def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
+        """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
+        index = torch.tensor([self.rows[slot] for slot in slots], device=self.place)
+        self.generated[index, tokens[torch.tensor(places, device=self.place)]] += 1
+
+
+class Adjuster:
+    """All changes of logits that some slots ask for."""
+
+    def __init__(self, vocab_size: int, place: torch.device) -> None:
+        self.place = place
+        self.counts = Counts(vocab_size, place)
+        self.biases: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> ids, values
+        self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
+
+    def admit(self, admit: Admit) -> None:
+        slot, sampling = admit.slot, admit.sampling
+        self.counts.admit(slot, admit)
+        self.biases.pop(slot, None)
+        self.bans.pop(slot, None)
+        if sampling.bias_ids:
+            self.biases[slot] = (torch.tensor(sampling.bias_ids, device=self.place), torch.tensor(sampling.bias_values, device=self.place))
+        if sampling.stop_ids and sampling.min_len > 0:
+            self.bans[slot] = (sampling.min_len, torch.tensor(sampling.stop_ids, device=self.place))
+
+    def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
+        """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
+        penalised = self._penalised(slots)
+        biased = [place for place, slot in enumerate(slots) if slot in self.biases] if self.biases else []
+        banned = [place for place, slot in enumerate(slots) if slot in self.bans and lengths[place] < self.bans[slot][0]] if self.bans else []
+        if not (penalised or biased or banned):
+            return logits
+        logits = logits.clone()
+        if penalised:
+            self.counts.apply(logits, penalised, [slots[place] for place in penalised])
+        for place in biased:
+            ids, values = self.biases[slots[place]]
+            logits[place].index_add_(0, ids, values)
+        clean(logits)  # a tiny repetition penalty may overflow
+        for place in banned:
+            logits[place].index_fill_(0, self.bans[slots[place]][1], -2 * FAR)
+        return logits
+
+    def add(self, slots: list[int], tokens: Tensor) -> None:
+        """Counts the tokens drawn for `slots`, where penalties need them."""
+        penalised = self._penalised(slots)
+        if penalised:
+            self.counts.add(penalised, [slots[place] for place in penalised], tokens)
+
+    def _penalised(self, slots: list[int]) -> list[int]:
+        return [place for place, slot in enumerate(slots) if slot in self.counts.rows] if self.counts.rows else []

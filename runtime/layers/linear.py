@@ -1,0 +1,64 @@
+"""Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column layer splits its outputs over the
+ranks, the row layer that follows splits its inputs alike and sums, so a pair of them costs one exchange."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.layers.weight import Layer, Part, Share, Weight, even_share, kv_share, scaled
+
+
+class Linear(Layer):
+    """x [N, in] -> x Wᵀ + b [N, out]; with shard="column" this rank's share of out, with shard="row" of in.
+
+    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column layer may give shares of its
+    own choice instead of sizes.
+    """
+
+    def __init__(self, device: Device, dtype: torch.dtype, inputs: int, outputs: dict[str, int | Share], *,
+                 shard: Literal["column", "row"], bias: bool = False) -> None:
+        self.device = device
+        self.is_row = shard == "row"
+        shares = {name: self._output_share(out) for name, out in outputs.items()}
+        self.inputs = even_share(inputs, device.collectives, "row inputs") if self.is_row else Share(inputs, 0, inputs)
+        size = sum(share.size for share in shares.values())
+        offset, weights, biases = 0, {}, {}
+        for name, share in shares.items():
+            shape = (share.full, inputs)
+            weights[name] = Part(shape, 1, self.inputs) if self.is_row else Part(shape, 0, share, offset)
+            biases[name] = Part((share.full,), 0, share, offset)
+            offset += share.size
+        self.weight: Weight | None = Weight((size, self.inputs.size), weights, dtype, device.place)
+        self.bias = Weight((size,), biases, dtype, device.place) if bias else None
+        self.packed: Any = None
+        self.sums = self.is_row and device.collectives.size > 1
+
+    def _output_share(self, out: int | Share) -> Share:
+        if isinstance(out, Share):
+            return out
+        return Share(out, 0, out) if self.is_row else even_share(out, self.device.collectives, "column outputs")
+
+    def finish(self) -> None:
+        assert self.weight is not None
+        self.packed = self.device.ops.pack_linear(self.weight.tensor)
+        self.weight = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias.tensor if self.bias is not None else None
+        if not self.sums:
+            return self.device.ops.linear(x, self.packed, bias)
+        out = self.device.collectives.all_reduce(self.device.ops.linear(x, self.packed, None))
+        return out if bias is None else out + bias
+
+
+class QkvLinear(Linear):
+    """Queries, keys and values in one column layer, split by whole heads; keys and values repeat where ranks outnumber them."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, inputs: int, num_heads: int, num_kv_heads: int, head_dim: int, *,
+                 bias: bool) -> None:
+        q, kv = even_share(num_heads, device.collectives, "attention heads"), kv_share(num_kv_heads, device.collectives)
+        self.heads = (q.size, kv.size, kv.size)  # of this rank
+        outputs: dict[str, int | Share] = {"q": scaled(q, head_dim), "k": scaled(kv, head_dim), "v": scaled(kv, head_dim)}
+        super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias)

@@ -1,0 +1,103 @@
+"""Rotary position embedding (Su et al., 2021) and the ways to stretch it over longer contexts.
+
+    default   frequencies theta^(-2i/D)
+    linear    all divided by `factor` (Chen et al., 2023)
+    dynamic   theta grows once a position passes max_position_embeddings (NTK-aware scaling)
+    yarn      high frequencies kept, low ones divided, a ramp between; scores rescaled (Peng et al., 2023)
+    llama3    as yarn with a ramp over wavelengths, no rescaling (Llama 3.1)
+
+`dynamic` is made a pure function of the position: position p turns as it does when a sequence of exactly p + 1 tokens is
+extended by its last. That is what the reference does when it decodes, and it cannot depend on chunks, batch company or restarts.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from runtime.models.config import Rope
+
+
+class Rotary:
+    """Cosines and sines for the positions of a step; frequencies in float32, as the reference computes them."""
+
+    def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, place: torch.device) -> None:
+        self.rope = rope
+        self.dtype = dtype
+        self.exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).to(place)
+        self.frequencies = FREQUENCIES[rope.rope_type](rope, self.exponents)
+        self.scale = yarn_scale(rope) if rope.rope_type == "yarn" else 1.0
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [T] -> cos and sin, [T, 1, D]. The first half of sin is negated, ready for Ops.rotary."""
+        places = positions.float().unsqueeze(1)
+        angles = places * (self._dynamic(places) if self.rope.rope_type == "dynamic" else self.frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale != 1.0:
+            cos, sin = cos * self.scale, sin * self.scale
+        return (torch.cat((cos, cos), dim=1).unsqueeze(1).to(self.dtype),
+                torch.cat((-sin, sin), dim=1).unsqueeze(1).to(self.dtype))
+
+    def _dynamic(self, places: Tensor) -> Tensor:
+        rope, dim = self.rope, 2 * len(self.exponents)
+        if dim == 2:  # a single frequency of 1, whatever theta is
+            return self.frequencies
+        length = (places + 1).clamp_min(rope.max_position_embeddings)
+        stretch = rope.factor * length / rope.max_position_embeddings - (rope.factor - 1)
+        return 1.0 / ((rope.rope_theta * stretch ** (dim / (dim - 2))) ** self.exponents)
+
+
+def plain_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    return 1.0 / (rope.rope_theta ** exponents)
+
+
+def linear_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    return plain_frequencies(rope, exponents) / rope.factor
+
+
+def yarn_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    plain = plain_frequencies(rope, exponents)
+    dim, original = 2 * len(exponents), rope.original_max_position_embeddings or rope.max_position_embeddings
+
+    def dimension(turns: float) -> float:
+        """Which pair makes this many full turns over the original context."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    low, high = dimension(rope.beta_fast or 32), dimension(rope.beta_slow or 1)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero: the ramp becomes a step
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / (high - low)).clamp(0, 1)
+    return plain / rope.factor * ramp + plain * (1 - ramp)
+
+
+def yarn_scale(rope: Rope) -> float:
+    """The factor on cosines and sines, so its square is on the scores."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def logarithmic(scale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * scale * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return logarithmic(rope.mscale) / logarithmic(rope.mscale_all_dim)
+    return logarithmic(1.0)
+
+
+def llama3_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    plain = plain_frequencies(rope, exponents)
+    original = rope.original_max_position_embeddings or rope.max_position_embeddings
+    turns = original * plain / (2 * math.pi)  # over the original context
+    ramp = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return plain / rope.factor * (1 - ramp) + plain * ramp
+
+
+FREQUENCIES = {
+    "default": plain_frequencies,
+    "linear": linear_frequencies,
+    "dynamic": plain_frequencies,  # up to max_position_embeddings
+    "yarn": yarn_frequencies,
+    "llama3": llama3_frequencies,
+}

@@ -1,0 +1,131 @@
+"""From logits to tokens: a chain of pure functions on rows of logits, in plain torch.
+
+    adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py)
+    choose     temperature, top_k, top_p, min_p, in this order; then one draw            (the default of Ops.sample)
+    Logprobs   of the logits as the model gave them, before any of this
+
+A token's random number is a pure function of the sequence's seed and the token's position, and a row's result depends on
+that row alone: never on batch company, preemption or a restarted rank.
+
+Logits that are not finite never stop a rank: NaN and -inf become -FAR, +inf becomes FAR. A row of nothing but NaN is thus
+uniform: greedy takes token 0. What such a model says has no meaning, but the other requests never notice.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Draw
+
+FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
+NUM_CANDIDATES = 256  # top_k and top_p are decided among so many where that is exact
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def clean(logits: Tensor) -> Tensor:
+    """Makes float32 logits finite, in place."""
+    return logits.nan_to_num_(nan=-FAR, posinf=FAR, neginf=-FAR)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014) on int64, whose products wrap as uint64's do."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """float64 in [0, 1 - 2^-52] for int64 seeds and positions: output number `position` of splitmix64 with a mixed seed."""
+    bits = _mix(_mix(seeds) + (positions + 1) * _GAMMA)
+    return _shift(bits, 12).double() * 2.0**-52
+
+
+def choose(logits: Tensor, draw: Draw) -> Tensor:
+    """A token id, int64 [N], for each row of finite float32 logits [N, V]. Reads the device: which rows need which path.
+
+    Rows without top_k and top_p are drawn in the order of the vocabulary, the others from the largest probability down: first
+    among the NUM_CANDIDATES largest, then, where these do not reach top_p or top_k, from all of them sorted.
+    """
+    vocab = logits.shape[1]
+    tokens = logits.argmax(dim=1)
+    is_random = draw.temperature > 0
+    is_cut = ((draw.top_k > 0) & (draw.top_k < vocab)) | (draw.top_p < 1)
+    plain, cut = _where(is_random & ~is_cut), _where(is_random & is_cut)
+    if len(plain):
+        weights = _weights(logits, draw, plain)
+        tokens[plain] = _draw(weights * (weights >= draw.min_p[plain, None]), draw.uniform[plain])
+    if len(cut):
+        tokens[cut] = _choose_cut(logits, draw, cut)
+    return tokens
+
+
+def _where(mask: Tensor) -> Tensor:
+    return mask.nonzero().squeeze(1)
+
+
+def _weights(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+    """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1."""
+    chosen = logits[rows]
+    return ((chosen - chosen.amax(dim=1, keepdim=True)) / draw.temperature[rows, None]).exp_()
+
+
+def _choose_cut(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+    weights = _weights(logits, draw, rows)
+    totals = weights.sum(dim=1, dtype=torch.float64)
+    values, ids = weights.topk(min(NUM_CANDIDATES, weights.shape[1]), dim=1)
+    width = values.shape[1]
+    top_k, top_p = draw.top_k[rows], draw.top_p[rows]
+    is_by_k = (top_k > 0) & (top_k <= width)
+    is_enough = is_by_k | ((top_k == 0) & (values.sum(dim=1, dtype=torch.float64) >= top_p * totals))
+    tokens = _draw_sorted(values, ids, totals, draw, rows)
+    rest = _where(~is_enough)
+    if len(rest):
+        values, ids = weights[rest].sort(dim=1, descending=True, stable=True)
+        tokens[rest] = _draw_sorted(values, ids, totals[rest], draw, rows[rest])
+    return tokens
+
+
+def _draw_sorted(values: Tensor, ids: Tensor, totals: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+    """One draw per row of weights that fall, of which `totals` is the sum with those that are not here."""
+    top_k, top_p = draw.top_k[rows], draw.top_p[rows].double()
+    places = torch.arange(values.shape[1], device=values.device)
+    is_in_k = (places < top_k.unsqueeze(1)) | (top_k == 0).unsqueeze(1)
+    kept = values.double() * is_in_k
+    sums = kept.cumsum(dim=1)
+    mass = torch.where(top_k > 0, sums[:, -1], totals) * top_p
+    is_in_p = (sums - kept < mass.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
+    is_in_p[:, 0] = True
+    kept = kept * is_in_p * (values >= draw.min_p[rows].unsqueeze(1))
+    return ids.gather(1, _draw(kept, draw.uniform[rows]).unsqueeze(1)).squeeze(1)
+
+
+def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse of the distribution function: the first place where the running sum passes uniform * total. Sums in float64."""
+    sums = weights.cumsum(dim=1, dtype=torch.float64)
+    targets = (uniforms * sums[:, -1]).unsqueeze(1)  # below the total, see `uniform`; so the place has a weight above 0
+    return torch.searchsorted(sums, targets, right=True).squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """float32 [n], int32 [n, width] and float32 [n, width]."""
+
+    chosen: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+
+def logprobs(logits: Tensor, targets: Tensor, width: int) -> Logprobs:
+    """Log probabilities of `targets` (int64 [n]) and of the `width` likeliest tokens under finite logits [n, V]."""
+    norm = logits.logsumexp(dim=1, keepdim=True)
+    top, ids = logits.topk(min(width, logits.shape[1]), dim=1)
+    return Logprobs((logits.gather(1, targets.unsqueeze(1)) - norm).squeeze(1), ids.int(), top - norm)

@@ -1,0 +1,77 @@
+"""What a rank keeps of each slot between steps: its pages, its last token and how its tokens are chosen.
+
+The tensors live on the device, so that a step can be launched before the last one's tokens are known; the arrays beside them
+are the host's copy of what decides a branch.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Draw, Ops
+from runtime.layers.adjust import Adjuster
+from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
+from runtime.messages import Admit, StepPlan
+
+
+def to_device(array: np.ndarray, place: torch.device) -> Tensor:
+    """A fresh int64 tensor; the array may be read-only, as those of a ring are."""
+    return torch.from_numpy(array.astype(np.int64)).to(place)
+
+
+class Slots:
+    """State of `max_slots` sequences of at most `max_pages` pages each."""
+
+    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device) -> None:
+        self.place = place
+        self.vocab_size = vocab_size
+        self.page_table = torch.zeros(max_slots, max_pages, dtype=torch.int32, device=place)
+        self.last_token = torch.zeros(max_slots, dtype=torch.int64, device=place)
+        self.floats = torch.ones(max_slots, 3, device=place)  # temperature, top_p, min_p
+        self.ints = torch.zeros(max_slots, 2, dtype=torch.int64, device=place)  # seed, top_k
+        self.adjuster = Adjuster(vocab_size, place)
+        self.is_random = np.zeros(max_slots, dtype=bool)
+        self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
+        self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
+
+    def update(self, plan: StepPlan) -> None:
+        """Applies a plan's admits, then its page updates."""
+        if plan.admits:
+            self._admit(plan.admits)
+        if len(plan.page_ids):
+            rows, columns = to_device(plan.page_slots, self.place), to_device(plan.page_rows, self.place)
+            self.page_table[rows, columns] = to_device(plan.page_ids, self.place).int()
+
+    def _admit(self, admits: list[Admit]) -> None:
+        for admit in admits:
+            sampling = admit.sampling
+            self.adjuster.admit(admit)
+            self.is_random[admit.slot] = sampling.temperature > 0
+            self.top_logprobs[admit.slot] = sampling.top_logprobs
+            self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
+        wishes = [admit.sampling for admit in admits]
+        index = torch.tensor([admit.slot for admit in admits], device=self.place)
+        self.floats[index] = torch.tensor([[w.temperature, w.top_p, w.min_p] for w in wishes], device=self.place)
+        self.ints[index] = torch.tensor([[w.seed, w.top_k] for w in wishes], device=self.place)
+
+    def sample(self, ops: Ops, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Logprobs | None]:
+        """Chooses a token, int64 [N], after sequences that are `lengths` tokens long; float32 logits [N, V] are overwritten.
+
+        With log probabilities for all rows, as wide as the widest wish, when a row wants them.
+        """
+        clean(logits)
+        names = slots.tolist()
+        adjusted = self.adjuster.apply(logits, names, lengths.tolist())
+        if self.is_random[slots].any():
+            tokens = ops.sample(adjusted, self._draw(slots, lengths))
+        else:
+            tokens = adjusted.argmax(dim=1)
+        self.adjuster.add(names, tokens)
+        width = int(self.top_logprobs[slots].max())
+        return tokens, logprobs(logits, tokens, width) if width >= 0 else None
+
+    def _draw(self, slots: np.ndarray, lengths: np.ndarray) -> Draw:
+        index = to_device(slots, self.place)
+        temperature, top_p, min_p = self.floats[index].unbind(1)
+        seed, top_k = self.ints[index].unbind(1)
+        return Draw(temperature, top_p, top_k, min_p, uniform(seed, to_device(lengths, self.place)))

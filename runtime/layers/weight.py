@@ -1,0 +1,95 @@
+"""What a model is made of: layers that hold weights and other layers, and where each weight comes from in a checkpoint.
+
+A checkpoint tensor fills one *part* of a weight: several parts where weights are fused (q, k and v in one matrix), and only
+this rank's *share* of a part where they are sharded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.errors import ModelError
+from runtime.devices.base import Collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's [start, start + size) of a dimension that has `full` entries in the checkpoint."""
+
+    full: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A checkpoint tensor of shape `shape`; its `share` of dimension `dim` goes to `offset` of the weight."""
+
+    shape: tuple[int, ...]
+    dim: int
+    share: Share
+    offset: int = 0
+
+
+class Weight:
+    """A tensor on the device, in parts that the loader fills; a weight that is not fused has one part, named ""."""
+
+    def __init__(self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, place: torch.device) -> None:
+        self.tensor = torch.empty(shape, dtype=dtype, device=place)
+        self.parts = parts
+
+    def destination(self, part: Part) -> Tensor:
+        return self.tensor.narrow(part.dim, part.offset, part.share.size)
+
+
+class Layer:
+    """Base of all that holds weights: they are found by the names of the attributes, as in the checkpoint."""
+
+    def finish(self) -> None:
+        """Called once, when all weights are loaded."""
+
+    def children(self) -> Iterator[tuple[str, "Layer | Weight"]]:
+        for name, value in vars(self).items():
+            if isinstance(value, (Layer, Weight)):
+                yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
+
+
+def named_weights(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Weight]]:
+    """All weights below a layer with their dotted names."""
+    for name, child in layer.children():
+        if isinstance(child, Weight):
+            yield prefix + name, child
+        else:
+            yield from named_weights(child, f"{prefix}{name}.")
+
+
+def finish(layer: Layer) -> None:
+    """Tells a layer and all below it that their weights are complete."""
+    for _, child in layer.children():
+        if isinstance(child, Layer):
+            finish(child)
+    layer.finish()
+
+
+def even_share(full: int, ranks: Collectives, what: str) -> Share:
+    """An equal part of `full` for each rank. Raises ModelError where that cannot be."""
+    if full % ranks.size:
+        raise ModelError(f"--tp-size {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it")
+    size = full // ranks.size
+    return Share(full, ranks.rank * size, size)
+
+
+def kv_share(num_kv_heads: int, ranks: Collectives) -> Share:
+    """Key/value heads of this rank; where there are fewer than ranks, neighbours hold the same one."""
+    if num_kv_heads >= ranks.size or ranks.size % num_kv_heads:
+        return even_share(num_kv_heads, ranks, "key/value heads")
+    return Share(num_kv_heads, ranks.rank * num_kv_heads // ranks.size, 1)
+
+
+def scaled(share: Share, unit: int) -> Share:
+    """The share of a dimension that has `unit` entries for each one of `share`."""
+    return Share(share.full * unit, share.start * unit, share.size * unit)

@@ -1,0 +1,68 @@
+"""Every metric of the runtime, declared once. Units are in the names: seconds, bytes, tokens, pages.
+
+    metrics = Metrics()
+    metrics.generated_tokens.add(64)
+    metrics.finished["stop"] += 1
+    metrics.step_s.observe(0.004)
+    metrics.render()                Prometheus text
+"""
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
+from runtime.request import FinishReason
+
+STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5)
+REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+
+class Metrics:
+    """Plain attributes: counters have `add`, gauges `set`, histograms `observe`, labelled ones are indexed by the label's value."""
+
+    def __init__(self) -> None:
+        self.running = Gauge("runtime_running_sequences", "Sequences that run now.")
+        self.waiting = Gauge("runtime_waiting_requests", "Requests that wait for pages or a slot.")
+        self.used_pages = Gauge("runtime_used_pages", "Pages held by running sequences or by the prefix cache.")
+        self.cached_pages = Gauge("runtime_cached_pages", "Of the used pages, those that only the prefix cache holds.")
+        self.total_pages = Gauge("runtime_pages", "Pages that there are.")
+        self.prompt_tokens = Counter("runtime_prompt_tokens_total", "Tokens of prompts that were admitted.")
+        self.cached_tokens = Counter("runtime_cached_tokens_total", "Of the prompt tokens, those found in the prefix cache.")
+        self.generated_tokens = Counter("runtime_generated_tokens_total", "Tokens that were sampled.")
+        self.requests = Counter("runtime_requests_total", "Requests that were taken in.")
+        self.refused = Labelled("runtime_refused_requests_total", "Requests that were refused, by HTTP status.", label="status")
+        self.finished = Labelled("runtime_finished_sequences_total", "Sequences that ended, by reason.", label="reason",
+                                 values=tuple(reason.value for reason in FinishReason))
+        self.aborted = Counter("runtime_aborted_requests_total", "Requests whose client left or asked to stop.")
+        self.preemptions = Counter("runtime_preemptions_total", "Sequences that gave their pages up and were computed again.")
+        self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
+        self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
+        self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.", TOKEN_S)
+        self.e2e_s = Histogram("runtime_request_seconds", "From arrival to the end of a request.", REQUEST_S)
+        self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
+        self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
+        self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")
+        self.cpu_s = Labelled("runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process")
+
+    def render(self, rank_pids: Mapping[int, int] | None = None) -> bytes:
+        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are read beside our own."""
+        pids = {"server": os.getpid()} | {f"rank{rank}": pid for rank, pid in (rank_pids or {}).items()}
+        self.rss_bytes.values.clear()
+        self.cpu_s.values.clear()
+        for name, pid in pids.items():
+            if (usage := process_usage(pid)) is not None:
+                self.rss_bytes[name], self.cpu_s[name] = usage
+        return render(list(vars(self).values()))
+
+
+def process_usage(pid: int) -> tuple[int, float] | None:
+    """Resident bytes and CPU seconds of a process (proc(5)); None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    return int(fields[21]) * resource.getpagesize(), (int(fields[11]) + int(fields[12])) / ticks

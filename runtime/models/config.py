@@ -1,0 +1,266 @@
+"""config.json and generation_config.json, read into one frozen, torch-free ModelConfig.
+
+Field names of config.json are those of transformers; both its spellings of rotary parameters are read (`rope_scaling` beside
+`rope_theta`, and `rope_parameters` since version 5). What makes a family differ from plain Llama is in `FAMILIES`.
+"""
+
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from runtime.errors import ModelError
+from runtime.models.registry import check_architecture
+
+Count = A[int, Meta(gt=0, le=2**31 - 1)]
+Ids = int | list[int] | None
+T = TypeVar("T")
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """How an architecture differs from Llama. Bias flags: None means that config.json decides."""
+
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+    head_dim: int | None = None  # when config.json has none; None: hidden_size / heads
+    window: str = "none"  # none; all: every layer; some: use_sliding_window and layer_types decide
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(mlp_bias=None),
+    "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="some"),
+    "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128, window="some"),
+}
+
+
+class Rope(Struct, frozen=True, kw_only=True):
+    """Rotary position parameters; see layers/rotary.py for what they do."""
+
+    rope_type: str = "default"
+    rope_theta: A[float, Meta(gt=0)] = 10000.0
+    factor: A[float, Meta(gt=0)] = 1.0
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: A[float, Meta(gt=0)] = 1.0
+    high_freq_factor: A[float, Meta(gt=0)] = 4.0
+    original_max_position_embeddings: Count | None = None
+    max_position_embeddings: Count = 2048
+
+
+# rope type -> the parameters it cannot do without
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """All that the runtime knows of a model without its weights."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    is_tied: bool  # the head is the embedding
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]  # sliding window of each layer; 0: none
+    rope: Rope
+    context_len: int  # tokens of prompt and output together that the model was made for
+    dtype: str | None  # of the checkpoint, where config.json says it
+    bos_id: int | None
+    eos_ids: tuple[int, ...]  # of generation_config.json and config.json, in this order
+    sampling_defaults: dict[str, Any]  # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
+
+
+class HfConfig(Struct, frozen=True, kw_only=True):
+    """The part of config.json that is read here. Everything else in the file is ignored."""
+
+    architectures: list[str] | None = None
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: A[float, Meta(ge=0)] = 1e-6
+    max_position_embeddings: Count | None = None
+    original_max_position_embeddings: Count | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Count | None = 4096
+    max_window_layers: A[int, Meta(ge=0)] = 28
+    layer_types: list[str] | None = None
+    rope_theta: A[float, Meta(gt=0)] = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+    bos_token_id: Ids = None
+    eos_token_id: Ids = None
+    quantization_config: dict[str, Any] | None = None
+
+
+class HfGeneration(Struct, frozen=True, kw_only=True):
+    """The part of generation_config.json that is read here."""
+
+    eos_token_id: Ids = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Head(Struct, frozen=True):
+    """What must be known before the rest can be judged."""
+
+    architectures: list[str] | None = None
+
+
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights, imports no torch."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout")
+    raw = (folder / "config.json").read_bytes()
+    architecture = (_decode(raw, Head, "config.json").architectures or [""])[0]
+    if not architecture:
+        raise ModelError('config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]')
+    check_architecture(architecture)
+    hf = _decode(raw, HfConfig, "config.json")
+    path = folder / "generation_config.json"
+    generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
+    return _resolve(architecture, hf, generation)
+
+
+def _decode(raw: bytes, kind: type[T], name: str) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{name} cannot be read: {error}; restore the file from the model's source") from None
+
+
+def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration) -> ModelConfig:
+    family = FAMILIES[architecture]
+    _check_sizes(hf)
+    num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
+    if hf.num_attention_heads % num_kv_heads:
+        raise ModelError(f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+    head_dim = hf.head_dim or family.head_dim or hf.hidden_size // hf.num_attention_heads
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
+    rope = _rope(hf)
+    given = {key: getattr(generation, key) for key in SAMPLING_KEYS}
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_layers=hf.num_hidden_layers,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=hf.rms_norm_eps,
+        is_tied=hf.tie_word_embeddings,
+        qkv_bias=hf.attention_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=hf.attention_bias if family.o_bias is None else family.o_bias,
+        mlp_bias=hf.mlp_bias if family.mlp_bias is None else family.mlp_bias,
+        qk_norm=family.qk_norm,
+        windows=_windows(family, hf),
+        rope=rope,
+        context_len=_context_len(rope),
+        dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
+        bos_id=next(iter(_ids(hf.bos_token_id)), None),
+        eos_ids=tuple(dict.fromkeys(_ids(generation.eos_token_id) + _ids(hf.eos_token_id))),
+        sampling_defaults={key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _ids(value: Ids) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else value
+
+
+def _check_sizes(hf: HfConfig) -> None:
+    if hf.quantization_config is not None:
+        method = hf.quantization_config.get("quant_method", "unknown")
+        raise ModelError(f"the checkpoint is quantised ({method}), which is not supported yet; use the bf16, fp16 or fp32 version of the model")
+    if hf.hidden_act != "silu":
+        raise ModelError(f"config.json: hidden_act {hf.hidden_act} is not supported; supported is silu")
+    if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:
+        raise ModelError(f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}, "
+                         "and there is no head_dim")
+
+
+def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
+    window, num_layers = hf.sliding_window or 0, hf.num_hidden_layers
+    if family.window == "all":
+        return (window,) * num_layers
+    if family.window == "none" or not hf.use_sliding_window:
+        return (0,) * num_layers
+    types = hf.layer_types or ["full_attention" if i < hf.max_window_layers else "sliding_attention" for i in range(num_layers)]
+    unknown = set(types) - {"full_attention", "sliding_attention"}
+    if len(types) != num_layers or unknown:
+        raise ModelError(f"config.json: layer_types must name full_attention or sliding_attention for each of the {num_layers} layers")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _rope(hf: HfConfig) -> Rope:
+    given = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in ROPE_TYPES:
+        raise ModelError(f"config.json: rope type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    missing = [name for name in ROPE_TYPES[kind] if given.get(name) is None]
+    if missing:
+        raise ModelError(f"config.json: rope type {kind} needs {', '.join(missing)}")
+    given["rope_type"] = kind
+    given["max_position_embeddings"] = longest = hf.max_position_embeddings or 2048
+    original = hf.original_max_position_embeddings or given.get("original_max_position_embeddings") or longest
+    given["original_max_position_embeddings"] = original
+    if kind == "yarn" and given.get("factor") is None:
+        given["factor"] = longest / original
+    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
+    known = {name: given[name] for name in Rope.__struct_fields__ if given.get(name) is not None}
+    try:
+        return msgspec.convert(known, Rope)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"config.json: rope parameters: {error}") from None
+
+
+def _context_len(rope: Rope) -> int:
+    """Scaled variants reach further than max_position_embeddings, except llama3, which states the scaled length."""
+    longest = rope.max_position_embeddings
+    if rope.rope_type in ("linear", "dynamic"):
+        return int(longest * max(rope.factor, 1.0))
+    if rope.rope_type == "yarn":
+        return max(longest, int((rope.original_max_position_embeddings or longest) * rope.factor))
+    return longest

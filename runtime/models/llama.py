@@ -1,0 +1,105 @@
+"""The Llama line of decoders: Llama, Mistral, Qwen2 and Qwen3.
+
+Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU feed-forward. The families differ in data only,
+which config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalises each head of q and k; Mistral and Qwen slide a window.
+"""
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Batch, Device
+from runtime.layers.attention import Attention
+from runtime.layers.embedding import Embedding, Head
+from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rotary import Rotary
+from runtime.layers.weight import Layer
+from runtime.models.config import ModelConfig
+
+
+class SelfAttention(Layer):
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
+        heads, dim = config.num_heads, config.head_dim
+        self.ops = device.ops
+        self.head_dim = dim
+        self.eps = config.rms_norm_eps
+        self.qkv_proj = QkvLinear(device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias)
+        self.o_proj = Linear(device, dtype, heads * dim, {"": config.hidden_size}, shard="row", bias=config.o_bias)
+        self.q_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps) if config.qk_norm else None
+        self.qk_weight: Tensor | None = None  # [query and key heads, head size]: both norms in one
+        self.attention = Attention(device.ops, index, self.qkv_proj.heads[1], dim, config.windows[index])
+
+    def finish(self) -> None:
+        if self.q_norm is not None and self.k_norm is not None:
+            q_heads, kv_heads, _ = self.qkv_proj.heads
+            norms = (self.q_norm.weight.tensor.expand(q_heads, -1), self.k_norm.weight.tensor.expand(kv_heads, -1))
+            self.qk_weight = torch.cat(norms)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
+        q_heads, kv_heads, _ = self.qkv_proj.heads
+        qk, v = self.qkv_proj.forward(x).view(len(x), -1, self.head_dim).split((q_heads + kv_heads, kv_heads), dim=1)
+        if self.qk_weight is not None:
+            qk = self.ops.rms_norm(qk, self.qk_weight, self.eps)
+        q, k = self.ops.rotary(qk, cos, sin).split((q_heads, kv_heads), dim=1)
+        return self.o_proj.forward(self.attention.forward(q, k, v, batch))
+
+
+class FeedForward(Layer):
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.ops = device.ops
+        self.gate_up_proj = Linear(device, dtype, hidden, {"gate": inner, "up": inner}, shard="column", bias=bias)
+        self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj.forward(self.ops.silu_and_mul(self.gate_up_proj.forward(x)))
+
+
+class Decoder(Layer):
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
+        self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SelfAttention(device, dtype, config, index)
+        self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(device, dtype, config)
+
+    def forward(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """`x` is what the previous block adds to `residual`; returns the same pair."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn.forward(x, cos, sin, batch)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp.forward(x), residual
+
+
+class Llama(Layer):
+    """`forward` gives hidden states, `logits` the head over those of them that somebody wants."""
+
+    fused = {
+        "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
+        "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+    }
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
+        self.layers = [Decoder(device, dtype, config, i) for i in range(config.num_layers)]
+        self.norm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, self.embed_tokens if config.is_tied else None)
+        self.rotary = Rotary(config.rope, config.head_dim, dtype, device.place)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The layers that need a key/value cache, in order."""
+        return [layer.self_attn.attention for layer in self.layers]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states [T, hidden] before the last norm."""
+        cos, sin = self.rotary.tables(batch.positions)
+        x = self.embed_tokens.forward(batch.token_ids)
+        residual = torch.zeros_like(x)
+        for layer in self.layers:
+            x, residual = layer.forward(x, residual, cos, sin, batch)
+        return x + residual
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, vocabulary]."""
+        return self.lm_head.forward(self.norm.forward(hidden))

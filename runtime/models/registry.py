@@ -1,0 +1,29 @@
+"""Which class serves which architecture: a table from the name in config.json to `module:Class`. Torch-free.
+
+A new family is a file beside this one and a row here.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from runtime.errors import ModelError
+
+MODELS = {
+    "LlamaForCausalLM": "runtime.models.llama:Llama",
+    "MistralForCausalLM": "runtime.models.llama:Llama",
+    "Qwen2ForCausalLM": "runtime.models.llama:Llama",
+    "Qwen3ForCausalLM": "runtime.models.llama:Llama",
+}
+
+
+def check_architecture(name: str) -> None:
+    """Raises ModelError, listing what is served, for an architecture that is not."""
+    if name not in MODELS:
+        raise ModelError(f"config.json names the architecture {name}, which is not supported; supported are {', '.join(sorted(MODELS))}")
+
+
+def model_class(name: str) -> type[Any]:
+    """The class of an architecture. Imports torch, so ranks only. Raises ModelError like `check_architecture`."""
+    check_architecture(name)
+    module, _, attribute = MODELS[name].partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,56 @@
+"""How an option is declared: one field of a Struct, its type, limits, help and status on one line.
+
+    page_size: A[Count | Auto, option("Tokens in one page of the cache.")] = "auto"
+
+The field's name is the flag (`page_size` is `--page-size`), the type is what it takes, the default is the default. Everything
+else is generated: command line, YAML reader, help, docs/options.md, JSON Schema. "Let the runtime choose" is written `"auto"`; None means
+"none of it". Each option has one status:
+
+    works         it does what its help says
+    superseded    accepted; the runtime says at start what does this job here
+    other-device  refused, naming the device that it is for
+    planned       refused: known, but not here yet
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Status = Literal["works", "superseded", "other-device", "planned"]
+Auto = Literal["auto"]
+
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Seconds = Amount
+Json = dict[str, Any]
+
+
+class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all groups of options. The first line of a group's docstring is its title in help and docs."""
+
+
+def option(help: str, *, aliases: tuple[str, ...] = (), note: str = "", later: tuple[str, ...] = (), secret: bool = False) -> Meta:
+    """An option that works. `later` are choices that are known but refused for now; `secret` values are never printed."""
+    return _meta("works", help, aliases=aliases, note=note, later=later, secret=secret)
+
+
+def planned(help: str, *, aliases: tuple[str, ...] = (), note: str = "", secret: bool = False) -> Meta:
+    """An option that is known and refused: it comes with a later version."""
+    return _meta("planned", help, aliases=aliases, note=note, secret=secret)
+
+
+def superseded(help: str, by: str, *, aliases: tuple[str, ...] = ()) -> Meta:
+    """An option that is accepted without effect. `by` is a whole sentence: what does its job here."""
+    return _meta("superseded", help, aliases=aliases, note=by)
+
+
+def on_device(device: str, help: str, *, aliases: tuple[str, ...] = (), note: str = "") -> Meta:
+    """An option of another device than those that this version has; refused, naming `device`."""
+    return _meta("other-device", help, aliases=aliases, note=note, device=device)
+
+
+def _meta(status: Status, help: str, **extra: Any) -> Meta:
+    return Meta(description=help, extra={"status": status, **{k: v for k, v in extra.items() if v}})

@@ -1,0 +1,111 @@
+"""One pure function for each value that "auto" stands for. Its parameters are its dependencies; it returns value and reason."""
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+import runtime
+from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
+
+class Derived(Struct, frozen=True):
+    """A value that the runtime chose, and why: a clause that completes "because"."""
+
+    value: Any
+    reason: str
+
+
+EMBEDDED_MODEL = {"pocket": Derived(str(Path(runtime.__file__).parent / "pocket"), "pocket is the model inside this package")}
+DTYPE_WORDS = {"half": Derived("float16", "half is float16"), "float": Derived("float32", "float is float32")}
+
+
+def tokenizer_path(model_path: str) -> Derived:
+    return Derived(model_path, "the tokenizer lies with the model")
+
+
+def served_model_name(said: str) -> Derived:
+    return Derived(said, "clients name the model as --model-path does")
+
+
+def device(facts: DeviceFacts) -> Derived:
+    return Derived(facts.name, "it is the only device of this version that computes")
+
+
+def dtype(model: ModelFacts, device: DeviceFacts) -> Derived:
+    if model.dtype is None:
+        return Derived("auto", "config.json names none; each rank takes the type of the weights")
+    if model.dtype in device.dtypes:
+        return Derived(model.dtype, "the checkpoint is in it")
+    return Derived(device.dtypes[0], f"{device.name} has no {model.dtype}")
+
+
+def context_length(model: ModelFacts) -> Derived:
+    return Derived(model.context_len, "config.json says so")
+
+
+def num_threads(machine: MachineFacts, tensor_parallel_size: int) -> Derived:
+    """One core stays with the event loop where there are enough."""
+    spare = 1 if machine.cores > 2 * tensor_parallel_size else 0
+    return Derived(max(1, (machine.cores - spare) // tensor_parallel_size),
+                   f"{machine.cores} cores for {tensor_parallel_size} rank{'s' if tensor_parallel_size > 1 else ''}"
+                   + (", one left to the event loop" if spare else ""))
+
+
+def mem_fraction_static(device: DeviceFacts) -> Derived:
+    return Derived(device.memory_fraction, device.memory_reason)
+
+
+def max_total_tokens() -> Derived:
+    return Derived(None, "each rank measures its memory and takes what --mem-fraction-static allows")
+
+
+def page_size(device: DeviceFacts) -> Derived:
+    return Derived(device.page_size, f"it suits the kernels of {device.name}")
+
+
+def attention_backend(device: DeviceFacts) -> Derived:
+    return Derived(device.attention_backend, f"it is the attention of {device.name}")
+
+
+def sampling_backend(device: DeviceFacts) -> Derived:
+    return Derived(device.sampling_backend, f"it is the sampling of {device.name}")
+
+
+def num_ranks(tensor_parallel_size: int) -> Derived:
+    return Derived(tensor_parallel_size, "one process for each part of the model")
+
+
+def graph_sizes(device: DeviceFacts, max_running_requests: int) -> Derived:
+    """Numbers of sequences for which decode steps are captured: dense where a padded row costs much of the step, sparse above."""
+    largest = min(device.graph_max_running, max_running_requests)
+    if largest == 0:
+        return Derived((), f"{device.name} captures no graphs")
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 4097, 32)) if size < largest]
+    return Derived((*sizes, largest), f"up to {largest} sequences, the fewer of --max-running-requests and what {device.name} gains from")
+
+
+def max_running_requests(device: DeviceFacts) -> Derived:
+    return Derived(device.max_running, f"more make a step of {device.name} slower, not fuller")
+
+
+def max_queued_requests() -> Derived:
+    return Derived(16384, "enough for a benchmark that sends all at once, and a bound on memory")
+
+
+def chunked_prefill_size(device: DeviceFacts) -> Derived:
+    return Derived(device.chunk_tokens, f"it keeps {device.name} busy for one step without making decodes wait long")
+
+
+def random_seed(machine: MachineFacts) -> Derived:
+    return Derived(machine.entropy, "drawn at start")
+
+
+def null_vocab_size(model: ModelFacts) -> Derived:
+    return Derived(model.vocab_size, "the model's vocabulary")
+
+
+def max_step_tokens(chunked_prefill_size: int, max_prefill_tokens: int, context_length: int) -> Derived:
+    """Known tokens that one step may compute."""
+    if chunked_prefill_size > 0:
+        return Derived(min(chunked_prefill_size, max_prefill_tokens), "the smaller of --chunked-prefill-size and --max-prefill-tokens")
+    return Derived(max(max_prefill_tokens, context_length), "without chunks the longest prompt fits one step")

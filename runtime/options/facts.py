@@ -1,0 +1,86 @@
+"""What derivations may know besides the options: facts about the model, the device and the machine. Data, no hooks."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from runtime.errors import OptionsError
+
+
+class ModelFacts(Protocol):
+    """The part of runtime.models.config.ModelConfig that options depend on."""
+
+    @property
+    def context_len(self) -> int: ...
+
+    @property
+    def dtype(self) -> str | None: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+
+class DeviceFacts(Struct, frozen=True, kw_only=True):
+    """What is known about a kind of device before one is opened. A rank measures memory and reports it in RankReady."""
+
+    name: str
+    page_size: int  # tokens; the page that suits its kernels
+    chunk_tokens: int  # prompt tokens that keep it busy for one step without making decodes wait long
+    max_running: int  # sequences beyond which a step only gets slower
+    memory_fraction: float  # of free memory
+    memory_reason: str
+    dtypes: tuple[str, ...]
+    attention_backend: str
+    sampling_backend: str
+    graph_max_running: int  # sequences of the largest decode step worth capturing; 0: the device has no graphs
+
+
+DEVICES = {
+    "cpu": DeviceFacts(name="cpu", page_size=16, chunk_tokens=512, max_running=64, memory_fraction=0.6,
+                       memory_reason="a CPU's memory is shared with everything else on the machine",
+                       dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backend="pytorch",
+                       graph_max_running=0),
+    "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
+                        memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
+                        sampling_backend="pytorch", graph_max_running=0),
+}
+
+
+class MachineFacts(Struct, frozen=True, kw_only=True):
+    """What is known about the machine that the runtime runs on."""
+
+    cores: int  # that this process may use
+    memory_bytes: int  # available, within the limit of the control group
+    entropy: int  # a fresh random number, for seeds
+
+
+def device_facts(name: str) -> DeviceFacts:
+    """Raises OptionsError for a device that is not in the table. "auto" is the CPU until accelerators are in it."""
+    if name == "auto":
+        name = "cpu"
+    if name not in DEVICES:
+        raise OptionsError([f"--device {name} is unknown; choose one of {', '.join(sorted(DEVICES))}"])
+    return DEVICES[name]
+
+
+def this_machine() -> MachineFacts:
+    """Reads the machine once; everything after it is a pure function of the result."""
+    return MachineFacts(cores=len(os.sched_getaffinity(0)), memory_bytes=_available_bytes(),
+                        entropy=int.from_bytes(os.urandom(4), "little"))
+
+
+def _available_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
+        available = min(available, int(text) - int(used.read_text(encoding="ascii")))
+    return max(available, 0)

@@ -1,0 +1,25 @@
+"""Captured graphs of accelerators, and torch.compile."""
+
+from typing import Annotated as A
+from typing import Literal
+
+from runtime.options.declare import Auto, Count, Group, on_device, planned, superseded
+
+
+class Graphs(Group):
+    """Graphs and compilation"""
+
+    disable_cuda_graph: A[bool, superseded("Launch kernels one by one.", "no device of this version captures graphs.")] = False
+    cuda_graph_max_bs: A[Count | Auto, on_device("cuda and npu", "Most sequences of a captured decode step.")] = "auto"
+    cuda_graph_bs: A[tuple[Count, ...] | Auto, on_device("cuda and npu", "Numbers of sequences to capture decode steps for.")] = "auto"
+    disable_cuda_graph_padding: A[bool, on_device("cuda and npu", "Use a graph only for exactly its number of sequences.")] = False
+    enable_profile_cuda_graph: A[bool, on_device("cuda and npu", "Profile the capture of graphs.")] = False
+    enable_cudagraph_gc: A[bool, on_device("cuda and npu", "Let the garbage collector run during capture.")] = False
+    enable_piecewise_cuda_graph: A[bool, on_device("cuda and npu", "Capture prompts too, in pieces between attentions.")] = False
+    piecewise_cuda_graph_tokens: A[tuple[Count, ...] | Auto, on_device(
+        "cuda and npu", "Numbers of tokens to capture such pieces for.")] = "auto"
+    piecewise_cuda_graph_compiler: A[Literal["eager", "inductor"], on_device("cuda and npu", "What compiles the pieces.")] = "eager"
+    piecewise_cuda_graph_max_tokens: A[Count | Auto, on_device("cuda and npu", "Most tokens of a captured piece.")] = "auto"
+    enable_torch_compile: A[bool, planned("Compile the model with torch.compile.")] = False
+    enable_torch_compile_debug_mode: A[bool, planned("Explain what torch.compile does.")] = False
+    torch_compile_max_bs: A[Count, planned("Most sequences of a compiled step.")] = 32

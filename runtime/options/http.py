@@ -1,0 +1,48 @@
+"""The HTTP face: address, limits, and what clients see."""
+
+from typing import Annotated as A
+from typing import Literal
+
+from runtime.options.declare import Count, Group, Json, Port, Seconds, Whole, option, planned, superseded
+
+
+class Http(Group):
+    """HTTP server"""
+
+    host: A[str, option("Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
+    port: A[Port, option("Port to listen on; 0 takes a free one and logs it.")] = 30000
+    max_body_bytes: A[Count, option("Largest request body; above it the answer is 413.")] = 16 * 2**20
+    shutdown_timeout: A[Seconds, option("Seconds that running requests may take to end after SIGTERM.")] = 30.0
+    fastapi_root_path: A[str, planned("Path prefix under which a proxy serves the API.")] = ""
+    grpc_mode: A[bool, planned("Serve gRPC instead of HTTP.")] = False
+    skip_server_warmup: A[bool, superseded(
+        "Don't send the warm-up request after start.", "the server sends none: a rank is ready when it says so.")] = False
+    warmups: A[str | None, planned("Named warm-up routines to run before the server is ready.")] = None
+    stream_interval: A[Count, planned("Tokens of a sequence between two chunks of its stream.")] = 1
+    stream_output: A[bool, planned("Native streams carry new text only, not all of it so far.")] = False
+
+
+class Api(Group):
+    """API"""
+
+    api_key: A[str | None, planned("Key that clients must send as a bearer token.", secret=True)] = None
+    admin_api_key: A[str | None, planned("Key for the routes that change the server.", secret=True)] = None
+    served_model_name: A[str, option("Name that clients use; auto is --model-path as given.")] = "auto"
+    chat_template: A[str, option("File with a Jinja chat template; auto takes the tokenizer's own.")] = "auto"
+    hf_chat_template_name: A[str | None, planned("Which of several named templates of the tokenizer to use.")] = None
+    completion_template: A[str | None, planned("Template for fill-in-the-middle requests to /v1/completions.")] = None
+    file_storage_path: A[str, planned("Folder for uploaded files.")] = "sglang_storage"
+    enable_cache_report: A[bool, superseded("Report cached prompt tokens in `usage`.", "`usage` always reports them.")] = False
+    reasoning_parser: A[str | None, planned("How thinking is told from the answer.")] = None
+    tool_call_parser: A[str | None, planned("How tool calls are read out of the answer.")] = None
+    tool_server: A[str | None, planned("Servers of built-in tools.")] = None
+    sampling_defaults: A[Literal["openai", "model"], planned(
+        "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"
+    preferred_sampling_params: A[Json | None, planned("Sampling values for requests that leave them open, as JSON.")] = None
+    allow_auto_truncate: A[bool, planned("Cut prompts that are too long instead of refusing them.")] = False
+    enable_custom_logit_processor: A[bool, planned("Let requests bring their own logit processors.")] = False
+    enable_return_hidden_states: A[bool, planned("Let requests ask for hidden states.")] = False
+    enable_return_routed_experts: A[bool, planned("Let requests ask which experts computed their tokens.")] = False
+    constrained_json_whitespace_pattern: A[str | None, planned("Pattern of the whitespace that constrained JSON may have.")] = None
+    constrained_json_disable_any_whitespace: A[bool, planned("Constrained JSON has no optional whitespace.")] = False
+    multi_item_scoring_delimiter: A[Whole | None, planned("Token id between the items of a scoring request.")] = None

@@ -1,0 +1,149 @@
+"""Options + facts → Plan: the values in force, each with where it came from and why. Nothing is overwritten.
+
+Read `resolve` top to bottom: a value that another one depends on stands above it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from runtime.errors import OptionsError
+from runtime.models.config import read_config
+from runtime.options import derive
+from runtime.options.derive import Derived
+from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
+from runtime.options.given import Given
+from runtime.options.rules import RULES
+from runtime.options.table import rows
+
+class Provenance(Struct, frozen=True):
+    """Where a value came from: `default`, `flag --x`, `file server.yaml`, `argument` or `derived`, and why it is what it is."""
+
+    value: Any
+    source: str
+    reason: str = ""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The values in force. Sizes are tokens unless the name says otherwise."""
+
+    model_path: str
+    tokenizer_path: str
+    load_format: str
+    context_length: int
+    served_model_name: str
+    chat_template: str  # file name; "auto": the tokenizer's own
+    host: str
+    port: int
+    max_body_bytes: int
+    shutdown_timeout: float  # seconds
+    device: str
+    tensor_parallel_size: int
+    num_ranks: int
+    num_threads: int  # of each rank
+    dtype: str  # float32, bfloat16, float16; auto: the weights' own, where config.json names none
+    mem_fraction_static: float
+    max_total_tokens: int | None  # None: as many as mem_fraction_static allows
+    page_size: int
+    disable_radix_cache: bool
+    radix_eviction_policy: str
+    max_running_requests: int
+    max_queued_requests: int
+    chunked_prefill_size: int  # -1: no chunks
+    max_prefill_tokens: int
+    max_step_tokens: int
+    schedule_policy: str
+    disable_overlap_schedule: bool
+    attention_backend: str
+    sampling_backend: str
+    graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps
+    random_seed: int
+    log_level: str
+    log_format: str
+    null_step_s: float
+    null_token_s: float
+    null_vocab_size: int
+    why: dict[str, Provenance]
+    notices: list[str]  # what to tell the user at start: options that were accepted without effect
+
+    def public(self) -> dict[str, dict[str, Any]]:
+        """Every value with its source and reason, as JSON can say it; secrets are hidden."""
+        secrets = {row.name for row in rows() if row.secret}
+        return {name: {"value": "(hidden)" if name in secrets and origin.value else origin.value, "source": origin.source,
+                       "reason": origin.reason} for name, origin in self.why.items()}
+
+    @property
+    def device_options(self) -> dict[str, Any]:
+        """What only the chosen device reads (StartRank.device_options)."""
+        if self.device != "null":
+            return {}
+        return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size}
+
+
+class Choice:
+    """Collects the plan's values by name: what the user said stands, "auto" is derived, and each keeps its source and reason."""
+
+    def __init__(self, given: Given) -> None:
+        self.why: dict[str, Provenance] = {}
+        for row in rows():
+            if row.status == "works":
+                value = getattr(getattr(given.options, row.group), row.name)
+                self.why[row.name] = Provenance(value, given.sources.get(row.name, "default"))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.why[name].value
+
+    def auto(self, name: str, derivation: Callable[..., Derived], *dependencies: Any) -> None:
+        """Derives `name` if it was left to the runtime; an unknown name is a value that only the plan has."""
+        if name not in self.why or self[name] == "auto":
+            derived = derivation(*dependencies)
+            self.why[name] = Provenance(derived.value, "derived", derived.reason)
+
+    def means(self, name: str, words: Mapping[Any, Derived]) -> None:
+        """Replaces a word by what it means; the source stays who said it."""
+        if self[name] in words:
+            meaning = words[self[name]]
+            self.why[name] = Provenance(meaning.value, self.why[name].source, meaning.reason)
+
+
+def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> Plan:
+    """The plan that `given` means for this model, device and machine. Raises OptionsError with a sentence for every broken rule."""
+    c = Choice(given)
+    c.auto("served_model_name", derive.served_model_name, c["model_path"])
+    c.means("model_path", derive.EMBEDDED_MODEL)
+    c.auto("tokenizer_path", derive.tokenizer_path, c["model_path"])
+    c.auto("device", derive.device, device)
+    c.means("dtype", derive.DTYPE_WORDS)
+    c.auto("dtype", derive.dtype, model, device)
+    c.auto("context_length", derive.context_length, model)
+    c.auto("num_ranks", derive.num_ranks, c["tensor_parallel_size"])
+    c.auto("num_threads", derive.num_threads, machine, c["tensor_parallel_size"])
+    c.auto("mem_fraction_static", derive.mem_fraction_static, device)
+    c.auto("max_total_tokens", derive.max_total_tokens)
+    c.auto("page_size", derive.page_size, device)
+    c.auto("max_running_requests", derive.max_running_requests, device)
+    c.auto("max_queued_requests", derive.max_queued_requests)
+    c.auto("chunked_prefill_size", derive.chunked_prefill_size, device)
+    c.auto("max_step_tokens", derive.max_step_tokens, c["chunked_prefill_size"], c["max_prefill_tokens"], c["context_length"])
+    c.auto("attention_backend", derive.attention_backend, device)
+    c.auto("sampling_backend", derive.sampling_backend, device)
+    c.auto("graph_sizes", derive.graph_sizes, device, c["max_running_requests"])
+    c.auto("random_seed", derive.random_seed, machine)
+    c.auto("null_vocab_size", derive.null_vocab_size, model)
+    values = {field.name: c[field.name] for field in structs.fields(Plan) if field.name not in ("why", "notices")}
+    plan = Plan(**values, why=c.why, notices=given.notices)
+    if problems := [problem for rule in RULES if (problem := rule(plan, model, device))]:
+        raise OptionsError(problems)
+    return plan
+
+
+def plan_for(given: Given) -> Plan:
+    """`resolve` with the facts of the given model folder, device and this machine.
+
+    Raises ModelError for a folder that holds no servable config.json, OptionsError for options that cannot work.
+    """
+    said = given.options.model.model_path
+    folder = derive.EMBEDDED_MODEL[said].value if said in derive.EMBEDDED_MODEL else said
+    device = device_facts(given.options.parallel.device)
+    return resolve(given, read_config(folder), device, this_machine())

@@ -1,0 +1,29 @@
+"""Number formats of weights, activations and the cache."""
+
+from typing import Annotated as A
+from typing import Literal
+
+from runtime.options.declare import Group, on_device, option, planned
+
+Quantization = Literal["awq", "fp8", "mxfp8", "gptq", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "gguf", "modelopt",
+                       "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "mxfp4",
+                       "auto-round", "compressed-tensors", "modelslim", "quark_int4fp8_moe"]
+
+
+class Precision(Group):
+    """Quantization and data type"""
+
+    dtype: A[Literal["auto", "half", "float16", "bfloat16", "float", "float32"], option(
+        "Type of weights and activations; auto keeps the checkpoint's, half is float16, float is float32.")] = "auto"
+    quantization: A[Quantization | None, planned("Format of quantized weights; none of it reads what the checkpoint says.")] = None
+    quantization_param_path: A[str | None, on_device("cuda", "JSON file with the scales of an fp8 cache.")] = None
+    kv_cache_dtype: A[Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"], planned(
+        "Type of keys and values in the cache; auto is that of the activations.")] = "auto"
+    enable_fp32_lm_head: A[bool, planned("Compute logits in float32.")] = False
+    modelopt_quant: A[str | None, on_device("cuda", "ModelOpt quantization to apply while loading.")] = None
+    modelopt_checkpoint_restore_path: A[str | None, on_device("cuda", "ModelOpt checkpoint to restore instead of quantizing anew.")] = None
+    modelopt_checkpoint_save_path: A[str | None, on_device("cuda", "Where to save a checkpoint that ModelOpt has quantized.")] = None
+    modelopt_export_path: A[str | None, on_device("cuda", "Where to export a ModelOpt model in Hugging Face layout.")] = None
+    quantize_and_serve: A[bool, on_device("cuda", "Quantize with ModelOpt and serve the result at once.")] = False
+    rl_quant_profile: A[str | None, on_device("cuda", "Quantization profile of the weights that a trainer sends.")] = None
+    torchao_config: A[str, on_device("cuda", "torchao quantization to apply while loading.")] = ""

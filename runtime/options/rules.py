@@ -1,0 +1,60 @@
+"""What cannot work with this model or device. Each rule returns None or one sentence that names the flags and the remedy.
+
+All failures are shown at once. What options cannot mean together, whatever the model, stands in conflicts.py.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from runtime.options.facts import DeviceFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from runtime.options.plan import Plan
+
+Rule = Callable[["Plan", ModelFacts, DeviceFacts], str | None]
+
+
+def heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Each rank computes whole attention heads."""
+    size = plan.tensor_parallel_size
+    if model.num_heads % size:
+        return f"--tensor-parallel-size {size} does not divide the model's {model.num_heads} attention heads; choose a divisor"
+    return None
+
+
+def kv_heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Ranks hold whole key/value heads, or copies of one."""
+    size, heads = plan.tensor_parallel_size, model.num_kv_heads
+    if heads % size and size % heads:
+        return f"--tensor-parallel-size {size} and the model's {heads} key/value heads are no multiples of one another; choose one"
+    return None
+
+
+def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.dtype not in ("auto", *device.dtypes):
+        return f"--dtype {plan.dtype} is not possible on {device.name}; choose one of {', '.join(device.dtypes)}"
+    return None
+
+
+def context_within_model(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Positions beyond those the model was made for give noise."""
+    if plan.context_length > model.context_len:
+        return (f"--context-length {plan.context_length} is beyond the model's {model.context_len} tokens; "
+                "lower it, or extend the model's rotary positions in config.json")
+    return None
+
+
+def pages_hold_a_sequence(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.max_total_tokens is not None and plan.max_total_tokens < 2 * plan.page_size:
+        return (f"--max-total-tokens {plan.max_total_tokens} is less than two pages of --page-size {plan.page_size}; "
+                "raise it or take smaller pages")
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    heads_divide,
+    kv_heads_divide,
+    dtype_known,
+    context_within_model,
+    pages_hold_a_sequence,
+)

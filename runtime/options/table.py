@@ -1,0 +1,143 @@
+"""The options as rows: what the declarations say, flat, for everything that is generated from them."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+from msgspec import NODEFAULT, Struct, inspect, structs
+
+from runtime.options.declare import Status
+from runtime.options.rtp_llm import RTP_LLM
+from runtime.options.spellings import OLD, TITLES, Spelling
+from runtime.options.tree import Options
+
+Takes = Literal["switch", "one", "many", "json"]
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One option."""
+
+    name: str  # of the field, and in YAML
+    flag: str
+    aliases: tuple[str, ...]
+    group: str  # name of the field of Options
+    title: str  # of the group
+    type: str  # for people: int|auto, low|high, str ...
+    takes: Takes  # what follows the flag: nothing, one word, many, one word of JSON
+    default: Any
+    choices: tuple[str, ...] | None
+    later: tuple[str, ...]  # choices that are refused for now
+    status: Status
+    device: str  # status other-device: whose option it is
+    help: str
+    note: str  # status superseded: what does it here; else why it differs from the reference
+    secret: bool
+    convert: Any = Any  # the type that msgspec checks values against
+    means: str = ""  # a foreign spelling: the flag of ours that its value passes on to
+    values: Mapping[str, Any] = {}  # a foreign spelling: our value for each of their words
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Every option in order of declaration."""
+    out = []
+    for group in inspect.type_info(Options).fields:
+        types = {field.name: field.type for field in structs.fields(group.type.cls)}
+        title = (group.type.cls.__doc__ or "").splitlines()[0]
+        out += [_row(field, types[field.name], group.name, title) for field in group.type.fields]
+    return tuple(out)
+
+
+@cache
+def foreign_rows() -> tuple[Row, ...]:
+    """Old spellings and those of other systems."""
+    own = {flag: row for row in rows() for flag in (row.flag, *row.aliases)}
+    return tuple(_foreign(spelling, own.get(spelling.means)) for spelling in (*OLD, *RTP_LLM))
+
+
+@cache
+def by_flag() -> dict[str, Row]:
+    """Row of every flag and alias, spelt with dashes."""
+    found: dict[str, Row] = {}
+    for row in (*rows(), *foreign_rows()):
+        for flag in (row.flag, *row.aliases):
+            key = canonical(flag)
+            assert key not in found, f"{flag} names both {found[key].name} and {row.name}"
+            found[key] = row
+    return found
+
+
+@cache
+def by_name() -> dict[str, Row]:
+    """Row of every option of ours by the name of its field."""
+    return {row.name: row for row in rows()}
+
+
+def canonical(flag: str) -> str:
+    """Dashes and underscores within a flag are the same."""
+    return flag.replace("_", "-")
+
+
+def _row(field: inspect.Field, convert: Any, group: str, title: str) -> Row:
+    meta = field.type
+    assert isinstance(meta, inspect.Metadata) and meta.extra is not None, f"{field.name} is declared without option(...)"
+    text, takes, choices = _describe(meta.type)
+    default = field.default_factory() if field.default is NODEFAULT else field.default
+    return Row(name=field.name, flag="--" + field.name.replace("_", "-"), aliases=meta.extra.get("aliases", ()), group=group,
+               title=title, type=text, takes=takes, default=default, choices=choices, later=meta.extra.get("later", ()),
+               status=meta.extra["status"], device=meta.extra.get("device", ""), note=meta.extra.get("note", ""),
+               help=(meta.extra_json_schema or {})["description"], secret=meta.extra.get("secret", False), convert=convert)
+
+
+def _foreign(spelling: Spelling, own: Row | None) -> Row:
+    """A spelling that means an option of ours has its status, except that it is superseded where that one works."""
+    assert not spelling.means or own, f"{spelling.flag} means {spelling.means}, which does not exist"
+    is_switch = isinstance(spelling.default, bool)
+    row = Row(name=spelling.flag[2:].replace("-", "_"), flag=spelling.flag, aliases=(), group=spelling.group, title=TITLES[spelling.group],
+              type="bool" if is_switch else "str", takes="switch" if is_switch else "one", default=spelling.default, choices=None, later=(),
+              status=spelling.status, device=spelling.device, help=spelling.help, note=spelling.note, secret=False, means=spelling.means,
+              values=spelling.values)
+    if own is None:
+        return row
+    status: Status = "superseded" if own.status == "works" else own.status
+    return structs.replace(row, status=status, device=own.device, note=f"it is {own.flag} here")
+
+
+def _describe(kind: inspect.Type) -> tuple[str, Takes, tuple[str, ...] | None]:
+    """Text for people, what follows the flag, and the choices where it is one of a few words."""
+    match kind:
+        case inspect.Metadata():
+            return _describe(kind.type)
+        case inspect.BoolType():
+            return "bool", "switch", None
+        case inspect.LiteralType():
+            words = sorted(map(str, kind.values), key=lambda word: (word != "auto", word))
+            return "|".join(words), "one", tuple(words)
+        case inspect.DictType() | inspect.VarTupleType(item_type=inspect.DictType()):
+            return "json", "json", None
+        case inspect.ListType() | inspect.VarTupleType():
+            return f"{_describe(kind.item_type)[0]} ...", "many", None
+        case inspect.UnionType():
+            return _describe_union(kind)
+        case inspect.IntType() | inspect.FloatType():
+            return _number(kind), "one", None
+        case _:
+            return "str", "one", None
+
+
+def _describe_union(kind: inspect.UnionType) -> tuple[str, Takes, tuple[str, ...] | None]:
+    parts = [_describe(part) for part in kind.types if not isinstance(part, inspect.NoneType)]
+    order: list[Takes] = ["many", "json", "switch", "one"]
+    takes = min((part[1] for part in parts), key=order.index)
+    words = [part[2] for part in parts]
+    choices = sorted({word for some in words for word in some or ()}, key=lambda word: (word != "auto", word))
+    if all(some is not None for some in words):
+        return "|".join(choices), takes, tuple(choices)
+    return "|".join(part[0] for part in parts), takes, None
+
+
+def _number(kind: inspect.IntType | inspect.FloatType) -> str:
+    """int >= 1, float in (0, 1]: a number's type with its limits."""
+    text = "int" if isinstance(kind, inspect.IntType) else "float"
+    bounds = ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
+    return " ".join([text, *(f"{sign}{bound:g}" for sign, bound in bounds if bound is not None)])

@@ -1,0 +1,26 @@
+"""The cache beyond the device: host memory and storage."""
+
+from typing import Annotated as A
+from typing import Literal
+
+from runtime.options.declare import Amount, Group, Whole, on_device, planned
+
+
+class Tiers(Group):
+    """Cache tiers"""
+
+    enable_hierarchical_cache: A[bool, planned("Keep evicted pages in host memory and storage.")] = False
+    hicache_ratio: A[Amount, planned("Host pages for each device page.")] = 2.0
+    hicache_size: A[Whole, planned("Gigabytes of host pages of each rank; overrides --hicache-ratio.")] = 0
+    hicache_write_policy: A[Literal["write_back", "write_through", "write_through_selective"], planned(
+        "When pages are copied to the host.")] = "write_through"
+    hicache_io_backend: A[Literal["direct", "kernel", "kernel_ascend"], planned("What copies pages between host and device.")] = "kernel"
+    hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], planned(
+        "Order of pages and layers in host memory.")] = "layer_first"
+    disable_hicache_numa_detect: A[bool, planned("Don't bind host pages to the device's NUMA node.")] = False
+    hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, planned(
+        "Where pages go that host memory has no room for.")] = None
+    hicache_storage_prefetch_policy: A[Literal["best_effort", "wait_complete", "timeout"], on_device(
+        "cuda", "When fetching from storage stops.")] = "best_effort"
+    hicache_storage_backend_extra_config: A[str | None, on_device("cuda", "Settings of the storage, as JSON.")] = None
+    enable_lmcache: A[bool, on_device("cuda", "Use LMCache as the tiers of the cache.")] = False

@@ -1,0 +1,51 @@
+"""All groups of options under one root."""
+
+from msgspec import field
+
+from runtime.options.declare import Group
+from runtime.options.debug import Debug
+from runtime.options.disaggregation import Disaggregation
+from runtime.options.experts import Experts
+from runtime.options.graphs import Graphs
+from runtime.options.http import Api, Http
+from runtime.options.kernels import Kernels
+from runtime.options.logs import Logs
+from runtime.options.lora import Lora
+from runtime.options.memory import Memory
+from runtime.options.model import Model
+from runtime.options.multimodal import Multimodal
+from runtime.options.null import Null
+from runtime.options.observe import Observe
+from runtime.options.parallel import Parallel
+from runtime.options.precision import Precision
+from runtime.options.schedule import Schedule
+from runtime.options.speculation import Speculation
+from runtime.options.states import States
+from runtime.options.tiers import Tiers
+from runtime.options.weights import Weights
+
+
+class Options(Group):
+    """What the user said, with "auto" where the runtime chooses. Every option's name is unique over all groups."""
+
+    model: Model = field(default_factory=Model)
+    weights: Weights = field(default_factory=Weights)
+    http: Http = field(default_factory=Http)
+    api: Api = field(default_factory=Api)
+    precision: Precision = field(default_factory=Precision)
+    memory: Memory = field(default_factory=Memory)
+    schedule: Schedule = field(default_factory=Schedule)
+    parallel: Parallel = field(default_factory=Parallel)
+    logs: Logs = field(default_factory=Logs)
+    observe: Observe = field(default_factory=Observe)
+    lora: Lora = field(default_factory=Lora)
+    kernels: Kernels = field(default_factory=Kernels)
+    graphs: Graphs = field(default_factory=Graphs)
+    speculation: Speculation = field(default_factory=Speculation)
+    experts: Experts = field(default_factory=Experts)
+    states: States = field(default_factory=States)
+    tiers: Tiers = field(default_factory=Tiers)
+    disaggregation: Disaggregation = field(default_factory=Disaggregation)
+    multimodal: Multimodal = field(default_factory=Multimodal)
+    debug: Debug = field(default_factory=Debug)
+    null: Null = field(default_factory=Null)

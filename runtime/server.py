@@ -1,0 +1,65 @@
+"""`runtime serve`: a Core and the HTTP server in one event loop, from first signal to last.
+
+Everything that the process does is started here: read `main` top to bottom.
+"""
+
+import signal
+
+import anyio
+import uvloop
+from anyio.abc import TaskStatus
+
+from runtime import log
+from runtime.core import Core
+from runtime.errors import StartError
+from runtime.http.app import http_app
+from runtime.http.server import listen, serve
+from runtime.options.plan import Plan
+
+
+def run(plan: Plan) -> int:
+    """Serves until a signal, or until a rank dies. -> exit code. Raises StartError for what the user can mend."""
+    log.setup(plan.log_level, plan.log_format)
+    for notice in plan.notices:
+        log.get("options").warning(notice)
+    return uvloop.run(main(plan))
+
+
+async def main(plan: Plan) -> int:
+    core = Core(plan)
+    stop = anyio.Event()  # the HTTP server closes
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
+        tasks.start_soon(_run_core, core, stop)
+        sockets = listen(plan.host, plan.port)
+        port = sockets[0].getsockname()[1]
+        log.get("server").info("listening", url=f"http://{plan.host}:{port}")
+        await serve(http_app(core, max_body_bytes=plan.max_body_bytes), sockets=sockets, shutdown=stop)
+        tasks.cancel_scope.cancel()
+    if isinstance(core.failure, StartError):
+        raise core.failure
+    return 0 if core.failure is None else 1
+
+
+async def _run_core(core: Core, stop: anyio.Event) -> None:
+    await core.run()
+    stop.set()
+
+
+async def _watch_signals(core: Core, stop: anyio.Event, patience_s: float, *, task_status: TaskStatus[None]) -> None:
+    """The first signal drains: no new requests, the open ones may finish. The second stops at once."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async with anyio.create_task_group() as tasks:
+            async for number in signals:
+                if stop.is_set() or core.health().state == "draining":
+                    tasks.cancel_scope.cancel()
+                    break
+                log.get("server").info("draining", signal=number.name, seconds=patience_s)
+                tasks.start_soon(_drain, core, stop, patience_s)
+    stop.set()
+
+
+async def _drain(core: Core, stop: anyio.Event, patience_s: float) -> None:
+    await core.drain(patience_s)
+    stop.set()

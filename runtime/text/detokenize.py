@@ -1,0 +1,124 @@
+"""Tokens to text, one at a time and exactly: the texts of a stream, joined, are the text of all its tokens.
+
+O(1) for each token, whatever it is: nothing is decoded twice, and at most three bytes wait for the rest of their character.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from runtime.text.pieces import Pieces
+
+REPLACEMENT = "\ufffd"
+
+
+class TextStream(Protocol):
+    """The text of one sequence."""
+
+    def add(self, token_id: int) -> str:
+        """Text that is complete with this token."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, at the end of the sequence: U+FFFD for characters that are not complete."""
+        ...
+
+
+class Utf8:
+    """Bytes to text as they come. `pending` holds the beginning of a character, at most three bytes."""
+
+    __slots__ = ("pending", "_replaces_each_byte")
+
+    def __init__(self, replaces_each_byte: bool) -> None:
+        self.pending = b""
+        self._replaces_each_byte = replaces_each_byte
+
+    def feed(self, data: bytes) -> str:
+        data = self.pending + data
+        text = ""
+        while data:
+            try:
+                text += data.decode()
+                data = b""
+            except UnicodeDecodeError as error:
+                text += data[:error.start].decode()
+                if error.reason == "unexpected end of data":
+                    data = data[error.start:]
+                    break
+                text += REPLACEMENT
+                data = data[error.start + 1 if self._replaces_each_byte else error.end:]
+        self.pending = data
+        return text
+
+    def flush(self) -> str:
+        count = len(self.pending) if self._replaces_each_byte else bool(self.pending)
+        self.pending = b""
+        return REPLACEMENT * count
+
+
+class PieceStream:
+    """A TextStream by table (see pieces.py). `starts_text` is False where visible text stands before the first token."""
+
+    __slots__ = ("_table", "_utf8", "_lead", "_is_plain")
+
+    def __init__(self, pieces: Pieces, starts_text: bool) -> None:
+        self._table = pieces.table
+        self._utf8 = Utf8(pieces.replaces_each_byte)
+        self._lead = pieces.lead if starts_text else 0
+        self._is_plain = not self._lead  # no bytes pending, no spaces to drop: a str piece is text as it stands
+
+    def add(self, token_id: int) -> str:
+        piece = self._table[token_id]
+        if self._is_plain and piece.__class__ is str:
+            return piece  # type: ignore[return-value]
+        if not piece:
+            return ""  # skipped: does not even end a half character
+        text = self._utf8.feed(piece) if isinstance(piece, bytes) else self._utf8.flush() + piece
+        return self._strip(text)
+
+    def flush(self) -> str:
+        return self._strip(self._utf8.flush())
+
+    def _strip(self, text: str) -> str:
+        if self._lead and text:
+            kept = text.lstrip(" ")
+            dropped = min(len(text) - len(kept), self._lead)
+            text = text[dropped:]
+            self._lead = 0 if text else self._lead - dropped
+        self._is_plain = not (self._lead or self._utf8.pending)
+        return text
+
+
+class WindowStream:
+    """A TextStream for any decoder: decodes a few tokens together and takes what is new. For decoders that pieces.py can't read.
+
+    A text that ends in U+FFFD may be half a character and waits, for `MAX_PENDING` tokens at most.
+    """
+
+    __slots__ = ("_decode", "_context", "_pending")
+
+    MAX_PENDING = 8
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int]) -> None:
+        """`context`: the last tokens before the stream, which decide how it joins on."""
+        self._decode = decode
+        self._context = list(context)
+        self._pending: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        text = self._new_text()
+        if text.endswith(REPLACEMENT) and len(self._pending) < self.MAX_PENDING:
+            return ""
+        return self._take(text)
+
+    def flush(self) -> str:
+        return self._take(self._new_text())
+
+    def _new_text(self) -> str:
+        return self._decode(self._context + self._pending)[len(self._decode(self._context)):]
+
+    def _take(self, text: str) -> str:
+        if text:  # tokens without text, skipped ones mostly, are no context for the next
+            self._context = self._pending
+        self._pending = []
+        return text

@@ -1,0 +1,172 @@
+"""Chat templates: a conversation to the text that the model was trained on.
+
+Templates are Jinja, in the dialect that transformers' apply_chat_template defines: trimmed blocks, break and continue, `tojson` without
+HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`. They come with the model, so they run in Jinja's sandbox, with
+ranges and output bounded. A template that computes for ever without output is not stopped yet: that takes a process of its own.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.errors import InvalidRequest, ModelError
+from runtime.messages import Chat
+
+MAX_CHARS = 16 * 1024 * 1024
+RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize"})
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first, some the second
+CUT = "\ue000cut here\ue001 "  # private-use characters: no message or template says this
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the model's own words for training; here its body is rendered as it stands."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
+            sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+class ChatTemplates:
+    """The compiled templates of a model, by name. Rendering changes nothing, so threads may share it."""
+
+    def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
+        """Raises ModelError for a template that is not Jinja."""
+        environment = _environment()
+        self._special_tokens = special_tokens
+        self._templates = {}
+        self._reads_parts = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+                self._reads_parts[name] = _reads_parts(environment.parse(source))
+            except TemplateError as error:
+                raise ModelError(f"the chat template {name!r} of the model is not valid: {error}; mend it or remove it") from None
+
+    def render(self, chat: Chat) -> str:
+        """Raises InvalidRequest when the model has no template, the template refuses the conversation, or the text gets too long."""
+        name = self._choose(chat)
+        if reserved := RESERVED & chat.template_args.keys():
+            raise InvalidRequest(f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs")
+        messages = [_plain_message(message, self._reads_parts[name]) for message in chat.messages]
+        variables = {"add_generation_prompt": not chat.continue_final, "documents": None} | self._special_tokens | chat.template_args
+        final = None
+        if chat.continue_final:
+            if variables["add_generation_prompt"]:
+                raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other; set only one",
+                                     param="add_generation_prompt")
+            final = _mark_final(messages)
+        try:
+            text = _join(self._templates[name].generate({"messages": messages, "tools": chat.tools} | variables))
+        except InvalidRequest:
+            raise
+        except RecursionError:
+            raise InvalidRequest("the conversation is nested too deeply for the chat template", param="messages") from None
+        except Exception as error:  # a template is a program: whatever it raises is about this conversation
+            raise InvalidRequest(f"the chat template can't render this conversation: {error}", param="messages") from None
+        return text if final is None else _cut(text, final)
+
+    def _choose(self, chat: Chat) -> str:
+        if chat.tools and "tool_use" in self._templates:
+            return "tool_use"
+        if "default" not in self._templates:
+            raise InvalidRequest("the model has no chat template, so it can't take messages; send a prompt to /v1/completions, "
+                                 "or add chat_template.jinja to the model's folder", param="messages")
+        return "default"
+
+
+def _join(parts: Iterator[str]) -> str:
+    kept: list[str] = []
+    room = MAX_CHARS
+    for part in parts:
+        room -= len(part)
+        if room < 0:
+            raise InvalidRequest(f"the rendered conversation is longer than {MAX_CHARS} characters", param="messages")
+        kept.append(part)
+    return "".join(kept)
+
+
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether a template loops over the parts of a message's content, or only takes it as a string."""
+    def is_content(node: nodes.Node) -> bool:
+        return ((isinstance(node, nodes.Getattr) and node.attr == "content")
+                or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content")
+                or (isinstance(node, nodes.Name) and "content" in node.name))
+
+    return any(is_content(node) for loop in tree.find_all(nodes.For)
+               for node in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))))
+
+
+def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
+    """A message as templates expect it: text parts joined for those that take strings, tool arguments as objects, reasoning by each name."""
+    message = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        if not reads_parts and len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            message["content"] = "\n".join(texts)
+        else:
+            message["content"] = [dict(part) if isinstance(part, dict) else part for part in content]
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [_plain_call(call) for call in calls]
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning} | message | {"reasoning_content": reasoning}
+    return message
+
+
+def _plain_call(call: Any) -> Any:
+    """OpenAI's API has `arguments` as a JSON string, templates want the object. What is no object stays as it is."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _mark_final(messages: list[dict[str, Any]]) -> str:
+    """Puts CUT behind the final message's text. -> that text"""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = content + CUT
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            part["text"] = text + CUT
+            return text
+    raise InvalidRequest("continue_final_message needs a final message with text content", param="messages")
+
+
+def _cut(text: str, final: str) -> str:
+    """Ends the rendered text where the final message ends. CUT's own space shows whether the template trims messages."""
+    at = text.rfind(CUT.strip())
+    if at < 0 or final.strip() not in text:
+        raise InvalidRequest("the chat template leaves out the final message, so it can't be continued", param="messages")
+    return text[:at] if text.startswith(CUT, at) else text[:at].rstrip()

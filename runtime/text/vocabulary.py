@@ -1,0 +1,129 @@
+"""The tokenizer of a model folder: text to token ids and back.
+
+Reads tokenizer.json with the `tokenizers` library alone: transformers would cost the event-loop process a second and 100 MB. Ids and
+texts are those of transformers' PreTrainedTokenizerFast for the same folder. What `add_special` adds is decided by tokenizer.json alone, as in
+transformers 5 (add_bos_token of tokenizer_config.json counts only where there is no tokenizer.json).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from runtime.errors import InvalidRequest, ModelError
+from runtime.text.detokenize import PieceStream, TextStream, WindowStream
+from runtime.text.files import NAMED_TOKENS, TokenizerFiles, read_files
+from runtime.text.pieces import Pieces, make_pieces, rule_of
+
+CONTEXT_TOKENS = 6  # of the prompt, for decoders that look at neighbours
+
+
+class Vocabulary:
+    """Encodes and decodes. Thread-safe: nothing changes after it is made."""
+
+    def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, size: int = 0) -> None:
+        """`size`: rows of the model's embedding, which may be more than there are tokens; the rest decode to nothing."""
+        self.files = files
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        _add_tokens(tokenizer, files)
+        tokens = tokenizer.get_vocab(with_added_tokens=True)
+        self.special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self.size = max(size, 1 + max(tokens.values(), default=-1))
+        by_id: list[str | None] = [None] * self.size
+        for token, i in tokens.items():
+            by_id[i] = token
+        self._all, self._visible = self._make_pieces(by_id)
+
+    @classmethod
+    def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
+        """Raises ModelError when the folder has no tokenizer.json or it can't be read."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
+                             "AutoTokenizer.from_pretrained(...).save_pretrained(folder)")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise ModelError(f"tokenizer.json of {folder} can't be read ({error}); fetch it again or update `tokenizers`") from None
+        return cls(tokenizer, read_files(folder), size)
+
+    def _make_pieces(self, tokens: list[str | None]) -> tuple[Pieces | None, Pieces | None]:
+        """With and without special tokens; None when the decoder needs a WindowStream."""
+        rule = rule_of(_state(self._tokenizer.decoder))
+        if rule is None:
+            return None, None
+        everything = make_pieces(tokens, set(), rule)
+        visible = list(everything.table)
+        for i in self.special_ids:
+            visible[i] = ""
+        return everything, Pieces(visible, everything.replaces_each_byte, everything.lead)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it."""
+        return self._tokenizer.token_to_id(token)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.files.special_tokens.get(name)
+        return None if token is None else self.token_id(token)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """`add_special` adds what the tokenizer adds to a fresh text (BOS, mostly). Raises InvalidRequest for text that is not Unicode."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        except (TypeError, UnicodeEncodeError):
+            raise InvalidRequest("the text has half a surrogate pair, which is not Unicode text; send the whole character",
+                                 param="prompt") from None
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """The text of tokens that stand at the start of a text."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for in the middle of a text (maybe half a character); b"" for ids without a token."""
+        if not 0 <= token_id < self.size:
+            return b""
+        piece = self._all.table[token_id] if self._all is not None else self.decode([token_id])
+        return piece if isinstance(piece, bytes) else piece.encode()
+
+    def stream(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> TextStream:
+        """The text of tokens that follow a prompt: the prompt's text and the stream's make up the text of both.
+
+        So a space at the start of the output is dropped only where the prompt has no visible text.
+        """
+        pieces = self._visible if skip_special else self._all
+        if pieces is None:
+            return WindowStream(partial(self.decode, skip_special=skip_special), prompt_ids[-CONTEXT_TOKENS:])
+        table = pieces.table
+        return PieceStream(pieces, starts_text=not (pieces.lead and any(table[i] for i in prompt_ids)))
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    """A part of a tokenizer as tokenizer.json writes it."""
+    return None if part is None else msgspec.json.decode(part.__getstate__())
+
+
+def _add_tokens(tokenizer: Tokenizer, files: TokenizerFiles) -> None:
+    """Adds the tokens that only the other files name, like transformers: in the order of their ids, then the special ones."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    named = [files.special_tokens[name] for name in NAMED_TOKENS if name in files.special_tokens]
+    named += [token for name, token in files.special_tokens.items() if name not in NAMED_TOKENS]
+    specs = [AddedToken(s.content, single_word=s.single_word, lstrip=s.lstrip, rstrip=s.rstrip, normalized=s.normalized,
+                        special=s.special or s.content in named) for s in files.added_tokens]
+    specs += [AddedToken(token, special=True, normalized=False) for token in (*named, *files.extra_special_tokens)]
+    for spec in specs:
+        if spec.content and spec.content not in known:
+            known.add(spec.content)
+            tokenizer.add_tokens([spec])

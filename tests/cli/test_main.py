@@ -1,0 +1,38 @@
+"""The command line as a whole: commands, exit codes, one line for each problem."""
+
+import subprocess
+import sys
+
+import pytest
+
+from runtime.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize(("argv", "code", "out", "err"), [
+    (["--help"], 0, "usage: runtime COMMAND", ""),
+    ([], 2, "usage: runtime COMMAND", ""),
+    (["--version"], 0, "runtime ", ""),
+    (["sevre"], 2, "", "sevre is no command"),
+    (["serve", "--help"], 0, "--model-path", ""),
+    (["serve", "--help", "lora"], 0, "--enable-lora", ""),
+    (["serve", "--help", "nothing"], 2, "", "there is no group nothing"),
+    (["serve", "--prt", "1"], 2, "", "did you mean --port?"),
+    (["serve", "--model-path", "/does/not/exist"], 2, "", "/does/not/exist"),
+])
+def test_commands(argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == code
+    printed = capsys.readouterr()
+    assert out in printed.out and err in printed.err
+
+
+def test_every_problem_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "x", "--page-size", "0", "--nonsense"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("runtime serve: ") for line in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_loads_no_torch(command: str) -> None:
+    code = f"import sys; from runtime.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n" \
+           "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys(), 'slow imports'"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,134 @@
+"""A small planner that drives an Executor as the scheduler does: it knows the rules of StepPlan and nothing of torch."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.devices.base import Executor, open_device
+from runtime.messages import Admit, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult
+
+GREEDY: dict[str, Any] = {
+    "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    "repetition_penalty": 1.0, "seed": 0, "bias_ids": [], "bias_values": [], "stop_ids": [], "min_len": 0, "top_logprobs": -1,
+    "prompt_logprobs": -1,
+}
+
+
+def sampling(**wishes: Any) -> SlotSampling:
+    return SlotSampling(**(GREEDY | wishes))
+
+
+def start_rank(folder: Path | str, **wishes: Any) -> StartRank:
+    base = {
+        "device": "cpu", "model_path": str(folder), "dtype": "auto", "load_format": "auto", "tp_size": 1, "page_size": 4, "max_slots": 8,
+        "max_len": 256, "max_step_tokens": 512, "memory_fraction": 0.5, "max_total_tokens": None, "num_threads": 1, "rendezvous": "", "seed": 0,
+    }
+    return StartRank(**(base | wishes))
+
+
+def start(folder: Path | str, rank: int = 0, **wishes: Any) -> tuple[Executor, RankReady]:
+    message = start_rank(folder, **wishes)
+    executor = open_device(message.device, rank)
+    return executor, executor.start(message, lambda phase, fraction: None)
+
+
+@dataclass
+class Row:
+    """A sequence in a slot. `computed` tokens are in its pages; a decode's token is not in `tokens` before its result came."""
+
+    slot: int
+    tokens: list[int]
+    sampling: SlotSampling
+    pages: list[int]
+    computed: int = 0
+    prompt_len: int = 0
+    is_admitted: bool = False
+    results: list[tuple[int, float, list[int], list[float]]] = field(default_factory=list)
+    prompt: list[PromptLogprobs] = field(default_factory=list)
+
+
+class Planner:
+    """Plans steps for rows; pages are handed out in a scrambled order, as they are after a while in a server."""
+
+    def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0) -> None:
+        self.executor = executor
+        self.page_size = page_size
+        self.free = [int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)]
+        self.known_pages: dict[int, int] = {}
+        self.step = 0
+
+    def row(self, slot: int, prompt: list[int], wishes: SlotSampling, *, prefix: "Row | None" = None, shared: int = 0) -> Row:
+        """A new sequence; with `prefix`, its first `shared` tokens (whole pages) are those of that row, already computed."""
+        assert shared % self.page_size == 0 and (prefix is None or prompt[:shared] == prefix.tokens[:shared])
+        pages = prefix.pages[: shared // self.page_size] if prefix else []
+        self.known_pages[slot] = 0
+        return Row(slot, list(prompt), wishes, list(pages), computed=shared, prompt_len=len(prompt))
+
+    def plan(self, decodes: list[Row], extends: list[tuple[Row, int]]) -> StepPlan:
+        """Decode rows and extend rows with so many of their next known tokens."""
+        rows = [(row, 1) for row in decodes] + extends
+        admits, updates, tokens, targets = [], [], [], []
+        for row, count in rows:
+            if not row.is_admitted:
+                row.is_admitted = True
+                admits.append(Admit(row.slot, row.sampling, row.prompt_len, np.array(row.tokens, dtype=np.int32)))
+            while len(row.pages) * self.page_size < row.computed + count:
+                row.pages.append(self.free.pop())
+            updates += [(row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))]
+            self.known_pages[row.slot] = len(row.pages)
+        for row, count in extends:
+            tokens += row.tokens[row.computed : row.computed + count]
+            if row.sampling.prompt_logprobs >= 0:
+                targets += (row.tokens[row.computed + 1 : row.computed + 1 + count] + [-1])[:count]
+        self.step += 1
+        page_slots, page_rows, page_ids = np.array(updates, dtype=np.int32).reshape(-1, 3).T
+        plan = StepPlan(
+            self.step, len(decodes), admits,
+            np.array([row.slot for row, _ in rows], dtype=np.int32), np.array([row.computed for row, _ in rows], dtype=np.int32),
+            np.array([count for _, count in rows], dtype=np.int32),
+            np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
+            np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32))
+        for row, count in rows:
+            row.computed += count
+        return read_only(plan)
+
+    def run(self, decodes: list[Row], extends: list[tuple[Row, int]]) -> StepResult | None:
+        """One step; appends what was sampled to the rows."""
+        plan = self.plan(decodes, extends)
+        result = self.executor.step(plan)
+        if result is None:
+            return None
+        sampled = [row for row, does in zip([*decodes, *(row for row, _ in extends)], plan.samples, strict=True) if does]
+        assert len(sampled) == len(result.token_ids)
+        width = max(result.width, 0)
+        for i, row in enumerate(sampled):
+            row.tokens.append(int(result.token_ids[i]))
+            if result.width >= 0:
+                part = slice(i * width, (i + 1) * width)
+                row.results.append((row.tokens[-1], float(result.logprobs[i]), result.top_ids[part].tolist(), result.top_logprobs[part].tolist()))
+        for found in result.prompt:
+            next(row for row, _ in extends if row.slot == found.slot).prompt.append(found)
+        return result
+
+    def generate(self, row: Row, num_tokens: int, chunk: int = 1000) -> list[int]:
+        """Prefill in chunks, then decode, alone. Returns the new tokens."""
+        self.prefill(row, chunk)
+        for _ in range(num_tokens - 1):
+            self.run([row], [])
+        return row.tokens[row.prompt_len :]
+
+    def prefill(self, row: Row, chunk: int = 1000) -> None:
+        total = len(row.tokens)
+        while row.computed < total:
+            self.run([], [(row, min(chunk, total - row.computed))])
+
+
+def read_only(plan: StepPlan) -> StepPlan:
+    """As plans come from a ring."""
+    for name in plan.__struct_fields__:
+        value = getattr(plan, name)
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return plan

@@ -1,0 +1,23 @@
+"""Plans for tests that need a rank at work and do not care for what it computes."""
+
+from typing import Any
+
+import numpy as np
+
+from runtime.messages import StartRank, StepPlan
+from tests.devices.drive import start_rank
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def start_null(tp_size: int = 1, **device_options: Any) -> StartRank:
+    return start_rank("", device="null", tp_size=tp_size, num_threads=None, device_options=device_options)
+
+
+def decodes(step: int, position: int = 0, rows: int = 1, padding: int = 0) -> StepPlan:
+    """A decode in each of the first `rows` slots; `padding` makes the message longer without a meaning for the null device."""
+    slots = np.arange(rows, dtype=np.int32)
+    return StepPlan(step, rows, [], slots, np.full(rows, position, np.int32), np.ones(rows, np.int32), np.ones(rows, np.uint8),
+                    np.zeros(padding, np.int32), ints(), ints(), ints(), ints())

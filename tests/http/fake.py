@@ -1,0 +1,142 @@
+"""A small scripted Service: what it says is decided by the prompt, when it says it by the test.
+
+    echo      the answer to a text or chat is "<n>: " and words of the prompt, one token a word
+    held      with `hold=True` nothing is said until `step()` or `run()` is called
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.errors import InvalidRequest, RequestError
+from runtime.messages import Ask, Chat, Prompt, Text, Tokens
+from runtime.request import Delta, Finish, FinishReason, Sink, TokenLogprob
+from runtime.sampling import Limits, check
+from runtime.service import Health, Load, ModelCard
+
+VOCAB = 1000
+WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", " \"fox\"", "\n", " end"]
+
+
+def words(prompt: Prompt, index: int, count: int) -> list[tuple[int, str]]:
+    """Tokens (id, text) of answer `index` to `prompt`: the same for the same input."""
+    seed = sum(text(prompt).encode()) + 7 * index
+    return [((seed + i) % VOCAB, WORDS[(seed + i) % len(WORDS)]) for i in range(count)]
+
+
+def text(prompt: Prompt) -> str:
+    match prompt:
+        case Text():
+            return prompt.text
+        case Tokens():
+            return " ".join(map(str, prompt.ids))
+        case Chat():
+            return json.dumps([prompt.messages, prompt.tools, prompt.template_args, prompt.continue_final])
+
+
+def ids(prompt: Prompt) -> list[int]:
+    return prompt.ids if isinstance(prompt, Tokens) else [byte % VOCAB for byte in text(prompt).encode()]
+
+
+@dataclass
+class Running:
+    """One ask in progress."""
+
+    ask: Ask
+    sink: Sink
+    script: list[list[tuple[int, str]]]  # by sequence
+    said: int = 0
+
+
+@dataclass
+class FakeService:
+    """Answers at once, or step by step with `hold`."""
+
+    hold: bool = False
+    refuse: RequestError | None = None  # raised by submit
+    fail_after: int | None = None  # tokens after which the sink fails
+    fail_with: RequestError = field(default_factory=lambda: InvalidRequest("the template failed", param="prompt"))
+    defaults: dict[str, Any] = field(default_factory=dict)
+    running: dict[str, Running] = field(default_factory=dict)
+    asks: list[Ask] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    state: Any = "ready"
+
+    @property
+    def card(self) -> ModelCard:
+        limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
+        return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults)
+
+    def submit(self, ask: Ask, sink: Sink) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        assert ask.id not in self.running
+        self.asks.append(ask)
+        try:
+            check(ask.params, ids(ask.prompt), self.card.limits)
+        except RequestError as error:
+            sink.fail(error)
+            return
+        count = ask.params.max_new_tokens or 20
+        script = [words(ask.prompt, index, count) for index in range(ask.params.n)]
+        self.running[ask.id] = Running(ask, sink, script)
+        if not self.hold:
+            self.run()
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.running.pop(request_id, None)
+
+    def run(self) -> None:
+        while self.running:
+            self.step()
+
+    def step(self) -> None:
+        """One token for each sequence of each running ask."""
+        for running in list(self.running.values()):
+            if running.said == self.fail_after:
+                del self.running[running.ask.id]
+                running.sink.fail(self.fail_with)
+                continue
+            running.said += 1
+            is_last = running.said == len(running.script[0])
+            if is_last:
+                del self.running[running.ask.id]
+            for index in range(running.ask.params.n):
+                running.sink.push(self._delta(running, index, is_last))
+
+    def _delta(self, running: Running, index: int, is_last: bool) -> Delta:
+        params, prompt_ids, at = running.ask.params, ids(running.ask.prompt), running.said - 1
+        token_id, word = running.script[index][at]
+        is_first = at == 0
+        prompt = None
+        if is_first and index == 0 and params.prompt_logprobs is not None:
+            prompt = [logprob(i, None if at == 0 else -0.25, params.prompt_logprobs) for at, i in enumerate(prompt_ids)]
+        finish = None
+        if is_last:
+            finish = Finish(FinishReason.LENGTH, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
+        return Delta(index, word, [token_id], [logprob(token_id, -0.5, params.top_logprobs)] if params.logprobs else None,
+                     prompt, finish, len(prompt_ids) if is_first else 0)
+
+    def health(self) -> Health:
+        return Health(self.state, "as the test says")
+
+    def load(self) -> Load:
+        return Load(running=len(self.running), waiting=0, used_pages=4, cached_pages=1, total_pages=10, page_size=16, steps=5,
+                    tokens_per_s=1.5)
+
+    def server_info(self) -> dict[str, Any]:
+        return {"version": "0", "options": {"port": 1}}
+
+    def metrics(self) -> bytes:
+        return b"# TYPE running gauge\nrunning 0\n"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"\xf0\x9f" if token_id == 999 else f"<{token_id}>".encode()
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(f"<{token_id}>" for token_id in token_ids)
+
+
+def logprob(token_id: int, value: float | None, width: int) -> TokenLogprob:
+    return TokenLogprob(token_id, value, [((token_id + i) % VOCAB, -0.5 - i) for i in range(width)] if value is not None else [])

@@ -1,0 +1,67 @@
+"""Runs an application on our own server, on a free port, for the length of a test."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from starlette.types import ASGIApp
+
+from runtime.http.app import http_app
+from runtime.http.server import listen, serve
+from tests.http.fake import FakeService
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s: float = 5.0) -> AsyncIterator[tuple[str, int]]:
+    """Address of a server of `app`."""
+    if isinstance(app, FakeService):
+        app = http_app(app)
+    sockets = listen("127.0.0.1", 0)
+    address = sockets[0].getsockname()
+    shutdown = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: serve(app, sockets=sockets, shutdown=shutdown, stuck_s=stuck_s, grace_s=grace_s))
+        try:
+            yield address
+        finally:
+            shutdown.set()
+
+
+class Raw:
+    """A client that says exactly these bytes."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self.stream = stream
+        self.rest = b""
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, address: tuple[str, int], receive_buffer: int | None = None) -> AsyncIterator["Raw"]:
+        sock = socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.connect(address)
+        sock.setblocking(False)
+        async with await anyio.abc.SocketStream.from_socket(sock) as stream:
+            yield cls(stream)
+
+    async def send(self, path: str, body: bytes, *, declared: int | None = None, version: str = "1.1", more: str = "") -> None:
+        length = len(body) if declared is None else declared
+        head = f"POST {path} HTTP/{version}\r\nhost: test\r\ncontent-length: {length}\r\n{more}\r\n"
+        await self.stream.send(head.encode() + body)
+
+    async def until(self, mark: bytes) -> bytes:
+        """What comes up to and with `mark`; raises anyio.EndOfStream."""
+        while mark not in self.rest:
+            self.rest += await self.stream.receive()
+        found, _, self.rest = self.rest.partition(mark)
+        return found + mark
+
+    async def to_end(self) -> bytes:
+        """All that comes until the server closes."""
+        try:
+            while True:
+                self.rest += await self.stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return self.rest

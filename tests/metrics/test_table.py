@@ -1,0 +1,41 @@
+"""The table of metrics: names, and what is read from the system."""
+
+import os
+import re
+
+from runtime.metrics import Metrics
+from runtime.metrics.table import process_usage
+from runtime.request import FinishReason
+
+
+def test_names_follow_the_conventions() -> None:
+    instruments = list(vars(Metrics()).values())
+    assert len({one.name for one in instruments}) == len(instruments)
+    for one in instruments:
+        assert re.fullmatch(r"runtime_[a-z_]+", one.name) and one.help.endswith(".")
+        assert (one.kind == "counter") == one.name.endswith("_total"), one.name
+
+
+def test_every_line_is_exposition_text() -> None:
+    metrics = Metrics()
+    metrics.finished["stop"] += 2
+    metrics.refused["429"] += 1
+    text = metrics.render().decode()
+    sample = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"\})? [-+0-9.e]+')
+    assert all(line.startswith("# ") or sample.fullmatch(line) for line in text.splitlines())
+    assert 'runtime_finished_sequences_total{reason="stop"} 2' in text
+    assert all(f'reason="{reason.value}"' in text for reason in FinishReason)
+
+
+def test_processes_are_measured() -> None:
+    text = Metrics().render({0: os.getpid()}).decode()
+    rss = dict(re.findall(r'runtime_resident_bytes\{process="(\w+)"\} (\S+)', text))
+    assert rss.keys() == {"server", "rank0"} and float(rss["rank0"]) > 2**20
+    assert 'runtime_cpu_seconds_total{process="server"}' in text
+
+
+def test_a_process_that_is_gone_has_no_line() -> None:
+    metrics = Metrics()
+    metrics.render({0: os.getpid()})
+    assert "rank0" not in metrics.render({0: 2**22 + 1}).decode()
+    assert process_usage(2**22 + 1) is None

@@ -1,0 +1,64 @@
+"""Tiny random checkpoints of each family, made by transformers from fixed seeds, in the layout that real ones have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB_SIZE = 256 + len(SPECIALS)
+CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+SIZES = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 258,
+}
+
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 32}),
+}
+
+
+def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0, shard_size: str = "1GB", dtype: str = "float32",
+                    **overrides: Any) -> Path:
+    """Writes a checkpoint with a byte-level tokenizer to `folder`; `overrides` go to the config class. Small `shard_size`: several files."""
+    folder = Path(folder)
+    kind, own = FAMILIES[family]
+    model = make_model(kind(**(SIZES | own | overrides)), seed).to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    write_tokenizer(folder)
+    return folder
+
+
+def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """Weights large enough that tokens differ and that biases, norms and positions matter."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0, 0.3 if "embed" in name else 0.15)
+    return model
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a byte, ids 0..255, and three special tokens: every text can be encoded, every id decoded."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
+    }))

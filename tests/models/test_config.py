@@ -1,0 +1,112 @@
+"""config.json in all its spellings, and what is said about those that cannot be served."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import ModelError
+from runtime.models.config import ModelConfig, read_config
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}
+QWEN = {"architectures": ["Qwen2ForCausalLM"]}
+
+
+def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(BASE | changes))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return read_config(folder)
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, {"head_dim": 16, "num_kv_heads": 2, "qkv_bias": False, "windows": (0, 0, 0), "context_len": 128, "dtype": None, "is_tied": False}),
+    ({"num_key_value_heads": None, "head_dim": None}, {"num_kv_heads": 4, "head_dim": 16}),
+    ({"head_dim": 32, "torch_dtype": "bfloat16"}, {"head_dim": 32, "dtype": "bfloat16"}),
+    ({"dtype": "float16"}, {"dtype": "float16"}),
+    ({"attention_bias": True, "mlp_bias": True}, {"qkv_bias": True, "o_bias": True, "mlp_bias": True}),
+    ({"sliding_window": 8}, {"windows": (0, 0, 0)}),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, {"windows": (8, 8, 8)}),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, {"windows": (0, 0, 0)}),
+    ({"architectures": ["MistralForCausalLM"]}, {"windows": (4096, 4096, 4096)}),
+    (QWEN | {"sliding_window": 8}, {"qkv_bias": True, "o_bias": False, "windows": (0, 0, 0)}),
+    (QWEN | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, {"windows": (0, 0, 8)}),
+    (QWEN | {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+     {"windows": (8, 0, 8)}),
+    ({"architectures": ["Qwen3ForCausalLM"]}, {"qk_norm": True, "head_dim": 128, "qkv_bias": False}),
+    ({"rope_scaling": {"type": "linear", "factor": 4.0}}, {"context_len": 512}),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e5}}, {"context_len": 256}),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, {"context_len": 256}),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}}, {"context_len": 128}),
+    ({"eos_token_id": [2, 3], "bos_token_id": 1}, {"eos_ids": (2, 3), "bos_id": 1}),
+    ({"eos_token_id": None}, {"eos_ids": (), "bos_id": None}),
+])
+def test_reads(changes: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    config = read(tmp_path, **changes)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("changes", [
+    {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}},
+])
+def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None:
+    rope = read(tmp_path, **changes).rope
+    assert (rope.rope_theta, rope.rope_type, rope.factor, rope.max_position_embeddings) == (5e5, "linear", 4.0, 128)
+
+
+def test_yarn_factor_follows_from_lengths(tmp_path: Path) -> None:
+    rope = read(tmp_path, rope_scaling={"rope_type": "yarn", "original_max_position_embeddings": 32}).rope
+    assert rope.factor == 4.0
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    """Its eos ids come first, then those of config.json that are not among them."""
+    config = read(tmp_path, {"eos_token_id": [7, 2], "temperature": 0.6, "top_k": 20, "do_sample": True}, eos_token_id=2)
+    assert config.eos_ids == (7, 2)
+    assert config.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"]),
+    ({"architectures": None}, ["architectures", "LlamaForCausalLM"]),
+    ({"hidden_size": "big"}, ["config.json", "hidden_size"]),
+    ({"num_hidden_layers": 0}, ["config.json", "num_hidden_layers"]),
+    ({"vocab_size": -1}, ["config.json", "vocab_size"]),
+    ({"num_key_value_heads": 3}, ["num_key_value_heads 3", "num_attention_heads 4"]),
+    ({"hidden_size": 66}, ["hidden_size 66", "head_dim"]),
+    ({"head_dim": 15}, ["head_dim 15"]),
+    ({"hidden_act": "gelu"}, ["gelu", "silu"]),
+    ({"quantization_config": {"quant_method": "awq"}}, ["awq", "bf16"]),
+    ({"rope_scaling": {"rope_type": "longrope"}}, ["longrope", "yarn"]),
+    ({"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
+    ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, ["rope", "factor"]),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+    (QWEN | {"use_sliding_window": True, "layer_types": ["full_attention"]}, ["layer_types", "3"]),
+])
+def test_refuses(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(tmp_path, **changes)
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words), message
+
+
+def test_refuses_folders(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a folder"):
+        read_config(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        read_config(tmp_path)
+
+
+def test_imports_no_torch() -> None:
+    code = "import sys, runtime.models.config, runtime.devices.cpu.facts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,149 @@
+"""Every family against transformers, greedy, token for token, whatever the chunks, pages, company and shared prefixes."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make import VOCAB_SIZE, make_checkpoint
+from tests.models.reference import Reference
+
+ROPE = {"rope_theta": 10000.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama biases, one kv head": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "llama head_dim, tied": ("llama", {"head_dim": 24, "tie_word_embeddings": True}),
+    "llama sharded": ("llama", {"shard_size": "60KB"}),
+    "mistral": ("mistral", {}),
+    "mistral window": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 window above layer 1": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen2 layer types": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied, bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "linear": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
+    "dynamic": ("llama", {"max_position_embeddings": 48, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}}),
+    "yarn": ("qwen2", {"max_position_embeddings": 32,
+                       "rope_parameters": ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    "yarn tuned": ("llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
+                                                        "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}}),
+    "llama3": ("llama", {"rope_parameters": ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                    "original_max_position_embeddings": 64}}),
+}
+NUM_TOKENS = 24
+
+
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(7)
+    return [random.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 9, 30, 41)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def checkpoint(case: str) -> tuple[Path, Reference, list[list[int]]]:
+        family, overrides = CASES[case]
+        folder = make_checkpoint(family, tmp_path_factory.mktemp("model"), **overrides)
+        reference = Reference(folder)
+        return folder, reference, [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
+
+    return checkpoint
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(4, 1000), (1, 7), (16, 13)])
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_equals_transformers_in_company(case: str, page_size: int, chunk: int, checkpoints: Any) -> None:
+    """Sequences join while others decode: every step but the first mixes decode and extend rows."""
+    folder, _, expected = checkpoints(case)
+    executor, ready = start(folder, page_size=page_size)
+    planner = Planner(executor, ready, page_size)
+    waiting = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts())]
+    rows = list(waiting)
+    running: list[Row] = []
+    while waiting or any(len(row.tokens) < row.prompt_len + NUM_TOKENS for row in running):
+        head = waiting[0] if waiting else None
+        count = min(chunk, head.prompt_len - head.computed) if head else 0
+        decodes = [row for row in running if len(row.tokens) < row.prompt_len + NUM_TOKENS]
+        planner.run(decodes, [(head, count)] if head else [])
+        if head and head.computed == head.prompt_len:
+            running.append(waiting.pop(0))
+    assert [row.tokens[row.prompt_len :] for row in rows] == expected
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen3"])
+def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
+    folder, _, expected = checkpoints(case)
+    executor, ready = start(folder)
+    planner = Planner(executor, ready, 4)
+    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts())]
+    planner.run([], [(row, row.prompt_len) for row in rows])
+    for _ in range(NUM_TOKENS - 1):
+        planner.run(rows, [])
+    assert [row.tokens[row.prompt_len :] for row in rows] == expected
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen2 tied", "dynamic"])
+def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
+    """A second sequence reads the pages that the first one wrote, while the first goes on."""
+    folder, reference, expected = checkpoints(case)
+    executor, ready = start(folder)
+    planner = Planner(executor, ready, 4)
+    first = planner.row(0, prompts()[3], sampling())
+    planner.prefill(first)
+    other = prompts()[3][:20] + [5, 6, 7]
+    second = planner.row(1, other, sampling(), prefix=first, shared=20)
+    planner.run([first], [(second, len(other) - 20)])
+    while len(first.tokens) < first.prompt_len + NUM_TOKENS:
+        planner.run([first, second], [])
+    assert first.tokens[first.prompt_len :] == expected[3]
+    assert second.tokens[len(other) :] == reference.greedy(other, len(second.tokens) - len(other))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logprobs_agree(case: str, checkpoints: Any) -> None:
+    """Of the prompt and of the output, with alternatives, to 1e-4."""
+    folder, reference, expected = checkpoints(case)
+    prompt = prompts()[2]
+    executor, ready = start(folder)
+    planner = Planner(executor, ready, 4)
+    row = planner.row(3, prompt, sampling(top_logprobs=3, prompt_logprobs=2))
+    company = planner.row(1, prompts()[1], sampling())
+    planner.prefill(company)
+    planner.prefill(row, chunk=11)
+    while len(row.tokens) < len(prompt) + NUM_TOKENS:
+        planner.run([company, row], [])
+    assert row.tokens[len(prompt) :] == expected[2]
+    # past its own length, the reference with dynamic rope turns a whole prompt otherwise than the same tokens decoded
+    wanted = reference.logprobs(row.tokens[:48] if case == "dynamic" else row.tokens[:-1])
+    for i, (token, logprob, top_ids, top) in enumerate(row.results[: len(wanted) - len(prompt) + 1]):
+        line = wanted[len(prompt) - 1 + i]
+        assert token == row.tokens[len(prompt) + i]
+        assert logprob == pytest.approx(float(line[token]), abs=1e-4)
+        values, ids = line.topk(3)
+        assert top == pytest.approx(values.tolist(), abs=1e-4) and top_ids == ids.tolist()
+    logprobs = np.concatenate([part.logprobs for part in row.prompt])
+    tops = np.concatenate([part.top_logprobs for part in row.prompt]).reshape(-1, 2)
+    assert np.isnan(logprobs[-1]) and len(logprobs) == len(prompt)
+    np.testing.assert_allclose(logprobs[:-1], [float(wanted[i, token]) for i, token in enumerate(prompt[1:])], atol=1e-4)
+    np.testing.assert_allclose(tops, wanted[: len(prompt)].topk(2).values.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_half_precision_is_near(family: str, dtype: str, tmp_path: Path) -> None:
+    """The same weights in 16 bits: prompt log probabilities stay close to fp32's."""
+    folder = make_checkpoint(family, tmp_path, dtype=dtype, tie_word_embeddings=family == "qwen3")
+    executor, ready = start(folder)
+    planner = Planner(executor, ready, 4)
+    row = planner.row(0, prompts()[3], sampling(prompt_logprobs=0))
+    planner.prefill(row, chunk=17)
+    planner.run([row], [])
+    found = np.concatenate([part.logprobs for part in row.prompt])[:-1]
+    wanted = Reference(folder).logprobs(prompts()[3])
+    expected = wanted[torch.arange(len(found)), torch.tensor(prompts()[3][1:])].numpy()
+    assert np.abs(found - expected).mean() < 0.02 * np.abs(expected).mean()

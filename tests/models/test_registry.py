@@ -1,0 +1,17 @@
+"""The table and the classes agree."""
+
+import pytest
+
+from runtime.errors import ModelError
+from runtime.models.config import FAMILIES
+from runtime.models.registry import MODELS, model_class
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_row_has_a_class_and_a_family(name: str) -> None:
+    assert isinstance(model_class(name), type) and name in FAMILIES
+
+
+def test_unknown() -> None:
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM"):
+        model_class("Nothing")

@@ -1,0 +1,69 @@
+"""Log lines: silent by default, two forms, one line a phase, and nothing of the application's logging touched."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from runtime import log
+
+
+@pytest.fixture(autouse=True)
+def silent_again() -> Iterator[None]:
+    yield
+    log.silence()
+
+
+def test_silent_until_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    log.get("x").critical("nobody hears")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_lines() -> None:
+    stream = io.StringIO()
+    logger = log.get("scheduler")  # made before setup: it follows
+    log.setup("info", "json", stream)
+    logger.info("ready", pages=3)
+    logger.debug("too much")
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["pages"], event["part"], event["level"]) == ("ready", 3, "scheduler", "info")
+
+
+def test_text_lines() -> None:
+    stream = io.StringIO()
+    log.setup("warning", "text", stream)
+    log.get("x").info("quiet")
+    log.get("x").warning("loud", reason="a b")
+    assert "loud" in stream.getvalue() and "reason='a b'" in stream.getvalue() and "quiet" not in stream.getvalue()
+    assert "\033" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_stacks_are_logged(form: str) -> None:
+    stream = io.StringIO()
+    log.setup("error", form, stream)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        log.get("x").exception("failed")
+    assert "ValueError: boom" in stream.getvalue()
+
+
+def test_a_phase_has_one_line_with_its_time() -> None:
+    stream = io.StringIO()
+    log.setup("info", "json", stream)
+    with log.phase("weights", bytes=7):
+        assert stream.getvalue() == ""
+    event = json.loads(stream.getvalue())
+    assert event["event"] == "weights" and event["bytes"] == 7 and event["seconds"] >= 0
+
+
+def test_the_applications_logging_is_its_own() -> None:
+    before = (list(logging.getLogger().handlers), structlog.is_configured())
+    log.setup("debug", "json", io.StringIO())
+    log.get("x").info("line")
+    assert (list(logging.getLogger().handlers), structlog.is_configured()) == before
