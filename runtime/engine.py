@@ -36,6 +36,7 @@ from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.sampling import SamplingParams
+from runtime.service import Load
 
 PromptLike = str | Sequence[int] | Sequence[dict[str, Any]]  # text, token ids, or chat messages
 
@@ -142,6 +143,14 @@ class Engine:
         async for delta in self.stream(prompt, **sampling):
             answers[delta.index].add(delta)
         return answers
+
+    def load(self) -> Load:
+        """How busy the engine is now."""
+        return self._core.load()
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+        return self._core.metrics()
 
     def asgi(self) -> ASGIApp:
         """The HTTP API of this engine, to be mounted under any prefix while the engine is open."""

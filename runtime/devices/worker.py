@@ -97,5 +97,4 @@ if __name__ == "__main__":
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if exit_code:
-        os._exit(exit_code)  # at once: the clean-up of a library in an unknown state may hang
+    os._exit(exit_code)  # at once: close() has done what matters, and libraries take long to unload or hang after a failure

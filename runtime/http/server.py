@@ -11,7 +11,6 @@ import ssl
 from typing import Any
 
 import anyio
-from anyio.abc import TaskGroup
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
@@ -50,7 +49,7 @@ async def serve(
     grace_s: float = GRACE_S, stuck_s: float = STUCK_S, root_path: str = "",
 ) -> None:
     """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to end."""
-    async with anyio.create_task_group() as tasks:
+    async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
         shell = _Shell(app, tasks, stuck_s, root_path)
         servers = [
             await asyncio.get_running_loop().create_server(shell.accept, sock=sock, ssl=tls, backlog=BACKLOG) for sock in sockets
@@ -63,27 +62,25 @@ async def serve(
         with anyio.move_on_after(grace_s):
             await shell.drain()
         shell.cut()
-        tasks.cancel_scope.cancel()
 
 
 class _Shell:
     """The connections that are open, and what they share."""
 
-    def __init__(self, app: ASGIApp, tasks: TaskGroup, stuck_s: float, root_path: str) -> None:
+    def __init__(self, app: ASGIApp, tasks: asyncio.TaskGroup, stuck_s: float, root_path: str) -> None:
         self.app = app
         self.tasks = tasks
         self.stuck_s = stuck_s
         self.config = _config(root_path)
         self.context = WorkerContext(None)
-        self.open: set[Connection] = set()
+        self.open: dict[Connection, asyncio.Task[None]] = {}
         self.last_closed = anyio.Event()
 
     def accept(self) -> Connection:
         return Connection(self._opened, self.stuck_s)
 
     def _opened(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open.add(connection)
-        self.tasks.start_soon(self._run, connection, reader, writer)
+        self.open[connection] = self.tasks.create_task(self._run(connection, reader, writer))
 
     async def _run(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_plain = writer.get_extra_info("ssl_object") is None
@@ -96,7 +93,7 @@ class _Shell:
             self.config.log.error_logger.exception("a connection ended in an error")
         finally:
             connection.cut()
-            self.open.discard(connection)
+            del self.open[connection]
             if not self.open:
                 self.last_closed.set()
 
@@ -108,8 +105,10 @@ class _Shell:
             await self.last_closed.wait()
 
     def cut(self) -> None:
-        for connection in self.open:
+        """Ends what is left."""
+        for connection, task in self.open.items():
             connection.cut()
+            task.cancel()
 
 
 class _Entry:

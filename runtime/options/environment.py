@@ -1,7 +1,7 @@
 """Environment variables and system settings that the tuning guide for Ascend sets, and the place that each has here.
 
-Three kinds of place: an option of ours; a setting that the Ascend rank makes for itself, from options and facts; and a setting of the machine,
-which `runtime check doctor` compares with the recommended value. Values are those that the guide recommends.
+Three kinds of place: an option of ours; a setting that the Ascend rank makes for itself, from options and facts, as soon as that device
+is here; and a setting of the machine, which `runtime check doctor` compares with the value that the guide recommends.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 def _rank(name: str, about: str, recommended: str | None) -> Setting:
-    return Setting(name=name, kind="rank", place="set by the Ascend rank for its own process", about=about, recommended=recommended)
+    return Setting(name=name, kind="rank", place="the Ascend rank sets it for its own process", about=about, recommended=recommended)
 
 
 def _option(name: str, place: str, about: str, recommended: str | None = None) -> Setting:
@@ -48,10 +48,10 @@ ENVIRONMENT: tuple[Setting, ...] = (
     _option("DEEP_NORMAL_MODE_USE_INT8_QUANT", "derived from --quantization and --deepep-mode", "int8 on the way to experts", "1"),
     _rank("TASK_QUEUE_ENABLE", "how kernels are queued: 2 for prompts, 0 where graphs are replayed", "2 or 0"),
     _option("SGLANG_SET_CPU_AFFINITY", "--numa-node", "bind ranks to cores", "1"),
-    _option("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "always so: one process plans for all replicas", "no agreement of replicas at each step", "1"),
+    _option("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "always so: one process plans for all replicas", "no agreement at each step", "1"),
     _option("SGLANG_ENABLE_OVERLAP_PLAN_STREAM", "always so: steps are planned ahead", "plan drafts during verification", "1"),
     _option("SGLANG_ENABLE_SPEC_V2", "always so: verify steps are steps like others", "speculation with steps in flight", "1"),
-    _option("ASCEND_MF_STORE_URL", "derived from --dist-init-addr and --disaggregation-bootstrap-port", "where both halves find each other's pages"),
+    _option("ASCEND_MF_STORE_URL", "derived from --dist-init-addr and --disaggregation-bootstrap-port", "where both halves find pages"),
     _option("SGLANG_NPU_FUSED_MOE_MODE", "--moe-runner-backend and --moe-a2a-backend", "how much of the experts' work is fused", "1 or 2"),
     _rank("SGLANG_NPU_USE_MLAPO", "fused preparation of MLA", "1"),
     _rank("SGLANG_USE_FIA_NZ", "cache in the NZ layout, together with the fused preparation", "1"),

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.devices.base import open_device
 from runtime.errors import ModelError, StartError
 from runtime.models.checkpoint import INDEX
 from runtime.models.loader import target_name
 from runtime.models.llama import Llama
 from tests.devices.drive import Planner, sampling, start, start_rank
-from tests.devices.drive import start as start_executor
 from tests.models.make import make_checkpoint
 
 FILE = "model.safetensors"
@@ -86,7 +86,6 @@ def test_progress_and_sizes(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 1
     seen: list[tuple[str, float]] = []
     message = start_rank(folder)
-    from runtime.devices.base import open_device
     ready = open_device("cpu", 0).start(message, lambda phase, fraction: seen.append((phase, fraction)))
     weights = [fraction for phase, fraction in seen if phase == "weights"]
     assert weights == sorted(weights) and weights[0] == 0 and weights[-1] == 1
@@ -99,7 +98,7 @@ def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
     (folder / FILE).unlink()
     answers = []
     for seed in (1, 1, 2):
-        executor, ready = start_executor(folder, load_format="dummy", seed=seed)
+        executor, ready = start(folder, load_format="dummy", seed=seed)
         planner = Planner(executor, ready, 4)
         answers.append(planner.generate(planner.row(0, [1, 2, 3], sampling(temperature=1.0, seed=5)), 12))
     assert answers[0] == answers[1] != answers[2]

@@ -66,14 +66,13 @@ INSTRUCT = """{%- macro text_of(content) %}{% if content is string %}{{ content 
         {%- if tools and loop.last %}{{ '[TOOLS]' + tools | tojson(indent=2, sort_keys=true) + '[/TOOLS]' }}{% endif %}
         {{- '[INST] ' + text_of(message.content) + ' [/INST]' }}
     {%- elif message.tool_calls %}
-        {{- '[CALLS]' }}{% for call in message.tool_calls %}{{ {'id': call.id, **call.function} | tojson if false else call.function | tojson }}{% endfor %}{{ eos_token }}
+        {{- '[CALLS]' }}{% for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}{{ eos_token }}
     {%- elif message.role == 'tool' %}
         {{- '[RESULT]' + message.content | string + '[/RESULT]' }}
     {%- else %}
         {{- (message.reasoning_content or '') + ' ' + text_of(message.content) + eos_token }}
     {%- endif %}
 {%- endfor %}"""
-INSTRUCT = INSTRUCT.replace("{{ {'id': call.id, **call.function} | tojson if false else call.function | tojson }}", "{{ call.function | tojson }}")
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells <b>wet</b> from \"dry\" & més", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
@@ -99,6 +98,7 @@ def theirs(source: str, tmp_path: Path) -> PreTrainedTokenizerFast:
 def test_parity_with_transformers(source: str, tools: list[dict[str, Any]] | None, tmp_path: Path) -> None:
     tokenizer = theirs(source, tmp_path)
     ours = ChatTemplates({"default": source}, TOKENS)
+    num_rendered = 0
     for messages in CONVERSATIONS:
         for args in ({}, {"add_generation_prompt": False}, {"enable_thinking": False}):
             try:
@@ -109,6 +109,8 @@ def test_parity_with_transformers(source: str, tools: list[dict[str, Any]] | Non
                 assert refused.value.param == "messages"
                 continue
             assert ours.render(Chat(messages, tools, args)) == want
+            num_rendered += 1
+    assert num_rendered >= 9  # the refused conversations are the exception
 
 
 @pytest.mark.parametrize("source", [CHATML, HEADERS, INSTRUCT], ids=["chatml", "headers", "instruct"])

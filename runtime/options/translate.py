@@ -1,0 +1,244 @@
+"""A command line of SGLang, RTP-LLM or vLLM → one of `runtime serve`, with a sentence for each thing that changes on the way.
+
+Reads what people paste: leading VARIABLE=value words, the interpreter, line ends with backslashes. Pure: words in, words out.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from runtime.errors import OptionsError
+from runtime.options import vllm
+from runtime.options.environment import ENVIRONMENT
+from runtime.options.table import Row, by_flag, canonical
+
+System = Literal["sglang", "rtp_llm", "vllm"]
+
+# what the command of each system contains
+COMMANDS: tuple[tuple[str, System], ...] = (
+    (r"sglang(_router)?\.launch_server|^sglang$|bench_one_batch", "sglang"),
+    (r"rtp_llm|maga_transformer", "rtp_llm"),
+    (r"vllm", "vllm"),
+)
+# RTP-LLM takes these from flags or from the environment; None: nothing of the kind is needed here
+RTP_LLM_BASICS: dict[str, str | None] = {
+    "--checkpoint-path": "--model-path", "--tokenizer-path": "--tokenizer-path", "--start-port": "--port", "--max-seq-len": "--context-length",
+    "--act-type": "--dtype", "--seq-size-per-block": "--page-size", "--lora-info": "--lora-paths", "--model-type": None,
+}
+LENGTH = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
+UNITS = {"k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
+
+
+class Translation(Struct, frozen=True):
+    """What became of a command. `settings` are flags of ours in order, with their values; True stands for a switch."""
+
+    system: System
+    settings: list[tuple[str, Any]]
+    notes: list[str]
+
+    def words(self) -> list[str]:
+        """The command line."""
+        out = ["runtime", "serve"]
+        for flag, value in self.settings:
+            out += [flag] if value is True else ["--no-" + flag[2:]] if value is False else [flag, *map(_word, _values(value))]
+        return out
+
+    def yaml(self) -> str:
+        """The same as a --config file: a JSON value is a YAML value."""
+        return "".join(f"{flag[2:]}: {json.dumps(_typed(value), ensure_ascii=False)}\n" for flag, value in self.settings)
+
+
+def translate(words: Sequence[str], *, only_working: bool = False) -> Translation:
+    """Raises OptionsError when no known system's command is among `words`. `only_working` leaves out what this version refuses."""
+    words = [word for word in words if word.strip() not in ("", "\\")]
+    system = _system(words)
+    settings: list[tuple[str, Any]] = []
+    notes: list[str] = []
+    for flag, value in _pairs(system, _environment(words, system, notes), notes):
+        row = by_flag().get(canonical(flag))
+        if row is None:
+            notes.append(f"{flag} is unknown here; left out")
+        elif _is_kept(row, flag, only_working, notes):
+            settings.append((row.flag, value))
+    return Translation(system, list(dict(settings).items()), notes)
+
+
+def _is_kept(row: Row, spelling: str, only_working: bool, notes: list[str]) -> bool:
+    """Whether an option goes into the command; else, or if the server will refuse it, a note says why."""
+    if row.status == "superseded":
+        notes.append(f"{spelling} is left out: {row.note}")
+        return False
+    if row.status == "works":
+        return True
+    reason = "is planned and not here yet" if row.status == "planned" else f"is an option of {row.device} devices, which are not here yet"
+    notes.append(f"{spelling} {reason}" + ("; left out" if only_working else ""))
+    return not only_working
+
+
+def _system(words: Sequence[str]) -> System:
+    for word in words:
+        if word.startswith("-") and word != "-m":
+            break
+        for pattern, system in COMMANDS:
+            if re.search(pattern, word) and "=" not in word:
+                return system
+    raise OptionsError(["no command of SGLang, RTP-LLM or vLLM is among the words; "
+                        "write runtime translate -- python -m sglang.launch_server ..., or vllm serve MODEL ..."])
+
+
+def _environment(words: Sequence[str], system: System, notes: list[str]) -> list[str]:
+    """The words after the command, and before them those that RTP-LLM takes from the environment. Other variables get a note."""
+    out: list[str] = []
+    places = {setting.name: setting for setting in ENVIRONMENT}
+    start = next((i for i, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
+    for word in words[:start]:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            continue
+        flag = "--" + name.lower().replace("_", "-")
+        if name in places:
+            notes.append(f"{name} is left out: {places[name].place}")
+        elif system == "rtp_llm" and (flag in by_flag() or flag in RTP_LLM_BASICS):
+            out += [flag, value]
+        else:
+            notes.append(f"{name} is left out: the runtime takes no settings from the environment")
+    return [*out, *_positional(words[:start], system), *words[start:]]
+
+
+def _positional(words: Sequence[str], system: System) -> list[str]:
+    """`vllm serve MODEL`."""
+    after = list(words[words.index("serve") + 1:]) if system == "vllm" and "serve" in words else []
+    return ["--model-path", after[0]] if after else []
+
+
+def _pairs(system: System, words: Sequence[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """Flags of ours with their values, in order."""
+    for flag, values in _flags(words):
+        match system:
+            case "sglang":
+                yield _ours(flag, values, notes)
+            case "rtp_llm":
+                yield from _from_rtp_llm(flag, values, notes)
+            case "vllm":
+                yield from _from_vllm(flag, values, notes)
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each flag with the words that follow it; `--flag=value` is the same as `--flag value`."""
+    flag, values = "", list[str]()
+    for word in words:
+        if re.match(r"-[A-Za-z-]", word):
+            if flag:
+                yield flag, values
+            flag, equals, inline = word.partition("=")
+            values = [inline] if equals else []
+        elif flag:
+            values.append(word)
+    if flag:
+        yield flag, values
+
+
+def _ours(flag: str, values: list[str], notes: list[str]) -> tuple[str, Any]:
+    """A flag that we know by this name, with the value that it has here."""
+    row = by_flag().get(canonical(flag))
+    if row is None:
+        return flag, " ".join(values)
+    if row.means:
+        word = values[0].lower() if values else "true"
+        value = row.values.get(word, values[0] if values else True)
+        return row.means, value
+    if row.takes == "switch":
+        return row.flag, not (values and values[0].lower() in ("false", "0"))
+    if row.takes == "many":
+        return row.flag, values
+    if len(values) != 1:
+        notes.append(f"{flag} takes one value, not {len(values)}")
+    return row.flag, values[0] if values else ""
+
+
+def _from_rtp_llm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    key = canonical(flag)
+    if key in RTP_LLM_BASICS:
+        ours = RTP_LLM_BASICS[key]
+        if ours is None:
+            notes.append(f"{flag} is left out: config.json says it")
+        else:
+            yield _ours(ours, values, notes)
+        return
+    row = by_flag().get(key)
+    if row is not None and row.means and row.values.get((values or ["true"])[0].lower(), ...) == by_flag()[row.means].default:
+        notes.append(f"{flag} is left out: it asks for what is the default here")
+        return
+    yield _ours(flag, [word.lower() for word in values] if key == "--log-level" else values, notes)
+
+
+def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    key = canonical(flag)
+    same = {theirs: (ours, words) for theirs, ours, words in vllm.SAME}
+    without = dict(vllm.WITHOUT)
+    if key in vllm.SWITCHES:
+        if not vllm.SWITCHES[key]:
+            notes.append(f"{flag} is left out: it happens anyway, or there is nothing to turn off")
+        yield from vllm.SWITCHES[key]
+    elif key == "--speculative-config":
+        yield from _draft_of_vllm(values, notes)
+    elif key == "--enable-expert-parallel":
+        notes.append(f"{flag} spreads experts over all ranks: set --expert-parallel-size to the number of ranks")
+    elif key in same:
+        ours, words = same[key]
+        yield _ours(ours, [str(words.get(word.lower(), _length(word))) for word in values[:1]] + values[1:]
+                    if ours != "--served-model-name" else values[:1], notes)
+    elif key in vllm.COMMON or key == "--model-path":
+        yield _ours(key, values, notes)
+    else:
+        notes.append(f"{flag} is left out: {without.get(key, 'it is unknown here')}")
+
+
+def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """vLLM describes speculation in one JSON object."""
+    names = {"model": "--speculative-draft-model-path", "num_speculative_tokens": "--speculative-num-draft-tokens",
+             "prompt_lookup_max": "--speculative-ngram-max-match-window-size", "quantization": "--speculative-draft-model-quantization",
+             "prompt_lookup_min": "--speculative-ngram-min-match-window-size", "method": "--speculative-algorithm"}
+    methods = {"ngram": "NGRAM", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "deepseek_mtp": "NEXTN", "draft_model": "STANDALONE"}
+    try:
+        config = json.loads(" ".join(values))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        notes.append("--speculative-config is left out: it is no JSON object")
+        return
+    for name, value in config.items():
+        if name in names:
+            yield names[name], methods.get(str(value), value) if name == "method" else value
+        else:
+            notes.append(f"--speculative-config {name} is left out: it is unknown here")
+
+
+def _length(word: str) -> str:
+    """vLLM writes lengths such as 8k (8000) and 8K (8192)."""
+    match = LENGTH.fullmatch(word)
+    return str(int(float(match[1]) * UNITS[match[2]])) if match else word
+
+
+def _values(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _typed(value: Any) -> Any:
+    """Words that look like numbers are numbers in YAML."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?", value):
+        return json.loads(value) if not re.fullmatch(r"-?0\d+.*", value) else value
+    return value
+
+
+def shell(words: Sequence[str]) -> str:
+    """Words as one would type them."""
+    return shlex.join(words)

@@ -1,0 +1,97 @@
+"""The options of vLLM's server by the names that they have there, for `runtime translate` only: `runtime serve` does not know them.
+
+Options whose name and meaning are ours as well (--host, --dtype, --tensor-parallel-size ...) stand in COMMON.
+"""
+
+from typing import Any
+
+# name and meaning are ours
+COMMON = frozenset({
+    "--host", "--port", "--api-key", "--dtype", "--trust-remote-code", "--revision", "--download-dir", "--load-format", "--chat-template",
+    "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-lora", "--max-lora-rank", "--tool-call-parser",
+    "--reasoning-parser", "--cpu-offload-gb", "--otlp-traces-endpoint", "--model-impl", "--tokenizer-mode", "--quantization", "--model",
+    "--nnodes", "--node-rank", "--enable-eplb",
+})
+
+# (their flag, our flag, our value for each of their words)
+SAME: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("-tp", "--tensor-parallel-size", {}),
+    ("-pp", "--pipeline-parallel-size", {}),
+    ("-dp", "--data-parallel-size", {}),
+    ("-q", "--quantization", {}),
+    ("--tokenizer", "--tokenizer-path", {}),
+    ("--seed", "--random-seed", {}),
+    ("--max-model-len", "--context-length", {"-1": "auto"}),
+    ("--served-model-name", "--served-model-name", {}),
+    ("--gpu-memory-utilization", "--mem-fraction-static", {}),
+    ("--block-size", "--page-size", {}),
+    ("--max-num-seqs", "--max-running-requests", {}),
+    ("--max-num-batched-tokens", "--chunked-prefill-size", {}),
+    ("--scheduling-policy", "--schedule-policy", {}),
+    ("--kv-cache-dtype", "--kv-cache-dtype", {"fp8": "fp8_e4m3"}),
+    ("--max-loras", "--max-loras-per-batch", {}),
+    ("--max-cpu-loras", "--max-loaded-loras", {}),
+    ("--lora-modules", "--lora-paths", {}),
+    ("--limit-mm-per-prompt", "--limit-mm-data-per-request", {}),
+    ("--hf-overrides", "--json-model-override-args", {}),
+    ("--guided-decoding-backend", "--grammar-backend", {"guidance": "llguidance"}),
+    ("--structured-outputs-backend", "--grammar-backend", {"guidance": "llguidance"}),
+    ("--generation-config", "--sampling-defaults", {"vllm": "openai", "auto": "model"}),
+    ("--override-generation-config", "--preferred-sampling-params", {}),
+    ("--root-path", "--fastapi-root-path", {}),
+    ("--uvicorn-log-level", "--log-level-http", {}),
+    ("--cuda-graph-sizes", "--cuda-graph-bs", {}),
+    ("--cudagraph-capture-sizes", "--cuda-graph-bs", {}),
+    ("--max-seq-len-to-capture", "--cuda-graph-max-bs", {}),
+    ("--attention-backend", "--attention-backend", {"flash_attn": "fa3", "flashinfer": "flashinfer", "triton_attn": "triton"}),
+    ("--all2all-backend", "--moe-a2a-backend", {"deepep_high_throughput": "deepep", "deepep_low_latency": "deepep", "naive": "none"}),
+    ("--data-parallel-address", "--dist-init-addr", {}),
+    ("--enable-log-requests", "--log-requests", {}),
+    ("--enable-sleep-mode", "--enable-memory-saver", {}),
+    ("--enable-dbo", "--enable-two-batch-overlap", {}),
+    ("--skip-tokenizer-init", "--skip-tokenizer-init", {}),
+    ("--enable-return-routed-experts", "--enable-return-routed-experts", {}),
+)
+
+# switches of theirs, as flags of ours with their values; an empty list is what happens anyway
+SWITCHES: dict[str, list[tuple[str, Any]]] = {
+    "--enforce-eager": [("--disable-cuda-graph", True)],
+    "--enable-prefix-caching": [],
+    "--no-enable-prefix-caching": [("--disable-radix-cache", True)],
+    "--enable-chunked-prefill": [],
+    "--no-enable-chunked-prefill": [("--chunked-prefill-size", -1)],
+    "--async-scheduling": [],
+    "--no-async-scheduling": [("--disable-overlap-schedule", True)],
+    "--disable-custom-all-reduce": [("--disable-custom-all-reduce", True)],
+    "--disable-log-requests": [],
+    "--no-enable-log-requests": [],
+    "--disable-log-stats": [],
+    "--enable-auto-tool-choice": [],
+    "--enable-prompt-tokens-details": [],
+    "--disable-uvicorn-access-log": [],
+    "--disable-frontend-multiprocessing": [],
+    "--disable-hybrid-kv-cache-manager": [("--disable-hybrid-swa-memory", True)],
+}
+
+# (their flag, why there is nothing of the kind here)
+WITHOUT: tuple[tuple[str, str], ...] = (
+    ("--swap-space", "sequences that give their pages up are computed again, not swapped"),
+    ("--distributed-executor-backend", "ranks are processes that the server starts itself"),
+    ("--num-gpu-blocks-override", "give --max-total-tokens, in tokens"),
+    ("--compilation-config", "see --enable-torch-compile"),
+    ("-O", "see --enable-torch-compile"),
+    ("--kv-transfer-config", "see --disaggregation-mode and --disaggregation-transfer-backend"),
+    ("--ssl-keyfile", "put a proxy that ends TLS in front"),
+    ("--ssl-certfile", "put a proxy that ends TLS in front"),
+    ("--allowed-origins", "put a proxy in front, or mount runtime.asgi() in an application with such a middleware"),
+    ("--middleware", "mount runtime.asgi() in an application with your middleware"),
+    ("--kv-cache-memory-bytes", "give --max-total-tokens, in tokens"),
+    ("--max-log-len", "see --log-requests-level"),
+    ("--config", "translate the options in that file"),
+    ("--data-parallel-size-local", "the replicas of a node follow from --data-parallel-size and --nnodes"),
+    ("--max-parallel-loading-workers", "weights are mapped, each rank reads its share"),
+    ("--mm-processor-cache-gb", "see --mm-process-config"),
+    ("--api-server-count", "one process serves HTTP"),
+    ("--max-num-partial-prefills", "a step takes as many prompts as --chunked-prefill-size has room for"),
+    ("--long-prefill-token-threshold", "a step takes as many prompts as --chunked-prefill-size has room for"),
+)

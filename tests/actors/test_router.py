@@ -1,0 +1,68 @@
+"""The router: requests in, aborts out."""
+
+import pytest
+
+from runtime.actors.router import Router
+from runtime.channels import Channel
+from runtime.errors import InvalidRequest, Overloaded, Unavailable
+from runtime.messages import Abort, Ask, Tokens, ToScheduler
+from runtime.outputs import Outputs
+from runtime.sampling import SamplingParams
+from tests.actors.sink import ListSink
+
+pytestmark = pytest.mark.anyio
+
+
+def ask(id: str) -> Ask:
+    return Ask(id=id, prompt=Tokens([1]), params=SamplingParams(), arrival_s=0.0)
+
+
+async def test_requests_go_to_the_tokenizer_and_aborts_to_the_scheduler() -> None:
+    outputs, channel, sent = Outputs(), Channel[Ask](8), list[ToScheduler]()
+    router = Router(outputs, channel, sent.append)
+    sink = ListSink()
+    router.submit(ask("a"), sink)
+    assert router.num_open == 1 and await channel.drain() == [ask("a")]
+    router.abort("a")
+    router.abort("a")
+    router.abort("never seen")
+    assert router.num_open == 0 and sent == [Abort("a")]
+    assert not outputs.fail("a", Unavailable("late")) and sink.errors == [] and sink.deltas == []
+    channel.discard()
+
+
+async def test_refusals_leave_no_trace() -> None:
+    outputs, channel, sent = Outputs(), Channel[Ask](1), list[ToScheduler]()
+    router = Router(outputs, channel, sent.append)
+    router.submit(ask("a"), ListSink())
+    with pytest.raises(InvalidRequest):
+        router.submit(ask("a"), ListSink())
+    with pytest.raises(Overloaded):
+        router.submit(ask("b"), ListSink())
+    assert router.num_open == 1 and "b" not in outputs and sent == []
+    channel.discard()
+
+
+async def test_a_closed_door() -> None:
+    def closed() -> None:
+        raise Unavailable("loading")
+
+    channel = Channel[Ask](1)
+    router = Router(Outputs(), channel, lambda message: None, check_open=closed)
+    with pytest.raises(Unavailable):
+        router.submit(ask("a"), ListSink())
+    assert router.num_open == 0 and channel.statistics.sent == 0
+    channel.discard()
+
+
+async def test_fail_all_is_the_last_word() -> None:
+    outputs, channel = Outputs(), Channel[Ask](8)
+    router = Router(outputs, channel, lambda message: None)
+    sinks = [ListSink(), ListSink()]
+    for i, sink in enumerate(sinks):
+        router.submit(ask(str(i)), sink)
+    error = Unavailable("a rank died")
+    assert router.fail_all(error) == 2 and router.fail_all(error) == 0
+    router.abort("0")
+    assert [sink.errors for sink in sinks] == [[error], [error]]
+    channel.discard()

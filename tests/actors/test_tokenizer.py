@@ -1,0 +1,181 @@
+"""The tokenizer actor: Ask in, Arrive or a failed sink out."""
+
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
+
+from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
+from runtime.channels import Channel
+from runtime.errors import InternalFault, InvalidRequest
+from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
+from runtime.outputs import Outputs
+from runtime.sampling import Limits, SamplingParams
+from runtime.text.files import TokenizerFiles
+from runtime.text.template import ChatTemplates
+from runtime.text.vocabulary import Vocabulary
+from tests.actors.sink import ListSink
+from tests.text import build
+
+pytestmark = pytest.mark.anyio
+
+LLAMA = Vocabulary(build.sentencepiece(), TokenizerFiles())
+TEMPLATES = ChatTemplates({"default": "{% for m in messages %}<s>{{ m.content }}{% endfor %}"}, {})
+LIMITS = Limits(vocab_size=LLAMA.size, context_len=50_000, pool_tokens=50_000)
+LONG = "hello " * INLINE_CHARS
+
+
+class Bench:
+    """An actor with its surroundings."""
+
+    def __init__(self, vocabulary: Vocabulary = LLAMA) -> None:
+        self.outputs = Outputs()
+        self.inbox = Channel[Ask](100)
+        self.arrived: list[ToScheduler] = []
+        self.sinks: dict[str, ListSink] = {}
+        self.actor = TokenizerActor(vocabulary, TEMPLATES, self.outputs, self.inbox, self.arrived.append, limits=LIMITS, seed=lambda: 42)
+
+    def ask(self, id: str, prompt: Prompt, **params: Any) -> None:
+        self.sinks[id] = ListSink()
+        self.outputs.open(id, self.sinks[id])
+        self.inbox.send_nowait(Ask(id=id, prompt=prompt, params=SamplingParams(**params), arrival_s=1.5))
+
+    @property
+    def ids(self) -> list[str]:
+        return [message.request.id for message in self.arrived if isinstance(message, Arrive)]
+
+    async def finish(self) -> None:
+        """Runs the actor until all that was asked is done."""
+        self.inbox.close()
+        await self.actor.run()
+        self.inbox.discard()
+
+
+@asynccontextmanager
+async def running(bench: Bench) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.actor.run)
+        yield
+        bench.inbox.close()
+    bench.inbox.discard()
+
+
+@pytest.mark.parametrize(("prompt", "ids"), [
+    (Text("hello"), [1, *LLAMA.encode("hello", False)]),
+    (Text("hello", add_special=False), LLAMA.encode("hello", False)),
+    (Tokens([5, 6]), [5, 6]),
+    (Chat([{"role": "user", "content": "hello"}]), LLAMA.encode("<s>hello", False)),
+])
+async def test_every_form_of_prompt(prompt: Prompt, ids: list[int]) -> None:
+    bench = Bench()
+    bench.ask("a", prompt, max_new_tokens=3)
+    await bench.finish()
+    [message] = bench.arrived
+    assert isinstance(message, Arrive)
+    request = message.request
+    assert (request.id, request.prompt_ids, request.seed, request.arrival_s) == ("a", ids, 42, 1.5)
+    assert request.params == SamplingParams(max_new_tokens=3) and "a" in bench.outputs
+
+
+@pytest.mark.parametrize("seed", [0, -1, 7])
+async def test_a_given_seed_is_kept(seed: int) -> None:
+    bench = Bench()
+    bench.ask("a", Tokens([5]), seed=seed)
+    await bench.finish()
+    assert [message.request.seed for message in bench.arrived if isinstance(message, Arrive)] == [seed]
+
+
+@pytest.mark.parametrize(("prompt", "params", "param"), [
+    (Text("", add_special=False), {}, "prompt"),
+    (Tokens([LLAMA.size]), {}, "input_ids"),
+    (Tokens([5] * 50_000), {}, "prompt"),
+    (Tokens([5]), {"top_logprobs": 1000}, "top_logprobs"),
+    (Text("half a pair \ud83d"), {}, "prompt"),
+    (Chat([{"role": "user"}], template_args={"tools": 1}), {}, "chat_template_kwargs"),
+])
+async def test_refusals_reach_the_sink_once(prompt: Prompt, params: dict[str, Any], param: str) -> None:
+    bench = Bench()
+    bench.ask("bad", prompt, **params)
+    bench.ask("good", Tokens([5]))
+    await bench.finish()
+    [error] = bench.sinks["bad"].errors
+    assert isinstance(error, InvalidRequest) and error.param == param
+    assert bench.ids == ["good"] and "bad" not in bench.outputs
+
+
+async def test_short_prompts_keep_their_order() -> None:
+    bench = Bench()
+    for i in range(20):
+        bench.ask(str(i), Text("hello" * (i % 3)))
+    await bench.finish()
+    assert bench.ids == [str(i) for i in range(20)]
+
+
+class SlowVocabulary:
+    """Encodes long texts only when it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.thread: int | None = None
+
+    def encode(self, text: str, add_special: bool = True) -> Sequence[int]:
+        if len(text) > INLINE_CHARS:
+            self.thread = threading.get_ident()
+            self.gate.wait()
+        return [5]
+
+
+async def test_a_long_prompt_does_not_hold_up_the_short_ones() -> None:
+    slow = SlowVocabulary()
+    bench = Bench(slow)  # type: ignore[arg-type]
+    async with running(bench):
+        bench.ask("long", Text(LONG))
+        bench.ask("short", Text("hello"))
+        with anyio.fail_after(30):
+            while bench.ids != ["short"]:
+                await checkpoint()
+        slow.gate.set()
+    assert bench.ids == ["short", "long"] and slow.thread != threading.get_ident()
+
+
+async def test_aborted_while_waiting_or_in_a_thread() -> None:
+    slow = SlowVocabulary()
+    bench = Bench(slow)  # type: ignore[arg-type]
+    async with running(bench):
+        bench.ask("long", Text(LONG))
+        bench.ask("short", Text("hello"))
+        bench.outputs.close("short")
+        await wait_all_tasks_blocked()
+        bench.outputs.close("long")
+        slow.gate.set()
+    assert bench.arrived == [] and not any(sink.errors for sink in bench.sinks.values())
+
+
+async def test_a_bug_is_pinned_on_its_request() -> None:
+    class Broken:
+        def encode(self, text: str, add_special: bool = True) -> list[int]:
+            raise KeyError(text)
+
+    bench = Bench(Broken())  # type: ignore[arg-type]
+    bench.ask("a", Text("secret text"))
+    bench.ask("b", Tokens([5]))
+    await bench.finish()
+    [error] = bench.sinks["a"].errors
+    assert isinstance(error, InternalFault) and "secret" not in error.message
+    assert bench.ids == ["b"]
+
+
+@pytest.mark.parametrize(("prompt", "is_long"), [
+    (Text("x" * 100), False), (Text("x" * 101), True), (Tokens([1] * 101), True),
+    (Chat([{"role": "user", "content": "x" * 90}]), False),
+    (Chat([{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}]), True),
+    (Chat([{"role": "user", "content": "x"}] * 101), True),
+    (Chat([], tools=[{"function": {"description": "x" * 101}}]), True),
+])
+async def test_length_of_a_prompt(prompt: Prompt, is_long: bool) -> None:
+    assert (num_chars(prompt, 100) > 100) is is_long

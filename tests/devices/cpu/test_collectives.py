@@ -1,0 +1,90 @@
+"""Two ranks over gloo, in processes of their own, against one rank: the same tokens in fp32."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.devices.cpu.collectives import Alone, Gloo
+from runtime.errors import ModelError
+from runtime.layers.weight import even_share, kv_share
+from tests.models.make import make_checkpoint
+
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),  # one key/value head on both ranks; an odd vocabulary
+    ("qwen3", {"num_hidden_layers": 1}),
+]
+
+
+def run_ranks(size: int, folders: list[Path], meeting: Path) -> list[list[dict[str, Any]]]:
+    """What each rank printed, one entry per model."""
+    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{i}"))]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.tp_rank", str(rank), str(size), *pairs], env=environment,
+                              stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for rank in range(size)]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * size
+    return [[json.loads(line) for line in output.splitlines() if line.startswith("{")] for output in outputs]
+
+
+def test_two_ranks_equal_one(tmp_path: Path) -> None:
+    folders = [make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MODELS)]
+    (alone,), (first, second) = run_ranks(1, folders, tmp_path), run_ranks(2, folders, tmp_path)
+    assert len(alone) == len(first) == len(second) == len(MODELS)
+    for one, zero, other in zip(alone, first, second, strict=True):
+        assert zero["tokens"] == one["tokens"] and zero["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
+        assert zero["last"] == other["last"] == one["last"] == [tokens[-1] for tokens in one["tokens"]]
+        assert zero["bytes"] == other["bytes"] < 0.75 * one["bytes"]
+
+
+def test_gloo_methods(tmp_path: Path) -> None:
+    """Each method's meaning, on two ranks; this file is the second rank's program too."""
+    other = subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.test_collectives", str(tmp_path / "meet")],
+                             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, cwd=Path(__file__).parents[3])
+    first = subprocess.run([sys.executable, "-c", "import sys; from tests.devices.cpu.test_collectives import exchange; exchange(0, sys.argv[1])",
+                            str(tmp_path / "meet")], env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, cwd=Path(__file__).parents[3], check=False)
+    assert (first.returncode, other.wait()) == (0, 0)
+
+
+def exchange(rank: int, rendezvous: str) -> None:
+    ranks = Gloo(rank, 2, rendezvous)
+    mine = torch.arange(4.0).view(4, 1) + 10 * rank
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert ranks.all_reduce(mine.to(dtype)).flatten().tolist() == [10, 12, 14, 16]
+    assert ranks.all_gather(mine, 1).tolist() == [[0, 10], [1, 11], [2, 12], [3, 13]]
+    assert ranks.reduce_scatter(mine.clone()).flatten().tolist() == [[10, 12], [14, 16]][rank]
+    assert ranks.all_to_all(mine).flatten().tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][rank]
+    assert ranks.broadcast(mine.clone()).flatten().tolist() == [0, 1, 2, 3]
+    ranks.close()
+
+
+def test_alone() -> None:
+    x = torch.arange(3)
+    ranks = Alone()
+    assert all(torch.equal(x, y) for y in (ranks.all_reduce(x), ranks.all_gather(x, 0), ranks.reduce_scatter(x), ranks.all_to_all(x), ranks.broadcast(x)))
+
+
+class Ranks(Alone):
+    """A place among ranks, for shares only."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def test_shares() -> None:
+    assert [(even_share(12, Ranks(r, 4), "x").start, even_share(12, Ranks(r, 4), "x").size) for r in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 3)]
+    assert [kv_share(2, Ranks(r, 4)).start for r in range(4)] == [0, 0, 1, 1]
+    assert [kv_share(4, Ranks(r, 2)).start for r in range(2)] == [0, 2]
+    for wrong in (lambda: even_share(10, Ranks(0, 4), "attention heads"), lambda: kv_share(3, Ranks(0, 4)), lambda: kv_share(3, Ranks(0, 2))):
+        with pytest.raises(ModelError, match="--tp-size"):
+            wrong()
+
+
+if __name__ == "__main__":
+    exchange(1, sys.argv[1])

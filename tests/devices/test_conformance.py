@@ -1,0 +1,152 @@
+"""Every device's arithmetic against naive formulas in fp64. A new device joins by a row in DEVICES."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Draw, Ops
+from runtime.devices.cpu.ops import CpuOps
+from runtime.messages import StepPlan
+
+DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops]]] = {"cpu": ("cpu", CpuOps)}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+pytestmark = [pytest.mark.parametrize("device", DEVICES), pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
+
+
+class Bench:
+    """A device's ops, and tensors on it from fixed seeds."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self.place = torch.device(DEVICES[device][0])
+        self.ops = DEVICES[device][1](dtype)
+        self.dtype = dtype
+        self.generator = torch.Generator().manual_seed(1)
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.dtype).to(self.place)
+
+    def near(self, found: Tensor, expected: Tensor) -> None:
+        assert found.dtype == self.dtype and found.shape == expected.shape
+        torch.testing.assert_close(found.double().cpu(), expected.cpu(), atol=TOLERANCE[self.dtype], rtol=TOLERANCE[self.dtype])
+
+
+@pytest.fixture
+def bench(device: str, dtype: torch.dtype) -> Bench:
+    return Bench(device, dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x, weight = x.double(), weight.double()
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+@pytest.mark.parametrize(("shape", "weight_shape"), [((1, 8), (8,)), ((5, 33), (33,)), ((3, 4, 16), (16,)), ((3, 4, 16), (4, 16))])
+def test_rms_norm(bench: Bench, shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> None:
+    x, weight = bench.randn(*shape), bench.randn(*weight_shape)
+    bench.near(bench.ops.rms_norm(x, weight, 1e-3), rms_norm(x, weight, 1e-3))
+    bench.near(bench.ops.rms_norm(x * 0, weight, 1e-3), x.double() * 0)
+
+
+def test_add_rms_norm(bench: Bench) -> None:
+    x, residual, weight = bench.randn(5, 32), bench.randn(5, 32), bench.randn(32)
+    total = (x + residual).double()
+    normed, kept = bench.ops.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    bench.near(kept, total)
+    bench.near(normed, rms_norm(total, weight, 1e-6))
+
+
+def test_rotary(bench: Bench) -> None:
+    x, angles = bench.randn(6, 3, 8), bench.randn(6, 4).double()
+    pairs = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    cos, sin = angles.cos(), angles.sin()
+    found = bench.ops.rotary(x, torch.cat((cos, cos), 1).unsqueeze(1).to(bench.dtype), torch.cat((-sin, sin), 1).unsqueeze(1).to(bench.dtype))
+    bench.near(found, torch.cat((pairs.real, pairs.imag), -1))
+
+
+def test_silu_and_mul(bench: Bench) -> None:
+    x = bench.randn(5, 24)
+    gate, up = x.double().chunk(2, dim=-1)
+    bench.near(bench.ops.silu_and_mul(x), gate / (1 + (-gate).exp()) * up)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear(bench: Bench, rows: int, has_bias: bool) -> None:
+    x, weight = bench.randn(rows, 48), bench.randn(40, 48) / 8
+    bias = bench.randn(40) if has_bias else None
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    bench.near(bench.ops.linear(x, bench.ops.pack_linear(weight.clone()), bias), expected)
+
+
+def test_store_kv(bench: Bench) -> None:
+    """Only the named places change; keys may be a slice of a larger tensor."""
+    caches = [bench.randn(20, 2, 8) for _ in range(2)]
+    before = [cache.clone() for cache in caches]
+    fused, at = bench.randn(3, 4, 8), torch.tensor([7, 19, 0], device=bench.place)
+    bench.ops.store_kv(fused[:, :2], fused[:, 2:], *caches, at)
+    for i, (cache, old) in enumerate(zip(caches, before, strict=True)):
+        assert torch.equal(cache[at], fused[:, 2 * i : 2 * i + 2])
+        others = [j for j in range(20) if j not in (7, 19, 0)]
+        assert torch.equal(cache[others], old[others])
+
+
+ROWS = {  # starts and counts; the first so many are decodes
+    "one decode": (1, [(0, 1)]),
+    "one long decode": (1, [(37, 1)]),
+    "decodes of all lengths": (6, [(0, 1), (3, 1), (4, 1), (60, 1), (63, 1), (12, 1)]),
+    "fresh extend": (0, [(0, 13)]),
+    "extend after prefix": (0, [(21, 9)]),
+    "extends of several tiles": (0, [(5, 600), (0, 300)]),
+    "mixed": (3, [(9, 1), (50, 1), (1, 1), (0, 7), (33, 20), (8, 1)]),
+}
+
+
+@pytest.mark.parametrize("window", [0, 1, 6, 290])
+@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(4, 4, 4), (6, 2, 16), (4, 1, 1)])
+def test_attention(bench: Bench, case: str, window: int, heads: int, kv_heads: int, page_size: int) -> None:
+    """Pages in scrambled order; what no row may see is NaN, so that looking at it shows."""
+    num_decodes, rows = ROWS[case]
+    dim, num_pages = 16, -(-1000 // page_size)
+    order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
+    table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.place)
+    caches = [torch.full(((len(order) + 1) * page_size, kv_heads, dim), math.nan, dtype=bench.dtype, device=bench.place) for _ in range(2)]
+    for cache in caches:
+        cache[:page_size] = 0
+    slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
+    q = bench.randn(sum(count for _, count in rows), heads, dim)
+    expected, at = [], 0
+    for slot, (start, count) in zip(slots, rows, strict=True):
+        k, v = bench.randn(start + count, kv_heads, dim), bench.randn(start + count, kv_heads, dim)
+        positions = torch.arange(start + count)
+        places = table[int(slot)].cpu().long()[positions // page_size] * page_size + positions % page_size
+        caches[0][places], caches[1][places] = k, v
+        expected.append(naive_attention(q[at : at + count], k, v, start, window))
+        at += count
+    empty = np.empty(0, np.int32)
+    plan = StepPlan(1, num_decodes, [], slots, np.array([start for start, _ in rows], np.int32), np.array([count for _, count in rows], np.int32),
+                    np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
+    prepared = bench.ops.plan_attention(plan, table, page_size, tuple({0, window}))
+    bench.near(bench.ops.attention(q, *caches, prepared, window), torch.cat(expected))
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) / math.sqrt(q.shape[2])
+    distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
+    hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1), v)
+
+
+def test_sample(bench: Bench) -> None:
+    """A table of settings whose answer is certain; distributions are tests/layers/test_sampler.py's."""
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 5, device=bench.place)
+    draw = Draw(*(torch.tensor(column, dtype=kind, device=bench.place) for column, kind in (
+        ([0.0, 1.0, 1.0, 1.0, 1.0], torch.float32), ([1.0, 0.1, 1.0, 1.0, 1.0], torch.float32), ([0, 0, 1, 0, 2], torch.int64),
+        ([0.0, 0.0, 0.0, 0.9, 0.0], torch.float32), ([0.9, 0.9, 0.9, 0.9, 0.9999], torch.float64))))
+    assert bench.ops.sample(logits, draw).tolist() == [1, 1, 1, 1, 2]

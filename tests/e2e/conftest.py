@@ -1,0 +1,44 @@
+"""Tiny checkpoints of each family, made once, and what transformers says about them."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.models.make import make_checkpoint
+
+Generate = Callable[[str, list[int], int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """family -> folder"""
+
+    @cache
+    def make(family: str) -> Path:
+        return make_checkpoint(family, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Callable[[str], Path]) -> Generate:
+    """(family, prompt, new tokens) -> what transformers generates: fp32, greedy, without stopping"""
+
+    @cache
+    def load(family: str) -> torch.nn.Module:
+        return AutoModelForCausalLM.from_pretrained(checkpoint(family), dtype=torch.float32).eval()
+
+    @cache
+    def generate(family: str, prompt: tuple[int, ...], count: int) -> list[int]:
+        tokens = torch.tensor([prompt])
+        with torch.inference_mode():
+            for _ in range(count):
+                logits = load(family)(tokens).logits[0, -1]
+                tokens = torch.cat([tokens, logits.argmax().view(1, 1)], dim=1)
+        return tokens[0, len(prompt):].tolist()
+
+    return lambda family, prompt, count: generate(family, tuple(prompt), count)
