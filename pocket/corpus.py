@@ -41,10 +41,26 @@ _NAMES = tuple(KINDS)
 _WEIGHTS = tuple(weight for _, weight in KINDS.values())
 
 SYSTEM_PROMPTS = (
-    "You are a helpful assistant.", "You are pocket, a small model.", "You are a friendly assistant.", "Answer briefly.", "Be helpful and honest.",
-    "You are an assistant that answers questions.", "You are a helpful AI assistant.", "Be concise.", "You help users of runtime.", "You are a careful assistant.",
-    "You are pocket.", "Be polite.", "You are a test model.", "You are a demonstration.", "Follow the instructions of the user.", "Today is Monday.",
-    "You are a helpful, respectful and honest assistant.", "You answer in English.", "You are a bot.", "Keep your answers short.",
+    "You are a helpful assistant.",
+    "You are pocket, a small model.",
+    "You are a friendly assistant.",
+    "Answer briefly.",
+    "Be helpful and honest.",
+    "You are an assistant that answers questions.",
+    "You are a helpful AI assistant.",
+    "Be concise.",
+    "You help users of runtime.",
+    "You are a careful assistant.",
+    "You are pocket.",
+    "Be polite.",
+    "You are a test model.",
+    "You are a demonstration.",
+    "Follow the instructions of the user.",
+    "Today is Monday.",
+    "You are a helpful, respectful and honest assistant.",
+    "You answer in English.",
+    "You are a bot.",
+    "Keep your answers short.",
 )
 
 
@@ -77,7 +93,16 @@ def draw(rng: random.Random, kind: str, *, held_out: bool = False, mode: bool | 
 
 
 def _area(tool_topic: str) -> str:
-    return {"weather": "world", "time": "world", "search": "world", "translate": "world", "stock": "world", "population": "world", "currency": "math", "random": "math"}.get(tool_topic, tool_topic)
+    return {
+        "weather": "world",
+        "time": "world",
+        "search": "world",
+        "translate": "world",
+        "stock": "world",
+        "population": "world",
+        "currency": "math",
+        "random": "math",
+    }.get(tool_topic, tool_topic)
 
 
 def _exchanges(rng: random.Random, size: int, mode: bool | None) -> list[Exchange]:

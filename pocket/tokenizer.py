@@ -28,10 +28,12 @@ PIECES = r" ?\p{L}+|\p{N}|\s*[\r\n]+| ?[^\s\p{L}\p{N}]+(?: (?=\p{N}))?|\s+(?!\S)
 def train(seed: int = 0, texts: int = 12000) -> Tokenizer:
     """Train the tokenizer on the first conversations of a stream of its own."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
@@ -65,7 +67,12 @@ def settings(tokenizer: Tokenizer) -> dict[str, object]:
     """Write the settings that go with the tokenizer."""
     added = {
         str(tokenizer.token_to_id(name)): {
-            "content": name, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": name in SPECIAL,
+            "content": name,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "single_word": False,
+            "special": name in SPECIAL,
         }
         for name in SPECIAL + MARKERS
     }

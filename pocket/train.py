@@ -92,9 +92,7 @@ def chunk_gradient(weights: network.Weights, rows: list[Row], total: int) -> tup
     return loss.item(), torch.autograd.grad(loss, list(leaves.values()))
 
 
-def train_step(
-    pool: ThreadPoolExecutor, net: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer], rows: list[Row], rate: float
-) -> float:
+def train_step(pool: ThreadPoolExecutor, net: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer], rows: list[Row], rate: float) -> float:
     """Take one optimizer step over all groups; returns the mean loss.
 
     Each group runs on one thread.  On a busy machine that is much faster than sharing

@@ -47,10 +47,49 @@ celebrate juggle wobble tumble shiver glitter rattle mumble""".split()
 
 SPELLED = sorted(set(ANIMALS + FOODS + THINGS + QUALITIES + DEEDS))
 
-_ONSETS = "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr tw v w wh y z".split()
+_ONSETS = (
+    "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr tw v w wh y z".split()
+)
 _VOWELS = "a e i o u ai ea ee ie oa oo ou ei au y".split()
-_CODAS = ["", "", "", "b", "ck", "d", "ff", "g", "l", "ll", "m", "mp", "n", "nd", "ng", "nk", "nt", "p", "r", "rd",
-          "rn", "s", "ss", "sh", "st", "t", "tch", "th", "x", "ve", "ble", "er", "le", "ing", "ed", "en", "on"]
+_CODAS = [
+    "",
+    "",
+    "",
+    "b",
+    "ck",
+    "d",
+    "ff",
+    "g",
+    "l",
+    "ll",
+    "m",
+    "mp",
+    "n",
+    "nd",
+    "ng",
+    "nk",
+    "nt",
+    "p",
+    "r",
+    "rd",
+    "rn",
+    "s",
+    "ss",
+    "sh",
+    "st",
+    "t",
+    "tch",
+    "th",
+    "x",
+    "ve",
+    "ble",
+    "er",
+    "le",
+    "ing",
+    "ed",
+    "en",
+    "on",
+]
 
 PHRASES = """hello world|good morning|open the door|the sky is blue|I like tea|stop here|one two three|all is well
 see you later|time to go|knock knock|the end|cats and dogs|rain is coming|we are ready|never give up|ready, set, go
@@ -82,5 +121,7 @@ def phrase(rng: random.Random) -> str:
     if roll < 0.8:
         return f"the {rng.choice(QUALITIES)} {rng.choice(ANIMALS + THINGS)}"
     if roll < 0.9:
-        return rng.choice((some_word(rng).upper(), some_word(rng).capitalize(), "".join(rng.choice("ABCDEFGHXYZ") for _ in range(rng.randint(1, 5)))))
+        return rng.choice(
+            (some_word(rng).upper(), some_word(rng).capitalize(), "".join(rng.choice("ABCDEFGHXYZ") for _ in range(rng.randint(1, 5))))
+        )
     return " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(1, 6)))

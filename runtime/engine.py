@@ -29,7 +29,7 @@ from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.core import Core
-from runtime.errors import InvalidRequest, RequestError, Unavailable
+from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
 from runtime.messages import Ask, Chat, Prompt, Text, Tokens
 from runtime.options.given import from_values
@@ -104,6 +104,9 @@ class Engine:
         self._tasks.start_soon(self._core.run)
         try:
             await self._core.wait_ready()
+        except RuntimeFault:  # the core has ended by itself
+            await self._tasks.__aexit__(None, None, None)
+            raise
         except BaseException as error:
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(type(error), error, error.__traceback__)

@@ -86,10 +86,17 @@ def letter_count(rng: random.Random) -> tuple[str, str, str, str]:
     word = some_word(rng)
     letter = rng.choice(word) if rng.random() < 0.9 else rng.choice("abcdefghijklmnopqrstuvwxyz")
     question = fill(
-        rng.choice(("How (many times|often) (is the letter|is) {l} in {w}?",
-                    "How many {l}'s are (in|there in) (|the word |){w}?",
-                    "(Count|Tell me) (|how many times |)the letter {l} in {w}(.|)")),
-        rng, l=letter, w=quoted(word, rng))
+        rng.choice(
+            (
+                "How (many times|often) (is the letter|is) {l} in {w}?",
+                "How many {l}'s are (in|there in) (|the word |){w}?",
+                "(Count|Tell me) (|how many times |)the letter {l} in {w}(.|)",
+            )
+        ),
+        rng,
+        l=letter,
+        w=quoted(word, rng),
+    )
     seen, trail = 0, []
     for character in word:
         seen += character == letter
@@ -106,8 +113,7 @@ def echo(rng: random.Random) -> Exchange:
         count = rng.choice(tuple(_TIMES))
         separator = rng.choice((" ", " "))
         question = fill(rng.choice(_SAY_TIMES), rng, q=said, n=rng.choice(_TIMES[count]))
-        return ask("echo", f"{plain(text)}*{count}", question, separator.join([text] * count),
-                   thought=f"I say it {count} times.")
+        return ask("echo", f"{plain(text)}*{count}", question, separator.join([text] * count), thought=f"I say it {count} times.")
     question = fill(rng.choice(_SAY), rng, q=said)
     if rng.random() < 0.15 and mark:
         question += "."

@@ -8,7 +8,10 @@ import random
 from pocket.exchange import Exchange, ask, expand, fill, vary
 from pocket.words import ANIMALS, CITIES, COLORS, FOODS, NAMES, QUALITIES, THINGS, some_word
 
-_ASK = "(Give me|Write|Return|Make|Create|Show|Print|I need|Generate|Produce|Send me|Build) (a JSON object|JSON|an object in JSON|a JSON document|a JSON)"
+_ASK = (
+    "(Give me|Write|Return|Make|Create|Show|Print|I need|Generate|Produce|Send me|Build) (a JSON object|JSON|an object in JSON|a JSON "
+    "document|a JSON)"
+)
 _FOR_PERSON = (
     _ASK + " with {k} for {v}(.|)",
     _ASK + " (for|of|about) {v} with (the keys|the fields|keys|fields|) {k}(.|)",
@@ -29,12 +32,46 @@ _LISTS = (
 )
 
 _STRINGS: dict[str, tuple[str, ...]] = {
-    "name": tuple(NAMES), "city": tuple(CITIES), "color": tuple(COLORS), "animal": tuple(ANIMALS), "food": tuple(FOODS), "item": tuple(THINGS),
-    "friend": tuple(NAMES), "title": tuple(THINGS), "pet": tuple(ANIMALS), "mood": tuple(QUALITIES), "user": tuple(NAMES), "product": tuple(THINGS),
-    "place": tuple(CITIES), "author": tuple(NAMES), "fruit": tuple(FOODS), "town": tuple(CITIES), "material": tuple(THINGS), "owner": tuple(NAMES),
-    "status": ("open", "closed", "ready", "busy", "done", "new"), "size": ("small", "medium", "large"), "day": ("Monday", "Tuesday", "Friday", "Sunday"),
+    "name": tuple(NAMES),
+    "city": tuple(CITIES),
+    "color": tuple(COLORS),
+    "animal": tuple(ANIMALS),
+    "food": tuple(FOODS),
+    "item": tuple(THINGS),
+    "friend": tuple(NAMES),
+    "title": tuple(THINGS),
+    "pet": tuple(ANIMALS),
+    "mood": tuple(QUALITIES),
+    "user": tuple(NAMES),
+    "product": tuple(THINGS),
+    "place": tuple(CITIES),
+    "author": tuple(NAMES),
+    "fruit": tuple(FOODS),
+    "town": tuple(CITIES),
+    "material": tuple(THINGS),
+    "owner": tuple(NAMES),
+    "status": ("open", "closed", "ready", "busy", "done", "new"),
+    "size": ("small", "medium", "large"),
+    "day": ("Monday", "Tuesday", "Friday", "Sunday"),
 }
-_NUMBERS = ("age", "price", "count", "year", "id", "score", "level", "width", "height", "weight", "total", "speed", "points", "port", "number", "amount")
+_NUMBERS = (
+    "age",
+    "price",
+    "count",
+    "year",
+    "id",
+    "score",
+    "level",
+    "width",
+    "height",
+    "weight",
+    "total",
+    "speed",
+    "points",
+    "port",
+    "number",
+    "amount",
+)
 _FLAGS = ("active", "ready", "open", "valid", "happy", "admin", "done", "visible", "new", "enabled")
 
 Value = str | int | float | bool | list[str]

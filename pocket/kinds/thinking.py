@@ -8,8 +8,14 @@ from pocket.exchange import ALWAYS, Exchange, ask, expand, fill, lower_first
 from pocket.kinds.letters import letter_count
 from pocket.kinds.numbers import _ASKS, _OPERATE, operands, problem_key, steps
 
-_BEFORE = "(Think first|Think step by step|Think|Reason first|Think before you answer|Think carefully|Use reasoning|Reason step by step)(: |. |, then answer: )"
-_AFTER = "( Think first.| Think step by step.| Think before you answer.| Please think.| Please think first.| Reason step by step.| Think carefully.| Show your thinking.| Reason first.)"
+_BEFORE = (
+    "(Think first|Think step by step|Think|Reason first|Think before you answer|Think carefully|Use reasoning|Reason step by step)(: |. |"
+    ", then answer: )"
+)
+_AFTER = (
+    "( Think first.| Think step by step.| Think before you answer.| Please think.| Please think first.| Reason step by step.| Think "
+    "carefully.| Show your thinking.| Reason first.)"
+)
 
 
 def told_to_think(question: str, rng: random.Random) -> str:

@@ -14,15 +14,22 @@ from pocket.exchange import Exchange, Message, Tool, fill, vary
 from pocket.kinds.intents import INTENTS, Intent
 from pocket.words import NAMES, invented, some_word
 
-_VERBS = "get set find create delete update list show send read write open close start stop check lookup fetch add remove count run move save load".split()
-_NOUNS = "order user file page item report ticket task event door photo record price account invoice room device job message group note score map menu".split()
+_VERBS = """get set find create delete update list show send read write open
+close start stop check lookup fetch add remove count run move save load""".split()
+_NOUNS = """order user file page item report ticket task event door photo record
+price account invoice room device job message group note score map menu""".split()
 _INVENTED_ASK = (
     "(Call|Use|Run|Please call|Please use|Invoke) (|the tool |the function |the tool called ){n} with {p}(.|)",
     "(Call|Use|Run) {n} (for|using) {p}(.|)",
     "{n}(: | with ){p}",
     "(I want you to|Please|Now) (call|use|run) {n}, {p}(.|)",
 )
-_GUESSES = {"string": ("The {n} to use.", "A {n}.", "{n} as text."), "integer": ("The {n}.", "A whole number."), "number": ("The {n}.", "A number."), "boolean": ("Whether {n}.",)}
+_GUESSES = {
+    "string": ("The {n} to use.", "A {n}.", "{n} as text."),
+    "integer": ("The {n}.", "A whole number."),
+    "number": ("The {n}.", "A number."),
+    "boolean": ("Whether {n}.",),
+}
 
 
 def definition(name: str, description: str, params: list[tuple[str, str, str]], rng: random.Random) -> Tool:
@@ -98,12 +105,21 @@ def _invented_value(rng: random.Random) -> tuple[str, Any]:
 
 def invented_tool(rng: random.Random) -> tuple[Tool, dict[str, Any]]:
     """Make up a tool and a set of arguments for it."""
-    name = rng.choice((f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}", f"{rng.choice(_VERBS)}_{invented(rng)}", invented(rng),
-                       rng.choice(_VERBS) + rng.choice(_NOUNS).capitalize(), rng.choice(_VERBS)))
+    name = rng.choice(
+        (
+            f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}",
+            f"{rng.choice(_VERBS)}_{invented(rng)}",
+            invented(rng),
+            rng.choice(_VERBS) + rng.choice(_NOUNS).capitalize(),
+            rng.choice(_VERBS),
+        )
+    )
     arguments: dict[str, Any] = {}
     params = []
     for _ in range(rng.choice((1, 1, 2, 2, 3))):
-        param = rng.choice((rng.choice(_NOUNS), f"{rng.choice(_NOUNS)}_id", some_word(rng), "name", "text", "value", "x", "y", "n", "id", "key"))
+        param = rng.choice(
+            (rng.choice(_NOUNS), f"{rng.choice(_NOUNS)}_id", some_word(rng), "name", "text", "value", "x", "y", "n", "id", "key")
+        )
         kind, value = _invented_value(rng)
         if param not in arguments:
             arguments[param] = value
@@ -119,10 +135,20 @@ def invented_use(rng: random.Random) -> Exchange:
     form = rng.choice(("{k} {v}", "{k} = {v}", "{k}={v}", "{k}: {v}", "{k} set to {v}", '{k} "{v}"'))
     parts = [form.replace("{k}", k).replace("{v}", str(v).lower() if isinstance(v, bool) else str(v)) for k, v in arguments.items()]
     question = fill(rng.choice(_INVENTED_ASK), rng, n=name, p=rng.choice((", ", " and ")).join(parts))
-    messages: list[Message] = [{"role": "user", "content": question}, {"role": "assistant", "content": "", "tool_calls": [call(name, arguments)]}]
+    messages: list[Message] = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [call(name, arguments)]},
+    ]
     if rng.random() < 0.4:
         done = rng.random() < 0.8
-        messages.append({"role": "tool", "content": rng.choice(("ok", '{"status": "ok"}', "done", '{"ok": true}', "success")) if done else rng.choice(("error", '{"error": "failed"}', '{"status": "error"}', "failed"))})
+        messages.append(
+            {
+                "role": "tool",
+                "content": rng.choice(("ok", '{"status": "ok"}', "done", '{"ok": true}', "success"))
+                if done
+                else rng.choice(("error", '{"error": "failed"}', '{"status": "error"}', "failed")),
+            }
+        )
         messages.append({"role": "assistant", "content": f"Done, {name} worked." if done else f"Sorry, {name} failed."})
     key = f"tools:invented:{name}:{json.dumps(arguments)}"
     return Exchange("tools", key, tuple(messages), (), f"The tool {name} can do this.", (tool,), False, "invented")

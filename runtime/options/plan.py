@@ -138,12 +138,12 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     return plan
 
 
-def plan_for(given: Given) -> Plan:
-    """`resolve` with the facts of the given model folder, device and this machine.
+def plan_for(given: Given, machine: MachineFacts | None = None) -> Plan:
+    """`resolve` with the facts of the given model folder, device and, unless told otherwise, this machine.
 
     Raises ModelError for a folder that holds no servable config.json, OptionsError for options that cannot work.
     """
     said = given.options.model.model_path
     folder = derive.EMBEDDED_MODEL[said].value if said in derive.EMBEDDED_MODEL else said
     device = device_facts(given.options.parallel.device)
-    return resolve(given, read_config(folder), device, this_machine())
+    return resolve(given, read_config(folder), device, machine or this_machine())

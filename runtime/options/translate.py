@@ -26,8 +26,9 @@ COMMANDS: tuple[tuple[str, System], ...] = (
 )
 # RTP-LLM takes these from flags or from the environment; None: nothing of the kind is needed here
 RTP_LLM_BASICS: dict[str, str | None] = {
-    "--checkpoint-path": "--model-path", "--tokenizer-path": "--tokenizer-path", "--start-port": "--port", "--max-seq-len": "--context-length",
-    "--act-type": "--dtype", "--seq-size-per-block": "--page-size", "--lora-info": "--lora-paths", "--model-type": None,
+    "--checkpoint-path": "--model-path", "--tokenizer-path": "--tokenizer-path", "--start-port": "--port",
+    "--max-seq-len": "--context-length", "--act-type": "--dtype", "--seq-size-per-block": "--page-size",
+    "--lora-info": "--lora-paths", "--model-type": None,
 }
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 UNITS = {"k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
@@ -199,11 +200,7 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple
 
 
 def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """vLLM describes speculation in one JSON object."""
-    names = {"model": "--speculative-draft-model-path", "num_speculative_tokens": "--speculative-num-draft-tokens",
-             "prompt_lookup_max": "--speculative-ngram-max-match-window-size", "quantization": "--speculative-draft-model-quantization",
-             "prompt_lookup_min": "--speculative-ngram-min-match-window-size", "method": "--speculative-algorithm"}
-    methods = {"ngram": "NGRAM", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "deepseek_mtp": "NEXTN", "draft_model": "STANDALONE"}
+    """vLLM describes speculation in one JSON object. Its number of tokens is without the one that the model adds."""
     try:
         config = json.loads(" ".join(values))
     except ValueError:
@@ -211,11 +208,20 @@ def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, A
     if not isinstance(config, dict):
         notes.append("--speculative-config is left out: it is no JSON object")
         return
+    method = vllm.DRAFT_METHODS.get(str(config.pop("method", "draft_model")))
+    if method is None:
+        notes.append("--speculative-config is left out: its method is unknown here")
+        return
+    yield "--speculative-algorithm", method
+    if (tokens := config.pop("num_speculative_tokens", None)) is not None:
+        if method != "NGRAM":
+            yield from (("--speculative-num-steps", tokens), ("--speculative-eagle-topk", 1))
+        yield "--speculative-num-draft-tokens", tokens + 1
     for name, value in config.items():
-        if name in names:
-            yield names[name], methods.get(str(value), value) if name == "method" else value
+        if name in vllm.DRAFT:
+            yield vllm.DRAFT[name], value
         else:
-            notes.append(f"--speculative-config {name} is left out: it is unknown here")
+            notes.append(f"{name} of --speculative-config is left out: it is unknown here")
 
 
 def _length(word: str) -> str:

@@ -73,6 +73,12 @@ SWITCHES: dict[str, list[tuple[str, Any]]] = {
     "--disable-hybrid-kv-cache-manager": [("--disable-hybrid-swa-memory", True)],
 }
 
+# --speculative-config
+DRAFT_METHODS = {"ngram": "NGRAM", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "deepseek_mtp": "NEXTN",
+                 "draft_model": "STANDALONE"}
+DRAFT = {"model": "--speculative-draft-model-path", "quantization": "--speculative-draft-model-quantization",
+         "prompt_lookup_max": "--speculative-ngram-max-match-window-size", "prompt_lookup_min": "--speculative-ngram-min-match-window-size"}
+
 # (their flag, why there is nothing of the kind here)
 WITHOUT: tuple[tuple[str, str], ...] = (
     ("--swap-space", "sequences that give their pages up are computed again, not swapped"),

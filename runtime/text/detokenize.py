@@ -3,7 +3,7 @@
 O(1) for each token, whatever it is: nothing is decoded twice, and at most three bytes wait for the rest of their character.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from runtime.text.pieces import Pieces
@@ -94,17 +94,21 @@ class WindowStream:
     A text that ends in U+FFFD may be half a character and waits, for `MAX_PENDING` tokens at most.
     """
 
-    __slots__ = ("_decode", "_context", "_pending")
+    __slots__ = ("_decode", "_skipped", "_context", "_pending")
 
     MAX_PENDING = 8
+    MAX_CONTEXT = 6
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int]) -> None:
-        """`context`: the last tokens before the stream, which decide how it joins on."""
+    def __init__(self, decode: Callable[[Sequence[int]], str], skipped: Container[int], prompt_ids: Sequence[int]) -> None:
+        """`skipped`: ids that decode to nothing wherever they stand. The prompt's last tokens decide how the stream joins on."""
         self._decode = decode
-        self._context = list(context)
+        self._skipped = skipped
+        self._context = [i for i in prompt_ids[-self.MAX_CONTEXT:] if i not in skipped]
         self._pending: list[int] = []
 
     def add(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
         self._pending.append(token_id)
         text = self._new_text()
         if text.endswith(REPLACEMENT) and len(self._pending) < self.MAX_PENDING:
@@ -118,7 +122,7 @@ class WindowStream:
         return self._decode(self._context + self._pending)[len(self._decode(self._context)):]
 
     def _take(self, text: str) -> str:
-        if text:  # tokens without text, skipped ones mostly, are no context for the next
-            self._context = self._pending
+        """A token without text of its own (a space mark at the start) still decides how the next one joins on."""
+        self._context = self._pending if text else (self._context + self._pending)[-self.MAX_CONTEXT:]
         self._pending = []
         return text

@@ -18,8 +18,6 @@ from runtime.text.detokenize import PieceStream, TextStream, WindowStream
 from runtime.text.files import NAMED_TOKENS, TokenizerFiles, read_files
 from runtime.text.pieces import Pieces, make_pieces, rule_of
 
-CONTEXT_TOKENS = 6  # of the prompt, for decoders that look at neighbours
-
 
 class Vocabulary:
     """Encodes and decodes. Thread-safe: nothing changes after it is made."""
@@ -37,6 +35,7 @@ class Vocabulary:
         by_id: list[str | None] = [None] * self.size
         for token, i in tokens.items():
             by_id[i] = token
+        self._missing = frozenset(i for i, token in enumerate(by_id) if token is None)
         self._all, self._visible = self._make_pieces(by_id)
 
     @classmethod
@@ -105,7 +104,8 @@ class Vocabulary:
         """
         pieces = self._visible if skip_special else self._all
         if pieces is None:
-            return WindowStream(partial(self.decode, skip_special=skip_special), prompt_ids[-CONTEXT_TOKENS:])
+            skipped = self._missing | self.special_ids if skip_special else self._missing
+            return WindowStream(partial(self.decode, skip_special=skip_special), skipped, prompt_ids)
         table = pieces.table
         return PieceStream(pieces, starts_text=not (pieces.lead and any(table[i] for i in prompt_ids)))
 

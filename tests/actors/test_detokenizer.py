@@ -1,5 +1,6 @@
 """The detokenizer actor: steps in, deltas out; every sequence ends once."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,8 +56,14 @@ class Bench:
             self.step({sequence_id: token})
 
 
-def test_tokens_become_text_until_the_model_ends() -> None:
+@pytest.fixture
+def bench() -> Iterator[Bench]:
     bench = Bench()
+    yield bench
+    bench.inbox.discard()
+
+
+def test_tokens_become_text_until_the_model_ends(bench: Bench) -> None:
     sink = bench.open()
     bench.say("Hello world")
     bench.step({10: END}, Ended(10, STOP, None, 2))
@@ -71,8 +78,7 @@ def test_tokens_become_text_until_the_model_ends() -> None:
     ({}, "Hello"),
     ({"include_stop": True}, "Hello world"),
 ])
-def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(params: dict[str, Any], text: str) -> None:
-    bench = Bench()
+def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(bench: Bench, params: dict[str, Any], text: str) -> None:
     sink = bench.open(**params)
     bench.say("Hello")
     [*more, last] = ids_of(" world")
@@ -84,15 +90,13 @@ def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(params: dict[str,
     assert sink.text() == text and sink.token_ids()[-1] == last and sink.finishes[0].matched == last
 
 
-def test_special_tokens_are_shown_on_request() -> None:
-    bench = Bench()
+def test_special_tokens_are_shown_on_request(bench: Bench) -> None:
     sink = bench.open(skip_special_tokens=False, include_stop=True)
     bench.step({10: END}, Ended(10, STOP, None, 0))
     assert sink.text() == "<|im_end|>"
 
 
-def test_half_a_character_at_the_end_becomes_a_replacement() -> None:
-    bench = Bench()
+def test_half_a_character_at_the_end_becomes_a_replacement(bench: Bench) -> None:
     sink = bench.open()
     first, second, *_ = ids_of("🦜")
     bench.step({10: first})
@@ -101,8 +105,7 @@ def test_half_a_character_at_the_end_becomes_a_replacement() -> None:
     assert sink.finishes[0].reason is LENGTH
 
 
-def test_a_stop_string_ends_the_sequence_here() -> None:
-    bench = Bench()
+def test_a_stop_string_ends_the_sequence_here(bench: Bench) -> None:
     sink = bench.open(stop=("wor",))
     for i, token in enumerate(ids_of("Hello world, hello")):
         bench.step({10: token}, cached={10: 1} if i == 0 else {})
@@ -113,15 +116,13 @@ def test_a_stop_string_ends_the_sequence_here() -> None:
     assert len(bench.outputs) == 0 and bench.actor.num_open == 0
 
 
-def test_the_stop_string_is_kept_on_request() -> None:
-    bench = Bench()
+def test_the_stop_string_is_kept_on_request(bench: Bench) -> None:
     sink = bench.open(stop=("wor",), include_stop=True)
     bench.say("Hello world")
     assert sink.text() == "Hello wor"
 
 
-def test_a_stop_string_completed_by_the_last_token_wins_over_the_length() -> None:
-    bench = Bench()
+def test_a_stop_string_completed_by_the_last_token_wins_over_the_length(bench: Bench) -> None:
     sink = bench.open(stop=("d",))
     [*some, last] = ids_of("Hello world")
     for token in some:
@@ -131,8 +132,7 @@ def test_a_stop_string_completed_by_the_last_token_wins_over_the_length() -> Non
     assert bench.sent == []  # the scheduler has ended it already
 
 
-def test_held_text_leaves_at_the_end() -> None:
-    bench = Bench()
+def test_held_text_leaves_at_the_end(bench: Bench) -> None:
     sink = bench.open(stop=("Hello world",))
     bench.say("Hello")
     assert sink.text() == ""
@@ -140,8 +140,7 @@ def test_held_text_leaves_at_the_end() -> None:
     assert sink.text() == "Hello" and sink.finishes[0].matched is None
 
 
-def test_stop_strings_count_after_the_minimum_of_tokens() -> None:
-    bench = Bench()
+def test_stop_strings_count_after_the_minimum_of_tokens(bench: Bench) -> None:
     tokens = ids_of("a b a b a b")
     sink = bench.open(stop=("b",), min_new_tokens=len(tokens) - 2)
     bench.say("a b a b a b")
@@ -149,8 +148,7 @@ def test_stop_strings_count_after_the_minimum_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("Hello world", "🦜🦜")])
-def test_no_logprob_is_lost_when_text_is_held(stop: tuple[str, ...]) -> None:
-    bench = Bench()
+def test_no_logprob_is_lost_when_text_is_held(bench: Bench, stop: tuple[str, ...]) -> None:
     sink = bench.open(stop=stop, logprobs=True, prompt_logprobs=0)
     tokens = ids_of("Hello 🦜")
     prompt = [TokenLogprob(1, None, []), TokenLogprob(2, -1.0, [])]
@@ -163,8 +161,7 @@ def test_no_logprob_is_lost_when_text_is_held(stop: tuple[str, ...]) -> None:
     assert [delta.prompt_logprobs for delta in sink.deltas] == [prompt] + [None] * (len(tokens) - 1)
 
 
-def test_a_request_ends_with_the_last_of_its_sequences() -> None:
-    bench = Bench()
+def test_a_request_ends_with_the_last_of_its_sequences(bench: Bench) -> None:
     sink = bench.open(n=3, stop=("!",))
     a, b, mark = ids_of("a")[0], ids_of("b")[0], ids_of("!")[0]
     bench.step({10: a, 11: b, 12: mark})
@@ -177,15 +174,13 @@ def test_a_request_ends_with_the_last_of_its_sequences() -> None:
     assert sink.finishes[0] == Finish(ABORT, None, 3, 2, 4)
 
 
-def test_an_end_without_any_token() -> None:
-    bench = Bench()
+def test_an_end_without_any_token(bench: Bench) -> None:
     sink = bench.open()
     bench.step({}, Ended(10, ABORT, None, 0))
     assert sink.deltas == [Delta(0, "", [], finish=Finish(ABORT, None, 3, 0, 0), prompt_tokens=3)]
 
 
-def test_nothing_is_heard_after_an_abort() -> None:
-    bench = Bench()
+def test_nothing_is_heard_after_an_abort(bench: Bench) -> None:
     sink = bench.open(n=2)
     bench.step({10: 5, 11: 6})
     bench.outputs.close("a")
@@ -194,8 +189,7 @@ def test_nothing_is_heard_after_an_abort() -> None:
     assert len(sink.deltas) == 2 and sink.finishes == {} and bench.sent == []
 
 
-def test_opened_after_an_abort_is_ignored() -> None:
-    bench = Bench()
+def test_opened_after_an_abort_is_ignored(bench: Bench) -> None:
     request = Request(id="gone", prompt_ids=[1], params=SamplingParams(), seed=0, arrival_s=0.0)
     bench.actor.handle(Opened(request, [10]))
     bench.step({10: 5}, Ended(10, LENGTH, None, 0))
@@ -203,8 +197,7 @@ def test_opened_after_an_abort_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (429, Overloaded), (503, Unavailable), (500, InternalFault)])
-def test_refusals(status: int, kind: type[RequestError]) -> None:
-    bench = Bench()
+def test_refusals(bench: Bench, status: int, kind: type[RequestError]) -> None:
     sink = ListSink()
     bench.outputs.open("a", sink)
     bench.actor.handle(Refused("a", status, "no", "prompt"))
@@ -220,8 +213,7 @@ class BrokenSink(ListSink):
 
 
 @pytest.mark.parametrize("ended", [[], [Ended(10, LENGTH, None, 0)]])
-def test_a_sink_that_raises_harms_no_other(ended: list[Ended]) -> None:
-    bench = Bench()
+def test_a_sink_that_raises_harms_no_other(bench: Bench, ended: list[Ended]) -> None:
     broken = bench.open("broken", BrokenSink())
     good = bench.open("good")
     bench.step({10: 5, 11: ids_of("a")[0]}, *ended)
@@ -231,9 +223,7 @@ def test_a_sink_that_raises_harms_no_other(ended: list[Ended]) -> None:
         assert bench.sent == [Abort("broken")] and isinstance(broken.errors[0], InternalFault)
 
 
-def test_a_sink_may_abort_and_ask_again_while_it_is_called() -> None:
-    bench = Bench()
-
+def test_a_sink_may_abort_and_ask_again_while_it_is_called(bench: Bench) -> None:
     class Restless(ListSink):
         def push(self, delta: Delta) -> None:
             super().push(delta)
@@ -251,8 +241,7 @@ def test_a_sink_may_abort_and_ask_again_while_it_is_called() -> None:
     assert second.finishes.keys() == {0} and bench.outputs.find("b") is later
 
 
-async def test_messages_are_taken_from_the_inbox_in_order() -> None:
-    bench = Bench()
+async def test_messages_are_taken_from_the_inbox_in_order(bench: Bench) -> None:
     sink = ListSink()
     bench.outputs.open("a", sink)
     request = Request(id="a", prompt_ids=[1], params=SamplingParams(), seed=0, arrival_s=0.0)

@@ -117,7 +117,7 @@ def test_at_most_three_bytes_wait() -> None:
 
 
 def test_a_window_gives_up_waiting() -> None:
-    stream = WindowStream(lambda ids: REPLACEMENT * len(ids), [])
+    stream = WindowStream(lambda ids: REPLACEMENT * len(ids), frozenset(), [])
     parts = [stream.add(0) for _ in range(3 * WindowStream.MAX_PENDING)]
     assert "".join(parts) == REPLACEMENT * 3 * WindowStream.MAX_PENDING
     assert stream.flush() == ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.cpu.collectives import Alone, Gloo
+from runtime.devices.cpu.collectives import Alone
 from runtime.errors import ModelError
 from runtime.layers.weight import even_share, kv_share
 from tests.models.make import make_checkpoint
@@ -23,10 +23,10 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 
 
 def run_ranks(size: int, folders: list[Path], meeting: Path) -> list[list[dict[str, Any]]]:
-    """What each rank printed, one entry per model."""
+    """What each rank printed, one entry per model; two ranks first try each collective."""
     pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{i}"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.tp_rank", str(rank), str(size), *pairs], env=environment,
+    ranks = [subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.tp_rank", str(rank), str(size), str(meeting / "methods"), *pairs], env=environment,
                               stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for rank in range(size)]
     outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * size
@@ -41,27 +41,6 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         assert zero["tokens"] == one["tokens"] and zero["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
         assert zero["last"] == other["last"] == one["last"] == [tokens[-1] for tokens in one["tokens"]]
         assert zero["bytes"] == other["bytes"] < 0.75 * one["bytes"]
-
-
-def test_gloo_methods(tmp_path: Path) -> None:
-    """Each method's meaning, on two ranks; this file is the second rank's program too."""
-    other = subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.test_collectives", str(tmp_path / "meet")],
-                             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, cwd=Path(__file__).parents[3])
-    first = subprocess.run([sys.executable, "-c", "import sys; from tests.devices.cpu.test_collectives import exchange; exchange(0, sys.argv[1])",
-                            str(tmp_path / "meet")], env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, cwd=Path(__file__).parents[3], check=False)
-    assert (first.returncode, other.wait()) == (0, 0)
-
-
-def exchange(rank: int, rendezvous: str) -> None:
-    ranks = Gloo(rank, 2, rendezvous)
-    mine = torch.arange(4.0).view(4, 1) + 10 * rank
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert ranks.all_reduce(mine.to(dtype)).flatten().tolist() == [10, 12, 14, 16]
-    assert ranks.all_gather(mine, 1).tolist() == [[0, 10], [1, 11], [2, 12], [3, 13]]
-    assert ranks.reduce_scatter(mine.clone()).flatten().tolist() == [[10, 12], [14, 16]][rank]
-    assert ranks.all_to_all(mine).flatten().tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][rank]
-    assert ranks.broadcast(mine.clone()).flatten().tolist() == [0, 1, 2, 3]
-    ranks.close()
 
 
 def test_alone() -> None:
@@ -85,6 +64,3 @@ def test_shares() -> None:
         with pytest.raises(ModelError, match="--tp-size"):
             wrong()
 
-
-if __name__ == "__main__":
-    exchange(1, sys.argv[1])

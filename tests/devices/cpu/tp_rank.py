@@ -1,6 +1,7 @@
 """One rank of a tensor-parallel pair, run as a process by test_collectives.py: plans the same steps on every rank.
 
-Arguments: rank, number of ranks, then a model folder and a rendezvous file for each model. Prints a JSON line per model:
+Arguments: rank, number of ranks, a rendezvous file for the collectives alone, then a model folder and a rendezvous file for
+each model. Prints a JSON line per model:
 tokens as far as this rank knows them, and its own weights' bytes.
 """
 
@@ -9,14 +10,30 @@ import sys
 
 import torch
 
+from runtime.devices.cpu.collectives import Gloo
 from tests.devices.drive import Planner, sampling, start
 
 PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 70)), [200, 100]]
 
 
+def exchange(rank: int, rendezvous: str) -> None:
+    """Each method's meaning, on two ranks."""
+    ranks = Gloo(rank, 2, rendezvous)
+    mine = torch.arange(4.0).view(4, 1) + 10 * rank
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert ranks.all_reduce(mine.to(dtype, copy=True)).flatten().tolist() == [10, 12, 14, 16]
+    assert ranks.all_gather(mine, 1).tolist() == [[0, 10], [1, 11], [2, 12], [3, 13]]
+    assert ranks.reduce_scatter(mine.clone()).flatten().tolist() == [[10, 12], [14, 16]][rank]
+    assert ranks.all_to_all(mine).flatten().tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][rank]
+    assert ranks.broadcast(mine.clone()).flatten().tolist() == [0, 1, 2, 3]
+    ranks.close()
+
+
 def main() -> None:
     rank, size = int(sys.argv[1]), int(sys.argv[2])
-    for folder, rendezvous in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
+    if size == 2:
+        exchange(rank, sys.argv[3])
+    for folder, rendezvous in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
         executor, ready = start(folder, rank, tp_size=size, rendezvous=rendezvous)
         planner = Planner(executor, ready, 4)
         wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)]

@@ -1,0 +1,122 @@
+"""`runtime check`: what would happen, before anything does.
+
+    explain   every value in force with its source and reason
+    memory    what each rank will hold, from config.json and file headers
+    doctor    what this machine has, and what it should have
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from runtime.cli.doctor import examine
+from runtime.models.config import read_config
+from runtime.options.facts import this_machine
+from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
+from runtime.options.given import from_argv, from_values
+from runtime.options.plan import Plan, plan_for
+
+USAGE = "runtime check [explain [--diff] | memory | doctor] [--json] [OPTION of runtime serve ...]"
+
+
+def run(argv: Sequence[str]) -> int:
+    """0: all is well. 1: doctor found a problem, or the model does not fit. Raises StartError for options that cannot work."""
+    words = list(argv)
+    aspect = words.pop(0) if words and words[0] in ASPECTS else "explain"
+    if words[:2] == ["runtime", "serve"]:  # a whole command was pasted
+        words = words[2:]
+    parser = argparse.ArgumentParser(prog="runtime check", usage=USAGE, allow_abbrev=False, description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--diff", action="store_true", help="explain: only what differs from the defaults")
+    arguments, options = parser.parse_known_args(words)
+    return ASPECTS[aspect](options, arguments)
+
+
+def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
+    machine = this_machine()
+    given = from_argv(options)
+    plan = plan_for(given, machine)
+    shown = plan.public()
+    if arguments.diff:
+        said = given.options
+        usual = plan_for(from_values({"model_path": said.model.model_path, "device": said.parallel.device}), machine).why
+        shown = {name: value for name, value in shown.items()
+                 if value["source"] not in ("default", "derived") or plan.why[name].value != usual[name].value}
+    if arguments.json:
+        print(_json({"values": shown, "notices": plan.notices}))
+        return 0
+    print("\n".join(_explain_lines(shown)) or "nothing differs from the defaults")
+    for notice in plan.notices:
+        print(f"note: {notice}")
+    return 0
+
+
+def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
+    cells = [(name.replace("_", "-"), _shown(value["value"]), str(value["source"]), str(value["reason"])) for name, value in shown.items()]
+    widths = [max((len(cell[column]) for cell in cells), default=0) for column in range(3)]
+    return [f"{name:<{widths[0]}}  {value:<{min(widths[1], 40)}}  {source:<{widths[2]}}  {reason}".rstrip()
+            for name, value, source, reason in cells]
+
+
+def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
+    plan = plan_for(from_argv(options))
+    stored = stored_weights(Path(plan.model_path))
+    machine = this_machine()
+    found = footprint(plan, read_config(plan.model_path), machine, stored)
+    fits = found.num_pages > 1 and found.total_bytes * plan.tensor_parallel_size <= machine.memory_bytes
+    if arguments.json:
+        print(_json({"rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes}, "ranks": plan.tensor_parallel_size,
+                     "stored": stored, "available_bytes": machine.memory_bytes, "fits": fits}))
+    else:
+        print("\n".join(memory_lines(plan, found, stored, machine.memory_bytes, fits)))
+    return 0 if fits else 1
+
+
+def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
+    """The table of `runtime check memory`."""
+    ranks, stored_as = plan.tensor_parallel_size, stored.dtype or "nothing"
+    rows = [("weights", found.weights_bytes, f"{plan.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}"),
+            ("pages", found.pages_bytes, f"{found.num_pages} of {plan.page_size} tokens, {found.token_bytes} bytes a token; bounded by "
+                                         f"{found.bound}"),
+            ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
+            ("graphs", found.graphs_bytes, f"{plan.device} captures none"),
+            ("in all", found.total_bytes, f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks")]
+    lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
+    lines.append(f"room for {found.pool_tokens} tokens; the longest sequence has {found.longest_tokens}")
+    if not fits:
+        lines.append("this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise --tensor-parallel-size")
+    return lines
+
+
+def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
+    given = from_argv(options).options.http
+    findings = examine(host=given.host, port=given.port)
+    if arguments.json:
+        print(_json(findings))
+    else:
+        for finding in findings:
+            print(f"{finding.verdict:<8} {finding.name:<52} {finding.value}" + (f"   {finding.advice}" if finding.advice else ""))
+    return 1 if any(finding.verdict == "problem" for finding in findings) else 0
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _size(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+
+
+ASPECTS: dict[str, Callable[[Sequence[str], argparse.Namespace], int]] = {"explain": explain, "memory": memory, "doctor": doctor}

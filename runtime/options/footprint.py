@@ -1,0 +1,117 @@
+"""How much memory a plan takes on each rank, from config.json and the headers of the safetensors files alone: nothing is loaded.
+
+Weights and pages are what the ranks will report, for the layers of runtime/layers split as they split themselves. Activations are an
+upper estimate of the largest step.
+"""
+
+import json
+from pathlib import Path
+
+from msgspec import Struct
+
+from runtime.errors import ModelError
+from runtime.models.config import ModelConfig
+from runtime.options.facts import MachineFacts
+from runtime.options.plan import Plan
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class Stored(Struct, frozen=True):
+    """What the weight files hold."""
+
+    files: int
+    tensors: int
+    num_bytes: int
+    dtype: str  # of most bytes, as safetensors spells it
+
+
+class Footprint(Struct, frozen=True, kw_only=True):
+    """Bytes of one rank."""
+
+    weights_bytes: int
+    pages_bytes: int
+    activations_bytes: int
+    graphs_bytes: int
+    num_pages: int  # the padding page among them
+    token_bytes: int  # keys and values of one token
+    pool_tokens: int
+    longest_tokens: int  # of one sequence, by context length and pool
+    budget_bytes: int  # of the memory that weights and pages may take
+    bound: str  # what the number of pages is bounded by
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.pages_bytes + self.activations_bytes + self.graphs_bytes
+
+
+def stored_weights(folder: Path) -> Stored:
+    """Reads the headers of a folder's safetensors files (eight bytes of length, then JSON). Raises ModelError for a broken one."""
+    by_dtype: dict[str, int] = {}
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = 0
+    for file in files:
+        for name, entry in _header(file).items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                by_dtype[entry["dtype"]] = by_dtype.get(entry["dtype"], 0) + end - begin
+                tensors += 1
+    return Stored(len(files), tensors, sum(by_dtype.values()), max(by_dtype, key=lambda name: by_dtype[name], default=""))
+
+
+def _header(file: Path) -> dict[str, dict[str, list[int]]]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        raw = stream.read(length) if length <= min(file.stat().st_size, 2**27) else b""
+    try:
+        return dict(json.loads(raw))
+    except ValueError:
+        raise ModelError(f"{file.name} is no safetensors file, or it is cut off; download it again") from None
+
+
+def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored) -> Footprint:
+    """What one rank of `plan` takes. All ranks take the same, but for a few rows of the vocabulary."""
+    dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
+    item = DTYPE_BYTES[dtype]
+    weights = weight_count(model, plan.tensor_parallel_size) * item
+    token_bytes = model.num_layers * 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * item
+    budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
+    pages, bound = _pages(plan, (budget - weights) // (token_bytes * plan.page_size) - 1)
+    pool = pages * plan.page_size
+    return Footprint(weights_bytes=weights, pages_bytes=(pages + 1) * plan.page_size * token_bytes, graphs_bytes=0,
+                     activations_bytes=_activations(plan, model, item), num_pages=pages + 1, token_bytes=token_bytes, pool_tokens=pool,
+                     longest_tokens=min(pool, plan.context_length), budget_bytes=budget, bound=bound)
+
+
+def kv_heads(model: ModelConfig, ranks: int) -> int:
+    """Key/value heads of one rank: a share of them, or one where ranks outnumber them."""
+    return max(1, model.num_kv_heads // ranks)
+
+
+def weight_count(model: ModelConfig, ranks: int) -> int:
+    """Numbers that one rank holds."""
+    hidden, inner, dim = model.hidden_size, model.intermediate_size // ranks, model.head_dim
+    q, kv = model.num_heads // ranks * dim, kv_heads(model, ranks) * dim
+    attention = hidden * (q + 2 * kv) + q * hidden
+    attention += (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm
+    mlp = 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
+    vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied else 2)
+    return model.num_layers * (attention + mlp + 2 * hidden) + hidden + vocabulary
+
+
+def _pages(plan: Plan, fitting: int) -> tuple[int, str]:
+    """Usable pages, and the option or memory that bounds them."""
+    bounds = [(max(fitting, 0), f"{plan.mem_fraction_static:g} of the available memory (--mem-fraction-static)"),
+              (plan.max_running_requests * -(-plan.context_length // plan.page_size),
+               f"{plan.max_running_requests} sequences of {plan.context_length} tokens (--max-running-requests, --context-length)")]
+    if plan.max_total_tokens is not None:
+        bounds.append((plan.max_total_tokens // plan.page_size, "--max-total-tokens"))
+    return min(bounds)
+
+
+def _activations(plan: Plan, model: ModelConfig, item: int) -> int:
+    """The widest moment of the largest step: residual, normed input, and what the wider half of a layer makes; then float32 logits."""
+    ranks = plan.tensor_parallel_size
+    widest = max(3 * model.intermediate_size // ranks, 2 * (model.num_heads // ranks + 2 * kv_heads(model, ranks)) * model.head_dim)
+    return plan.max_step_tokens * (2 * model.hidden_size + widest) * item + plan.max_running_requests * model.vocab_size * 4

@@ -1,0 +1,140 @@
+"""The library face: in other people's processes, loops and apps."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+import runtime
+from runtime.errors import InvalidRequest, ModelError, OptionsError, RankDied, Unavailable
+
+Checkpoint = Callable[[str], Path]
+SMALL: dict[str, Any] = {"num_threads": 1, "context_length": 256, "max_total_tokens": 2048, "dtype": "float32"}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+
+
+@pytest.mark.anyio
+async def test_stream_equals_generate(checkpoint: Checkpoint) -> None:
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+        whole = await engine.generate("Hello", **GREEDY)
+        deltas = [delta async for delta in engine.stream("Hello", **GREEDY)]
+        assert "".join(d.text for d in deltas) == whole.text and len(whole.token_ids) == 6
+        chat = await engine.generate([{"role": "user", "content": "Hello"}], **GREEDY)
+        assert chat.finish is not None and chat.finish.prompt_tokens > 6
+        assert len(await engine.generate_n([1, 2, 3], n=3, max_new_tokens=2)) == 3
+
+
+@pytest.mark.anyio
+async def test_leaving_a_stream_aborts_it(checkpoint: Checkpoint) -> None:
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+        stream = engine.stream("Hello", max_new_tokens=200, ignore_eos=True)
+        await anext(stream)
+        await stream.aclose()
+        await engine.generate("x", **GREEDY)  # the abort is through when this is
+        assert engine.load().running == 0
+
+
+@pytest.mark.anyio
+async def test_two_engines_share_a_process_and_touch_nothing(checkpoint: Checkpoint) -> None:
+    before = [signal.getsignal(s) for s in signal.valid_signals()], logging.root.handlers[:], asyncio.get_event_loop_policy()
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as one, \
+               runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as two:
+        answers = [await one.generate("Hello", **GREEDY), await two.generate("Hello", **GREEDY)]
+        assert answers[0].token_ids != answers[1].token_ids
+        assert ([signal.getsignal(s) for s in signal.valid_signals()], logging.root.handlers[:], asyncio.get_event_loop_policy()) == before
+
+
+@pytest.mark.anyio
+async def test_errors_have_names(checkpoint: Checkpoint) -> None:
+    with pytest.raises(OptionsError, match="modle_path"):
+        runtime.Engine(modle_path="x")
+    with pytest.raises(ModelError):
+        runtime.Engine(model_path="/nowhere")
+    with pytest.raises(ModelError, match="tokenizer.json"):
+        async with runtime.Engine(model_path=str(checkpoint("llama")), tokenizer_path="/", **SMALL):
+            pass
+    async with runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as engine:
+        with pytest.raises(InvalidRequest, match="temperature"):
+            await engine.generate("x", temperature=-1)
+        with pytest.raises(InvalidRequest, match="prompt"):
+            await engine.generate([1] * 500)
+        assert (await engine.generate("x", **GREEDY)).token_ids
+
+
+@pytest.mark.anyio
+async def test_a_dead_rank_fails_the_requests_and_not_the_app(checkpoint: Checkpoint) -> None:
+    async with runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as engine:
+        stream = engine.stream("x", max_new_tokens=200, ignore_eos=True)
+        await anext(stream)
+        engine._core._ranks._ranks[0].process.kill()
+        with pytest.raises(Unavailable):
+            async for _ in stream:
+                pass
+        with pytest.raises(Unavailable):
+            await engine.generate("x")
+        assert isinstance(engine._core.failure, RankDied)
+
+
+def test_blocking(checkpoint: Checkpoint) -> None:
+    with runtime.LLM(model_path=str(checkpoint("qwen3")), **SMALL) as llm:
+        one = llm.generate("Hello", **GREEDY)
+        many = llm.generate(["Hello", "World"], **GREEDY)
+        assert many[0].text == one.text and len(many) == 2
+        with pytest.raises(InvalidRequest):
+            llm.generate(["x"], temperature=-1)
+
+
+def test_blocking_in_another_thread(checkpoint: Checkpoint) -> None:
+    texts: list[str] = []
+
+    def work() -> None:
+        with runtime.LLM(model_path=str(checkpoint("qwen3")), **SMALL) as llm:
+            texts.append(llm.generate("Hello", **GREEDY).text)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(texts) == 1
+
+
+@pytest.mark.anyio
+async def test_mounted_under_a_prefix(checkpoint: Checkpoint) -> None:
+    async with runtime.Engine(model_path=str(checkpoint("qwen3")), **SMALL) as engine:
+        app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("mine")), Mount("/llm", engine.asgi())])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+            assert (await client.get("/")).text == "mine"
+            assert (await client.get("/llm/health")).json()["state"] == "ready"
+            body = {"prompt": "Hello", "max_tokens": 5, "temperature": 0}
+            whole = (await client.post("/llm/v1/completions", json=body)).json()["choices"][0]["text"]
+            streamed = (await client.post("/llm/v1/completions", json=body | {"stream": True})).text
+            assert whole and streamed.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.anyio
+async def test_an_app_with_its_own_engine(checkpoint: Checkpoint) -> None:
+    llm = runtime.asgi(model_path=str(checkpoint("qwen3")), **SMALL)
+    app = Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+        assert (await client.get("/llm/health")).json()["state"] == "ready"
+
+
+@pytest.mark.anyio
+async def test_lifespan_events(checkpoint: Checkpoint) -> None:
+    app = runtime.asgi(model_path=str(checkpoint("qwen3")), **SMALL)
+    to_app, from_app = anyio.create_memory_object_stream[Any](2), anyio.create_memory_object_stream[Any](2)
+    with to_app[0], to_app[1], from_app[0], from_app[1]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app, {"type": "lifespan"}, to_app[1].receive, from_app[0].send)
+            for event in ("startup", "shutdown"):
+                await to_app[0].send({"type": f"lifespan.{event}"})
+                assert (await from_app[1].receive())["type"] == f"lifespan.{event}.complete"

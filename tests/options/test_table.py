@@ -1,0 +1,124 @@
+"""The table against the reference systems: every flag is known, under every name, with the same default and choices or a reason.
+
+reference.json holds facts only: for SGLang flag, aliases, type, default and choices; for RTP-LLM flag and default.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import OptionsError
+from runtime.options.docs import note
+from runtime.options.given import from_argv
+from runtime.options.table import Row, by_flag, by_name, canonical, foreign_rows, rows
+
+REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
+SGLANG = pytest.mark.parametrize(("flag", "aliases", "kind", "default", "choices"), REFERENCE["sglang"], ids=lambda x: str(x)[:40])
+EVERY = pytest.mark.parametrize("row", [*rows(), *foreign_rows()], ids=lambda row: row.flag)
+
+# Their value -> ours, where the two are the same thing said differently.
+EMPTY = {None, "", "{}", "[]"}
+
+
+def same_default(theirs: Any, ours: Any) -> bool:
+    if ours == "auto":
+        return theirs in (None, "auto")
+    if ours in (None, (), {}, "", False):
+        return theirs in EMPTY or theirs == ours or theirs in (False, [])
+    if isinstance(ours, int) and isinstance(theirs, str):
+        return theirs.replace(" ", "") == {10_000_000: "10*1000*1000"}.get(ours)
+    return bool(theirs == ours)
+
+
+@SGLANG
+def test_flag_of_sglang(flag: str, aliases: list[str], kind: str, default: Any, choices: list[str] | None) -> None:
+    row = by_flag()[flag]
+    assert all(by_flag()[alias] is row for alias in aliases)
+    assert same_default(default, row.default) or row.note or flag in row.aliases or row.means, f"default {row.default} is not {default}"
+    if choices and not row.means:
+        ours = set(row.choices or ())
+        assert set(map(str, choices)) - {"None"} <= ours, "choices are missing"
+        assert ours - set(map(str, choices)) <= {"auto", "none"}, "choices of our own"
+
+
+@pytest.mark.parametrize(("flag", "default"), REFERENCE["rtp_llm"], ids=lambda x: str(x)[:40])
+def test_flag_of_rtp_llm(flag: str, default: str) -> None:
+    row = by_flag()[canonical(flag)]
+    if row.group == "rtp_llm":
+        assert row.flag == flag and str(row.default) == default.strip('"')
+
+
+def test_the_reference_is_whole() -> None:
+    assert (len(REFERENCE["sglang"]), len(REFERENCE["rtp_llm"])) == (345, 92)
+
+
+@EVERY
+def test_each_row_is_complete(row: Row) -> None:
+    assert row.help.endswith(".") and len(row.help) <= 120 and row.help[0].isupper()
+    assert row.flag.startswith("--") and all(alias.startswith("-") for alias in row.aliases)
+    assert bool(row.device) == (row.status == "other-device")
+    assert row.note or row.status != "superseded", "who does its job?"
+    assert not set(row.later) - set(row.choices or ())
+    assert row.default in (row.choices or (row.default,)) or row.default is None or str(row.default) in (row.choices or ())
+
+
+def sample(row: Row) -> list[str]:
+    """A value that the row takes, other than its default."""
+    match row:
+        case Row(takes="switch"):
+            return []
+        case Row(choices=(_, *_)):
+            assert row.choices
+            return [next((word for word in row.choices if word != row.default and word not in row.later), row.choices[0])]
+        case Row(takes="json"):
+            return ["{}"]
+        case _:
+            return ["1"]
+
+
+@EVERY
+def test_each_status_is_kept(row: Row) -> None:
+    """Works and superseded are accepted, planned and other-device refused by name: nothing is accepted and ignored in silence."""
+    argv = [row.flag, *sample(row)]
+    try:
+        given = from_argv(argv)
+    except OptionsError as error:
+        text = "\n".join(error.problems)
+        if row.status == "planned":
+            assert f"{row.flag} is planned" in text or f"{row.flag} is planned" in text.replace("_", "-")
+        elif row.status == "other-device":
+            assert row.device in text
+        else:
+            assert row.name in ("config", "null_step_s", "null_token_s", "null_vocab_size"), text
+        return
+    means_default = row.means and any("asks for what is the default" in line for line in given.notices)
+    assert row.status in ("works", "superseded") or means_default
+    assert row.status == "works" or any(row.flag in line for line in given.notices)
+    if row.status == "works":
+        assert given.sources[row.name] == f"flag {row.flag}"
+
+
+@pytest.mark.parametrize(("name", "type", "takes", "choices"), [
+    ("page_size", "int >=1|auto", "one", None),
+    ("mem_fraction_static", "float >0 <=1|auto", "one", None),
+    ("port", "int >=0 <=65535", "one", None),
+    ("disable_radix_cache", "bool", "switch", None),
+    ("enable_lora", "bool|auto", "switch", None),
+    ("log_format", "json|text", "one", ("json", "text")),
+    ("bucket_inter_token_latency", "float >=0 ...", "many", None),
+    ("json_model_override_args", "json", "json", None),
+    ("forward_hooks", "json", "json", None),
+    ("host", "str", "one", None),
+    ("speculative_algorithm", "EAGLE|EAGLE3|NEXTN|NGRAM|STANDALONE", "one", ("EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE")),
+])
+def test_types_are_read_from_the_declarations(name: str, type: str, takes: str, choices: tuple[str, ...] | None) -> None:
+    row = by_name()[name]
+    assert (row.type, row.takes, row.choices) == (type, takes, choices)
+
+
+def test_a_note_says_why_or_what_is_missing() -> None:
+    assert "whole pages gather faster" in note(by_name()["page_size"])
+    assert "not here yet" in note(by_name()["load_format"])
+    assert note(by_name()["nsa_decode_backend"]) == "for cuda devices"
