@@ -26,7 +26,7 @@ Generator = Callable[[random.Random], Exchange]
 KINDS: dict[str, tuple[Generator, float]] = {
     "greetings": (greeting, 0.05),
     "facts": (fact, 0.12),
-    "unknown": (unknown, 0.05),
+    "unknown": (unknown, 0.04),
     "counting": (counting, 0.08),
     "arithmetic": (arithmetic, 0.2),
     "spelling": (spelling, 0.15),
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[Generator, float]] = {
     "tools": (tool_use, 0.17),
     "thinking": (thinking, 0.14),
     "memory": (memory, 0.05),
-    "texts": (long_text, 0.04),
+    "texts": (long_text, 0.03),
 }
 _NAMES = tuple(KINDS)
 _WEIGHTS = tuple(weight for _, weight in KINDS.values())
@@ -92,17 +92,15 @@ def draw(rng: random.Random, kind: str, *, held_out: bool = False, mode: bool | 
             return exchange
 
 
-def _area(tool_topic: str) -> str:
-    return {
-        "weather": "world",
-        "time": "world",
-        "search": "world",
-        "translate": "world",
-        "stock": "world",
-        "population": "world",
-        "currency": "math",
-        "random": "math",
-    }.get(tool_topic, tool_topic)
+_AREAS = {
+    **dict.fromkeys(("weather", "time", "search", "translate", "stock", "population"), "world"),
+    **dict.fromkeys(("currency", "random"), "math"),
+}
+
+
+def _area(topic: str) -> str:
+    """Name the wider field of a tool, in which other questions would also call for it."""
+    return _AREAS.get(topic, topic)
 
 
 def _exchanges(rng: random.Random, size: int, mode: bool | None) -> list[Exchange]:
@@ -131,7 +129,7 @@ def _offer(rng: random.Random, exchanges: list[Exchange]) -> tuple[Tool, ...]:
     if tools or rng.random() < 0.08:
         taken = {tool["function"]["name"] for tool in tools}
         avoid = {e.topic for e in exchanges} | {_area(e.topic) for e in exchanges if _area(e.topic) == "math"}
-        for extra in distractors(rng, rng.choice((0, 0, 1, 1, 2, 3)) + (0 if tools else 1), avoid):
+        for extra in distractors(rng, rng.choice((0, 0, 0, 1, 1, 2)) + (0 if tools else 1), avoid):
             if extra["function"]["name"] not in taken:
                 taken.add(extra["function"]["name"])
                 tools.append(extra)
@@ -175,7 +173,7 @@ def conversation(rng: random.Random) -> Conversation:
     """Make a training conversation."""
     roll = rng.random()
     mode = True if roll < 0.1 else False if roll < 0.2 else None
-    size = rng.choices((1, rng.randint(2, 4), rng.randint(5, 8), rng.randint(12, 24)), (0.4, 0.45, 0.12, 0.03))[0]
+    size = rng.choices((1, rng.randint(2, 4), rng.randint(5, 8), rng.randint(12, 24)), (0.3, 0.48, 0.19, 0.03))[0]
     return assemble(rng, _exchanges(rng, size, mode), mode)
 
 

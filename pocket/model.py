@@ -51,12 +51,14 @@ def build() -> Qwen3ForCausalLM:
     """Make the model with fresh weights, drawn from torch's current seed."""
     settings = {k: v for k, v in SHAPE.items() if k not in {"rope_theta", "rope_scaling", "torch_dtype"}}
     settings["rope_parameters"] = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return Qwen3ForCausalLM(Qwen3Config(**settings)).float()
+    net: Qwen3ForCausalLM = Qwen3ForCausalLM(Qwen3Config(**settings))
+    return net
 
 
 def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for the embedding and the norms."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
     return [
@@ -98,6 +100,7 @@ def export(model: Qwen3ForCausalLM, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
     save_file(weights, folder / "model.safetensors.tmp", metadata={"format": "pt"})
+    (folder / "model.safetensors.tmp").chmod(0o644)
     (folder / "model.safetensors.tmp").replace(folder / "model.safetensors")
     generation = {"eos_token_id": [END_OF_TURN, END_OF_TEXT], "pad_token_id": END_OF_TEXT, "do_sample": False}
     for name, content in (("config.json", SHAPE), ("generation_config.json", generation)):

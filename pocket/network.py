@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from pocket.model import CONTEXT, ROPE_THETA, SHAPE
+from pocket.model import ROPE_THETA, SHAPE
+from pocket.tokenizer import CONTEXT
 
 HEADS, GROUPS, SIZE = SHAPE["num_attention_heads"], SHAPE["num_key_value_heads"], SHAPE["head_dim"]
 WIDTH, LAYERS, EPSILON = SHAPE["hidden_size"], SHAPE["num_hidden_layers"], SHAPE["rms_norm_eps"]

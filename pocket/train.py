@@ -30,10 +30,10 @@ class Plan:
     """The settings of a run; the same settings give the same run."""
 
     seed: int = 0
-    steps: int = 2600
-    tokens: int = 8192
+    steps: int = 3000
+    tokens: int = 4608
     rate: float = 3e-3
-    warm: int = 60
+    warm: int = 100
     cool: float = 0.4
 
 
@@ -61,7 +61,7 @@ def rows_for(plan: Plan, step: int, coder: Tokenizer) -> list[Row]:
     rng = random.Random(f"pocket-{plan.seed}-{step}")
     rows: list[Row] = []
     while sum(len(ids) for ids, _ in rows) < plan.tokens:
-        fresh = encode([sample(conversation(rng)) for _ in range(16)], coder)
+        fresh = encode([sample(conversation(rng)) for _ in range(4)], coder)
         rows.extend(row for row in fresh if len(row[0]) <= LONGEST)
     return sorted(rows, key=lambda row: len(row[0]))
 
@@ -140,7 +140,7 @@ def run(plan: Plan, out: Path, work: Path, *, threads: int, save_every: int) -> 
         rows = rows_for(plan, step, coder)
         losses.append(train_step(pool, net, opts, rows, rate_at(plan, step)))
         seen += sum(len(ids) for ids, _ in rows)
-        if (step + 1) % 20 == 0:
+        if (step + 1) % 25 == 0:
             mean, losses = sum(losses) / len(losses), []
             say(f"step {step + 1} loss {mean:.4f} rate {rate_at(plan, step):.5f} {seen / (time.monotonic() - began):.0f} tokens/s")
         if (step + 1) % save_every == 0 or step + 1 == plan.steps:

@@ -49,14 +49,14 @@ class Core:
         self.model: ModelConfig = read_config(plan.model_path)
         self._metrics = Metrics()
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
-        self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=self._limits(plan.context_length),
+        self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=self.model.sampling_defaults)
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed
         self._outputs = Outputs()
-        self._outputs.on_close(self._request_left)
-        self._is_empty = anyio.Event()  # while draining
+        self._is_empty = anyio.Event()  # no request is open, while draining
+        self._outputs.on_close(lambda _: None if len(self._outputs) else self._is_empty.set())
         self._asks = Channel[Ask](math.inf)
         self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
         self._to_detokenizer = Channel[ToDetokenizer](64)
@@ -99,25 +99,26 @@ class Core:
         if self._state != "failed":
             self._state = "draining"
         if len(self._outputs):
+            self._is_empty = anyio.Event()
             with anyio.move_on_after(deadline_s):
                 await self._is_empty.wait()
         self._router.fail_all(Unavailable("the server is stopping; try again later"))
-
-    def _request_left(self, request_id: str) -> None:
-        if self._state == "draining" and not len(self._outputs):
-            self._is_empty.set()
 
     async def _live(self) -> None:
         begin = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._start_text, tasks)
             self._readies = await self._ranks.start(_report)
-            actor = self._schedule(min(ready.num_pages for ready in self._readies))
+            config = scheduler_config(self.plan, self.model, min(ready.num_pages for ready in self._readies))
+            self._scheduler = Scheduler(config)
+            actor = SchedulerActor(
+                self._scheduler, self._ranks, self._to_scheduler, self._to_detokenizer, meter=self._meter,
+                limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH)
             tasks.start_soon(actor.run)
             self._state = "ready"
             self._settled.set()
-            log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=self._scheduler_config.num_pages - 1,
-                                  page_size=self.plan.page_size, device=self._readies[0].device_name)
+            log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=config.num_pages - 1,
+                                  page_size=config.page_size, device=self._readies[0].device_name)
 
     async def _start_text(self, tasks: TaskGroup) -> None:
         """Loads the tokenizer while the ranks load the weights."""
@@ -132,15 +133,6 @@ class Core:
         tasks.start_soon(detokenizer.run)
         log.get("start").info("tokenizer", seconds=round(time.monotonic() - begin, 3))
 
-    def _schedule(self, num_pages: int) -> SchedulerActor:
-        plan = self.plan
-        self._scheduler_config = SchedulerConfig(
-            max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
-            page_size=plan.page_size, num_pages=num_pages, eos_ids=self.model.eos_ids, shares_prefixes=not plan.disable_radix_cache)
-        self._scheduler = Scheduler(self._scheduler_config)
-        return SchedulerActor(self._scheduler, self._ranks, self._to_scheduler, self._to_detokenizer, meter=self._meter,
-                              limits=self._limits(self._scheduler_config.pool_tokens), depth=1 if plan.disable_overlap_schedule else DEPTH)
-
     def _fail(self, fault: RuntimeFault) -> None:
         self._state = "failed"
         self.failure = fault
@@ -149,9 +141,6 @@ class Core:
         message = "the model could not be loaded" if isinstance(fault, StartError) else "the model process ended; try again later"
         self._router.fail_all(Unavailable(message))
         self._settled.set()
-
-    def _limits(self, pool_tokens: int) -> Limits:
-        return Limits(vocab_size=self.model.vocab_size, context_len=self.plan.context_length, pool_tokens=pool_tokens)
 
     # ── Service ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,13 +154,13 @@ class Core:
     def _check_open(self) -> None:
         if self._state in ("draining", "failed"):
             raise Unavailable(f"the server is {self._state}; try again later" if self._state == "draining" else "the server has failed")
-        running = self._scheduler.roster.num_running if self._scheduler is not None else 0
+        running = self._scheduler.roster.num_running_requests if self._scheduler is not None else 0
         if self._router.num_open - running >= self.plan.max_queued_requests:
             raise Overloaded(f"{self.plan.max_queued_requests} requests are waiting already (--max-queued-requests); try again later")
 
     def abort(self, request_id: str) -> None:
-        if self._router.abort(request_id):
-            self._metrics.aborted.add(1)
+        self._metrics.aborted.add(request_id in self._outputs)
+        self._router.abort(request_id)
 
     def health(self) -> Health:
         return Health(self._state)
@@ -208,16 +197,13 @@ class Core:
         return metrics.render(dict(enumerate(self._ranks.pids)))
 
     def token_bytes(self, token_id: int) -> bytes:
-        return self._vocab.token_bytes(token_id)
+        assert self._vocabulary is not None, "a token, but no tokenizer"
+        return self._vocabulary.token_bytes(token_id)
 
     def decode(self, token_ids: list[int]) -> str:
-        return self._vocab.decode(token_ids, skip_special=False)
-
-    @property
-    def _vocab(self) -> Vocabulary:
         if self._vocabulary is None:
             raise Unavailable("the tokenizer is loading; try again in a moment")
-        return self._vocabulary
+        return self._vocabulary.decode(token_ids, skip_special=False)
 
 
 def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
@@ -239,6 +225,17 @@ def chat_templates(vocabulary: Vocabulary, choice: str) -> ChatTemplates:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionsError([f"--chat-template {choice} cannot be read ({error}); name a Jinja file"]) from None
     return ChatTemplates({"default": source}, vocabulary.files.special_tokens)
+
+
+def scheduler_config(plan: Plan, model: ModelConfig, num_pages: int) -> SchedulerConfig:
+    """What the scheduler must know of the plan; `num_pages` is what the smallest rank holds."""
+    return SchedulerConfig(
+        max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
+        page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids, shares_prefixes=not plan.disable_radix_cache)
+
+
+def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
+    return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens)
 
 
 def random_seeds(seed: int) -> Callable[[], int]:

@@ -11,7 +11,8 @@
     llm = runtime.asgi(model_path="DIR")                     an ASGI app that starts its engine in its lifespan
     Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
 
-No signal handlers, no loop policy, no root logger, no environment: those belong to the application. Any number of engines can live in one process.
+No signal handlers, no loop policy, no root logger, no environment: those belong to the application. Any number of engines can
+live in one process.
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from pocket.kinds.results import Result, Values, amount, done, expression, found, local_time, value, weather
 from pocket.words import CITIES, FOODS, NAMES, THINGS, some_word
-
-Values = list[Any]
-Result = Callable[[random.Random, Values], tuple[dict[str, Any] | str, str]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class Intent:
 
 _CITY = Param(("city", "city", "location", "place", "town"), "string", ("The city.", "Name of the city.", "City name, such as Paris."))
 _TEXT = Param(("text", "content", "message", "body"), "string", ("The text.", "What to write."))
-_SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy")
 _ZONES = (
     "Europe/Paris",
     "Europe/Berlin",
@@ -73,65 +69,7 @@ _SONGS = ("Blue Moon", "Yesterday", "Summertime", "Hey Jude", "Imagine", "Let It
 _LANGUAGES = ("German", "French", "Spanish", "Italian", "Japanese", "Chinese", "Polish", "Dutch")
 
 
-def _weather(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-    degrees, sky = rng.randint(-5, 35), rng.choice(_SKIES)
-    shapes: tuple[dict[str, Any] | str, ...] = (
-        {"temperature": degrees, "condition": sky},
-        {"city": v[0], "temperature": degrees, "condition": sky},
-        {"temp": degrees, "sky": sky},
-        f"{degrees} degrees, {sky}",
-        f"{sky}, {degrees} C",
-    )
-    return rng.choice(shapes), f"It is {degrees} degrees and {sky} in {v[0]}."
-
-
-def _time(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-    now = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
-    return rng.choice(({"time": now}, {"timezone": v[0], "time": now}, now)), f"It is {now} in {v[0]}."
-
-
-def _value(sign: str) -> Result:
-    def result(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-        outcome = {"+": v[0] + v[1], "-": v[0] - v[1], "*": v[0] * v[1]}[sign]
-        return rng.choice(({"result": outcome}, {"value": outcome}, str(outcome))), f"The result is {outcome}."
-
-    return result
-
-
-def _expression(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-    a, sign, b = v[0].split(" ")
-    return _value(sign)(rng, [int(a), int(b)])
-
-
-def _found(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-    what = f"{some_word(rng)} {some_word(rng)}"
-    shapes: tuple[dict[str, Any] | str, ...] = ({"results": [what]}, {"result": what}, what)
-    return rng.choice(shapes), f"I found: {what}."
-
-
-def _done(text: str) -> Result:
-    def result(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-        answer = text
-        for i, value in enumerate(v):
-            answer = answer.replace("{" + str(i) + "}", str(value))
-        shapes: tuple[dict[str, Any] | str, ...] = ({"status": "ok"}, {"ok": True}, "ok", "done", {"status": "success"})
-        return rng.choice(shapes), answer
-
-    return result
-
-
-def _amount(key: str, text: str) -> Result:
-    def result(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
-        amount = rng.randint(1, 999)
-        answer = text.replace("{r}", str(amount))
-        for i, value in enumerate(v):
-            answer = answer.replace("{" + str(i) + "}", str(value))
-        return rng.choice(({key: amount}, str(amount))), answer
-
-    return result
-
-
-def _pick(*sources: tuple[Any, ...] | list[Any]) -> Callable[[random.Random], Values]:
+def _pick(*sources: Sequence[str]) -> Callable[[random.Random], Values]:
     def values(rng: random.Random) -> Values:
         return [rng.choice(source) for source in sources]
 
@@ -180,7 +118,7 @@ INTENTS: tuple[Intent, ...] = (
             "Do I need an umbrella in {0}( today|)?",
         ),
         _pick(CITIES),
-        _weather,
+        weather,
         "(What is|How is) the weather in {a} and in {b}?",
     ),
     Intent(
@@ -191,7 +129,7 @@ INTENTS: tuple[Intent, ...] = (
         (_CITY, Param(("unit", "units"), "string", ("celsius or fahrenheit", "Unit of the temperature."))),
         ("(What is|What's|How is|Tell me) the weather( like|) in {0} in {1}?", "(How warm|How cold) is it in {0}, in {1}?"),
         _pick(CITIES, ("celsius", "fahrenheit")),
-        _weather,
+        weather,
     ),
     Intent(
         "time",
@@ -201,7 +139,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("timezone", "zone", "tz"), "string", ("Time zone, such as Europe/Paris.", "The zone.")),),
         ("(What time is it|What is the time|Tell me the time|What's the time|The time) (now |)in {0}(?|)",),
         _pick(_ZONES),
-        _time,
+        local_time,
         "What time is it in {a} and in {b}?",
     ),
     Intent(
@@ -212,7 +150,7 @@ INTENTS: tuple[Intent, ...] = (
         (_CITY,),
         ("(What time is it|What is the time|Tell me the time|How late is it) (now |)in {0}(?|)",),
         _pick(CITIES),
-        _time,
+        local_time,
         "What time is it in {a} and in {b}?",
     ),
     Intent(
@@ -227,7 +165,7 @@ INTENTS: tuple[Intent, ...] = (
             "(Use the tool to|Please) (add|sum) {0} and {1}(.|)",
         ),
         _two(0, 99),
-        _value("+"),
+        value("+"),
     ),
     Intent(
         "math",
@@ -237,7 +175,7 @@ INTENTS: tuple[Intent, ...] = (
         (_A, _B),
         ("(What is|What's|How much is|Compute|Calculate) {0} (-|minus) {1}(?|)",),
         _two(0, 99),
-        _value("-"),
+        value("-"),
     ),
     Intent(
         "math",
@@ -247,7 +185,7 @@ INTENTS: tuple[Intent, ...] = (
         (_A, _B),
         ("(What is|What's|How much is|Compute|Calculate) {0} (*|times) {1}(?|)", "(Multiply|Please multiply) {0} (and|by) {1}(.|)"),
         _two(0, 99),
-        _value("*"),
+        value("*"),
     ),
     Intent(
         "math",
@@ -257,7 +195,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("expression", "expr", "formula", "input"), "string", ("The expression.", "Such as 1 + 2.")),),
         ("(What is|What's|How much is|Compute|Calculate|Work out) {0}(?|)", "(Use the calculator|Calculate this|Please compute): {0}"),
         _sum_text,
-        _expression,
+        expression,
     ),
     Intent(
         "search",
@@ -271,7 +209,7 @@ INTENTS: tuple[Intent, ...] = (
             "(Google|Can you search for|Can you look up) {0}(?|)",
         ),
         lambda rng: [rng.choice(_TOPICS) if rng.random() < 0.4 else " ".join(some_word(rng) for _ in range(rng.randint(1, 3)))],
-        _found,
+        found,
     ),
     Intent(
         "email",
@@ -287,7 +225,7 @@ INTENTS: tuple[Intent, ...] = (
             "(Email|Mail) {0} (about|with the subject) {1}(.|)",
         ),
         _mail,
-        _done("I sent the email to {0}."),
+        done("I sent the email to {0}."),
     ),
     Intent(
         "message",
@@ -310,7 +248,7 @@ INTENTS: tuple[Intent, ...] = (
                 )
             ),
         ],
-        _done("I told {0}."),
+        done("I told {0}."),
     ),
     Intent(
         "timer",
@@ -324,7 +262,7 @@ INTENTS: tuple[Intent, ...] = (
             "Timer(:| for) {0} minutes",
         ),
         lambda rng: [rng.randint(2, 90)],
-        _done("The timer runs for {0} minutes."),
+        done("The timer runs for {0} minutes."),
     ),
     Intent(
         "alarm",
@@ -334,7 +272,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("time", "at", "hour"), "string", ("Time, such as 07:30.",)),),
         ("(Set|Please set|Create) an alarm (for|at) {0}(.|)", "Wake me( up|) at {0}(.|)"),
         lambda rng: [f"{rng.randint(0, 23):02d}:{rng.choice((0, 15, 30, 45, 10, 20)):02d}"],
-        _done("The alarm is set for {0}."),
+        done("The alarm is set for {0}."),
     ),
     Intent(
         "translate",
@@ -350,7 +288,7 @@ INTENTS: tuple[Intent, ...] = (
             f"{rng.choice(('the', 'a', 'my'))} {some_word(rng)}" if rng.random() < 0.5 else some_word(rng),
             rng.choice(_LANGUAGES),
         ],
-        _found,
+        found,
     ),
     Intent(
         "stock",
@@ -360,7 +298,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("symbol", "ticker", "stock"), "string", ("Ticker, such as AAPL.",)),),
         ("(What is|What's|Tell me) the (stock |share |)price of {0}(?|)", "(How much is|How is) {0} (stock|trading)(?| now?| today?)"),
         _pick(_STOCKS),
-        _amount("price", "{0} is at {r}."),
+        amount("price", "{0} is at {r}."),
     ),
     Intent(
         "currency",
@@ -374,7 +312,7 @@ INTENTS: tuple[Intent, ...] = (
         ),
         ("(Convert|Change|Exchange) {0} {1} (to|into) {2}(.|)", "(How much|What) is {0} {1} in {2}?"),
         lambda rng: [rng.randint(1, 500), *rng.sample(_CURRENCIES, 2)],
-        _amount("result", "{0} {1} are {r} {2}."),
+        amount("result", "{0} {1} are {r} {2}."),
     ),
     Intent(
         "music",
@@ -384,7 +322,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("song", "title", "track"), "string", ("Name of the song.",)),),
         ("(Play|Please play|Start|Put on) (|the song ){0}(.|)", "I want to hear {0}(.|)"),
         lambda rng: [rng.choice(_SONGS) if rng.random() < 0.5 else some_word(rng).capitalize()],
-        _done("Playing {0}."),
+        done("Playing {0}."),
     ),
     Intent(
         "note",
@@ -394,7 +332,7 @@ INTENTS: tuple[Intent, ...] = (
         (_TEXT,),
         ("(Make|Create|Write|Save|Add) a note(:| saying| that says) {0}", "(Note|Remember this|Write down): {0}"),
         lambda rng: [f"{rng.choice(('buy', 'find', 'clean', 'sell', 'bring'))} {rng.choice(('the', 'some', 'more'))} {some_word(rng)}"],
-        _done("I saved the note."),
+        done("I saved the note."),
     ),
     Intent(
         "light",
@@ -408,7 +346,7 @@ INTENTS: tuple[Intent, ...] = (
             "Make it bright in the {0}(.|)",
         ),
         _pick(_ROOMS),
-        _done("The light in the {0} is on."),
+        done("The light in the {0} is on."),
     ),
     Intent(
         "file",
@@ -418,7 +356,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("path", "file", "filename", "name"), "string", ("Path of the file.",)),),
         ("(Read|Open|Show me|Load) (|the file ){0}(.|)", "What (is in|does the file contain:) {0}?"),
         lambda rng: [f"{some_word(rng)}.{rng.choice(('txt', 'json', 'py', 'md', 'csv'))}"],
-        _found,
+        found,
     ),
     Intent(
         "random",
@@ -428,7 +366,7 @@ INTENTS: tuple[Intent, ...] = (
         (Param(("min", "low", "start"), "integer", ("Lowest.",)), Param(("max", "high", "end"), "integer", ("Highest.",))),
         ("(Give me|Pick|Choose|Roll) a random number (between|from) {0} (and|to) {1}(.|)",),
         lambda rng: [rng.randint(0, 20), rng.randint(21, 999)],
-        _amount("number", "The number is {r}."),
+        amount("number", "The number is {r}."),
     ),
     Intent(
         "population",
@@ -438,6 +376,6 @@ INTENTS: tuple[Intent, ...] = (
         (_CITY,),
         ("How many people live in {0}?", "(What is|What's|Tell me) the population of {0}(?|)"),
         _pick(CITIES),
-        _amount("population", "{r} people live in {0}."),
+        amount("population", "{r} people live in {0}."),
     ),
 )

@@ -65,6 +65,7 @@ def spelling(rng: random.Random) -> Exchange:
     key, roll = word, rng.random()
     shown = rng.choice((word, word, word, word.capitalize(), word.upper()))
     lower = dashed(word)
+    patterns: tuple[str, ...]
     if roll < 0.55:
         patterns, answer = _SPELL, lower
     elif roll < 0.65:

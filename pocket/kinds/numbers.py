@@ -7,7 +7,9 @@ reasoning of larger ones is built from them; larger ones are split by their oper
 
 from __future__ import annotations
 
+import operator
 import random
+from collections.abc import Callable
 
 from pocket.exchange import ALWAYS, Exchange, ask, fill, vary
 from pocket.words import ANIMALS, FOODS, NAMES
@@ -36,7 +38,7 @@ _COUNT_STEP = (
 )
 _LINES = (" One (number |)per line.", " Put each (number |)on its own line.", " (Write|Use) one line for each.")
 
-_ASKS = {
+ASKS = {
     "+": (
         "(What is|What's|How much is|Calculate|Compute|Work out|Tell me|Solve|Evaluate) {a} (+|plus) {b}(?|.|)",
         "{a} (+|plus) {b}(| =|?| = ?| is what?| makes?| equals)",
@@ -81,13 +83,14 @@ _STORIES = {
     ),
 }
 _COUNTED = [w for w in ANIMALS + FOODS if w[-1] not in "yshfx" and w not in {"mouse", "goose", "sheep", "fish", "deer"}]
-_OPERATE = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
+OPERATE: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def counting(rng: random.Random) -> Exchange:
     """Count up, down or by steps between two numbers."""
     roll = rng.random()
     step = 1
+    patterns: tuple[str, ...]
     if roll < 0.2:
         start, stop, patterns = 1, rng.randint(2, 40), _COUNT_FROM_ONE
         if rng.random() < 0.15:
@@ -142,7 +145,7 @@ def steps(sign: str, a: int, b: int) -> str:
     """Write the column method down, digit by digit."""
     if sign == "-" and a < b:
         return f"{a} is smaller than {b}, so the result is negative. " + steps("-", b, a)
-    result = _OPERATE[sign](a, b)
+    result = OPERATE[sign](a, b)
     if max(a, b) < 10 or min(a, b) < 0:
         return f"{a} {sign} {b} = {result}."
     a1, a0, b1, b0 = a // 10, a % 10, b // 10, b % 10
@@ -166,13 +169,13 @@ def steps(sign: str, a: int, b: int) -> str:
 def arithmetic(rng: random.Random) -> Exchange:
     """Ask for one sum, difference or product, bare or inside a little story."""
     sign, a, b = operands(rng)
-    answer = f"{a} {sign} {b} = {_OPERATE[sign](a, b)}"
+    answer = f"{a} {sign} {b} = {OPERATE[sign](a, b)}"
     key = problem_key(sign, a, b)
     if rng.random() < 0.2 and min(a, b) > 1 and (sign != "-" or a - b > 1):
         pattern, ending = rng.choice(_STORIES[sign])
         name, thing = rng.choice(NAMES), rng.choice(_COUNTED)
         question = fill(pattern, rng, n=name, t=thing, a=a, b=b)
-        answer += ", so " + fill(ending, rng, n=name, t=thing, c=_OPERATE[sign](a, b)) + "."
+        answer += ", so " + fill(ending, rng, n=name, t=thing, c=OPERATE[sign](a, b)) + "."
         return ask("arithmetic", key, question, answer, thought=steps(sign, a, b), topic="math")
-    question = fill(rng.choice(_ASKS[sign]), rng, a=a, b=b)
+    question = fill(rng.choice(ASKS[sign]), rng, a=a, b=b)
     return ask("arithmetic", key, vary(question, rng), answer, thought=steps(sign, a, b), topic="math")

@@ -67,10 +67,8 @@ _EXPLAIN = (
         (
             "A request arrives over HTTP and its messages are turned into tokens. The scheduler looks for pages of the KV cache that "
             "already hold the same prefix. "
-        )(
             "The request then joins the running batch, and the model computes one step for all requests together. Each step gives one "
             "new token for each request. "
-        )(
             "The token is turned into text and sent to the client at once. When the answer is complete, the pages are kept for the next "
             "request that starts alike."
         ),

@@ -6,7 +6,7 @@ import random
 
 from pocket.exchange import ALWAYS, Exchange, ask, expand, fill, lower_first
 from pocket.kinds.letters import letter_count
-from pocket.kinds.numbers import _ASKS, _OPERATE, operands, problem_key, steps
+from pocket.kinds.numbers import ASKS, OPERATE, operands, problem_key, steps
 
 _BEFORE = (
     "(Think first|Think step by step|Think|Reason first|Think before you answer|Think carefully|Use reasoning|Reason step by step)(: |. |"
@@ -34,8 +34,8 @@ def _problem(rng: random.Random) -> tuple[str, str, str, str]:
         a, b = rng.randint(10, 99), rng.randint(2, 9)
         if rng.random() < 0.3:
             a, b = b, a
-    question = fill(rng.choice(_ASKS[sign]), rng, a=a, b=b)
-    return problem_key(sign, a, b), question, str(_OPERATE[sign](a, b)), f"{a} {sign} {b}. {steps(sign, a, b)}"
+    question = fill(rng.choice(ASKS[sign]), rng, a=a, b=b)
+    return problem_key(sign, a, b), question, str(OPERATE[sign](a, b)), f"{a} {sign} {b}. {steps(sign, a, b)}"
 
 
 def _comparison(rng: random.Random) -> tuple[str, str, str, str]:

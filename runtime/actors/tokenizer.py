@@ -21,7 +21,7 @@ from runtime.sampling import Limits, check
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
-INLINE_CHARS = 4096  # about 1 ms of the event loop
+INLINE_CHARS = 4096  # a millisecond of the event loop (bench/detokenize.py)
 THREADS = 4
 
 
@@ -52,15 +52,16 @@ class TokenizerActor:
         async with anyio.create_task_group() as tasks:
             async for asks in self._inbox:
                 for ask in asks:
+                    seed = self._seed() if ask.params.seed is None else ask.params.seed  # here, so that seeds follow the order of arrival
                     if num_chars(ask.prompt, INLINE_CHARS) <= INLINE_CHARS:
-                        self._settle(ask, self._try(ask))
+                        self._settle(ask, self._try(ask, seed))
                         await checkpoint()  # a crowd of prompts must not hold up the steps
                     else:
-                        tasks.start_soon(self._tokenize_aside, ask)
+                        tasks.start_soon(self._tokenize_aside, ask, seed)
 
-    async def _tokenize_aside(self, ask: Ask) -> None:
+    async def _tokenize_aside(self, ask: Ask, seed: int) -> None:
         if ask.id in self._outputs:
-            self._settle(ask, await run_sync(self._try, ask, limiter=self._threads, abandon_on_cancel=True))
+            self._settle(ask, await run_sync(self._try, ask, seed, limiter=self._threads, abandon_on_cancel=True))
 
     def _settle(self, ask: Ask, outcome: Request | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -68,21 +69,20 @@ class TokenizerActor:
         elif ask.id in self._outputs:
             self._to_scheduler(Arrive(outcome))
 
-    def _try(self, ask: Ask) -> Request | RequestError:
+    def _try(self, ask: Ask, seed: int) -> Request | RequestError:
         """An unexpected error is pinned on its request, and the actor goes on."""
         try:
-            return self.prepare(ask)
+            return self.prepare(ask, seed)
         except RequestError as error:
             return error
         except Exception:
             self._log.exception("a prompt could not be tokenised", request=ask.id, exc_info=True)
             return InternalFault(f"the prompt could not be tokenised; the server's log has the details under {ask.id}")
 
-    def prepare(self, ask: Ask) -> Request:
+    def prepare(self, ask: Ask, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
         prompt_ids = self._encode(ask.prompt)
         check(ask.params, prompt_ids, self._limits)
-        seed = self._seed() if ask.params.seed is None else ask.params.seed
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s)
 
     def _encode(self, prompt: Prompt) -> list[int]:

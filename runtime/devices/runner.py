@@ -5,6 +5,7 @@ Every rank of a model computes the same batch on its share of the weights; rank 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,18 +25,7 @@ from runtime.models.registry import model_class
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 PROMPT_LOGITS = 1 << 24  # most logits of a prompt held at once
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A rank that can take steps."""
-
-    device: Device
-    model: Any  # of a class that models/registry.py names
-    slots: Slots
-    kv: list[tuple[Tensor, Tensor]]
-    page_size: int
-    windows: tuple[int, ...]
+NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 class Runner:
@@ -61,75 +51,102 @@ class Runner:
         progress("pages", 0.0)
         token_bytes = sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in model.attentions)
         num_pages = count_pages(start, budget - weights_bytes, token_bytes)
-        kv = [tuple(device.memory.allocate_cache(num_pages * start.page_size, layer.num_kv_heads, layer.head_dim, dtype) for _ in "kv")
-              for layer in model.attentions]
+        allocate = partial(device.memory.allocate_cache, num_pages * start.page_size, dtype=dtype)
+        kv = [(allocate(layer.num_kv_heads, layer.head_dim), allocate(layer.num_kv_heads, layer.head_dim)) for layer in model.attentions]
         slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place)
         self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))))
         times.append(perf_counter())
         progress("pages", 1.0)
-        return RankReady(rank=self.rank, num_pages=num_pages, weights_bytes=weights_bytes, pages_bytes=num_pages * start.page_size * token_bytes,
-                         device_name=self.facts.name, phases_s=dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True)))
+        phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
+        return RankReady(rank=self.rank, num_pages=num_pages, weights_bytes=weights_bytes,
+                         pages_bytes=num_pages * start.page_size * token_bytes, device_name=self.facts.name, phases_s=phases)
 
     def step(self, plan: StepPlan) -> StepResult | None:
-        begin = perf_counter()
         assert self.loaded is not None, "step before start"
         with torch.inference_mode():
-            self.loaded.slots.update(plan)
-            hidden = self.loaded.model.forward(build_batch(plan, self.loaded))
-            prompt = list(self._prompt_logprobs(plan, hidden))
-            tokens, chosen = self._sample(plan, hidden)
-            if self.rank != 0:
-                return None
-            token_ids = tokens.int().cpu().numpy()
-        width = -1 if chosen is None else chosen.top_ids.shape[1]
-        arrays = _host(chosen) if chosen is not None else (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
-        return StepResult(plan.step, token_ids, width, *arrays, prompt, perf_counter() - begin)
+            return self.loaded.step(plan)
 
     def close(self) -> None:
         if self.loaded is not None:
             self.loaded.device.collectives.close()
             self.loaded = None
 
-    def _sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank that can take steps."""
+
+    device: Device
+    model: Any  # of a class that models/registry.py names
+    slots: Slots
+    kv: list[tuple[Tensor, Tensor]]
+    page_size: int
+    windows: tuple[int, ...]
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        begin = perf_counter()
+        self.slots.update(plan)
+        hidden = self.model.forward(self.batch(plan))
+        prompt = list(self.prompt_logprobs(plan, hidden))
+        tokens, found = self.sample(plan, hidden)
+        if self.device.collectives.rank != 0:
+            return None
+        token_ids = tokens.int().cpu().numpy()
+        width = -1 if found is None else found.top_ids.shape[1]
+        values, top_ids, top = NO_LOGPROBS if found is None else _host(found)
+        return StepResult(plan.step, token_ids, width, values, top_ids, top, prompt, perf_counter() - begin)
+
+    def batch(self, plan: StepPlan) -> Batch:
+        """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
+        place = self.device.place
+        counts = plan.counts.astype(np.int64)
+        ends = counts.cumsum()
+        host_positions = np.repeat(plan.starts - (ends - counts), counts)
+        host_positions += np.arange(len(host_positions))
+        positions = to_device(host_positions, place)
+        token_slots = to_device(np.repeat(plan.slots, counts), place)
+        token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
+        if len(plan.token_ids):
+            token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
+        pages = self.slots.page_table[token_slots, positions // self.page_size].long()
+        locations = pages * self.page_size + positions % self.page_size
+        attention = self.device.ops.plan_attention(plan, self.slots.page_table, self.page_size, self.windows)
+        return Batch(token_ids, positions, locations, self.kv, attention)
+
+    def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
-        loaded = self.loaded
-        assert loaded is not None
-        rows, place = np.flatnonzero(plan.samples), loaded.device.place
+        rows, place = np.flatnonzero(plan.samples), self.device.place
         if len(rows) == 0:
             return torch.empty(0, dtype=torch.int64, device=place), None
         if len(rows) < len(hidden):
             hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, place))
-        logits = loaded.model.logits(hidden)
-        slots = plan.slots[rows].astype(np.int64)
-        if self.rank == 0:
-            tokens, chosen = loaded.slots.sample(loaded.device.ops, logits, slots, (plan.starts + plan.counts)[rows])
+        logits = self.model.logits(hidden)
+        slots, lengths = plan.slots[rows], (plan.starts + plan.counts)[rows]
+        if self.device.collectives.rank == 0:
+            tokens, found = self.slots.sample(self.device.ops, logits, slots, lengths)
         else:
-            tokens, chosen = torch.empty(len(rows), dtype=torch.int64, device=place), None
-        tokens = loaded.device.collectives.broadcast(tokens)
-        loaded.slots.last_token[to_device(slots, place)] = tokens
-        return tokens, chosen
+            tokens, found = torch.empty(len(rows), dtype=torch.int64, device=place), None
+        tokens = self.device.collectives.broadcast(tokens)
+        self.slots.last_token[to_device(slots, place)] = tokens
+        return tokens, found
 
-    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> Iterator[PromptLogprobs]:
-        """For each extend row of a slot that wants them, chunk by chunk, as logits of a whole prompt would fill the memory."""
-        loaded = self.loaded
-        assert loaded is not None
+    def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> Iterator[PromptLogprobs]:
+        """Of each extend row of a slot that wants them."""
         if len(plan.prompt_targets) == 0:
             return
         first, used = plan.num_decodes, 0
-        for slot, count in zip(plan.slots[plan.num_decodes :].tolist(), plan.counts[plan.num_decodes :].tolist(), strict=True):
-            width = int(loaded.slots.prompt_logprobs[slot])
+        for slot, count in zip(plan.slots[first:].tolist(), plan.counts[first:].tolist(), strict=True):
+            width = int(self.slots.prompt_logprobs[slot])
             if width >= 0:
-                targets = plan.prompt_targets[used : used + count]
-                yield self._row_logprobs(slot, width, hidden[first : first + count], targets)
+                yield self.row_logprobs(slot, width, hidden[first : first + count], plan.prompt_targets[used : used + count])
                 used += count
             first += count
 
-    def _row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptLogprobs:
-        loaded = self.loaded
-        assert loaded is not None
-        known = to_device(np.maximum(targets, 0), loaded.device.place)
-        chunk = max(1, PROMPT_LOGITS // loaded.slots.vocab_size)
-        parts = [_host(logprobs(clean(loaded.model.logits(hidden[at : at + chunk])), known[at : at + chunk], width))
+    def row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptLogprobs:
+        """In chunks, as the logits of a whole prompt would fill the memory."""
+        known = to_device(np.maximum(targets, 0), self.device.place)
+        chunk = max(1, PROMPT_LOGITS // self.slots.vocab_size)
+        parts = [_host(logprobs(clean(self.model.logits(hidden[at : at + chunk])), known[at : at + chunk], width))
                  for at in range(0, len(targets), chunk)]
         values, ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return PromptLogprobs(slot, width, np.where(targets < 0, np.float32(np.nan), values), ids, top)
@@ -150,25 +167,9 @@ def count_pages(start: StartRank, budget: int, token_bytes: int) -> int:
         most = min(most, start.max_total_tokens // page_size)
     fitting = budget // (token_bytes * page_size) - 1
     if fitting < 1:
-        raise StartError(f"no memory is left for keys and values after the weights ({budget} bytes of {start.memory_fraction:.2f} of the free memory); "
-                         "raise --mem-fraction-static, or use a smaller model or dtype")
+        raise StartError(f"no memory is left for keys and values after the weights ({budget} bytes, with --mem-fraction-static "
+                         f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller model or dtype")
     if most < 1:
         raise StartError(f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}")
     return min(most, fitting) + 1
 
-
-def build_batch(plan: StepPlan, loaded: Loaded) -> Batch:
-    """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
-    slots, place = loaded.slots, loaded.device.place
-    counts = plan.counts.astype(np.int64)
-    ends = counts.cumsum()
-    first_positions = np.repeat(plan.starts - (ends - counts), counts)
-    positions = to_device(first_positions + np.arange(len(first_positions)), place)
-    token_slots = to_device(np.repeat(plan.slots, counts), place)
-    token_ids = slots.last_token[token_slots[: plan.num_decodes]]
-    if len(plan.token_ids):
-        token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
-    pages = slots.page_table[token_slots, positions // loaded.page_size].long()
-    locations = pages * loaded.page_size + positions % loaded.page_size
-    attention = loaded.device.ops.plan_attention(plan, slots.page_table, loaded.page_size, loaded.windows)
-    return Batch(token_ids, positions, locations, loaded.kv, attention)

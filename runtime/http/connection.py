@@ -6,12 +6,14 @@ A connection that takes nothing for `stuck_s` seconds is cut, whatever it was be
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 from typing import cast
 
 HIGH_WATER_BYTES = 64 * 1024  # above: deltas are kept back and coalesced
 LOW_WATER_BYTES = 16 * 1024
 UNSENT_BYTES = 128 * 1024  # most that the kernel keeps unsent; without it megabytes hide a slow reader
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, no seconds
 
 
 class Connection(asyncio.StreamReaderProtocol):
@@ -26,6 +28,7 @@ class Connection(asyncio.StreamReaderProtocol):
         reader = asyncio.StreamReader(limit=2**16, loop=loop)
         super().__init__(reader, lambda r, w: opened(self, r, w), loop=loop)
         self.is_full = False
+        self.is_lost = False
         self.on_drain: Callable[[], None] | None = None
         self.on_leave: Callable[[], None] | None = None
         self.stuck_s = stuck_s
@@ -45,8 +48,10 @@ class Connection(asyncio.StreamReaderProtocol):
         self.transport.write(data)
 
     def cut(self) -> None:
-        """Closes at once; what is not sent yet is dropped."""
-        self.transport.abort()
+        """Closes at once, with a reset; what is not sent yet is dropped, in the kernel too."""
+        if not self.is_lost:
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -65,6 +70,7 @@ class Connection(asyncio.StreamReaderProtocol):
         return super().eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
         self.is_full = True  # writing now would only fill the log
         self._stop_watching()
         super().connection_lost(error)

@@ -91,8 +91,8 @@ class Adjuster:
     def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
         """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
         penalised = self._penalised(slots)
-        biased = [place for place, slot in enumerate(slots) if slot in self.biases] if self.biases else []
-        banned = [place for place, slot in enumerate(slots) if slot in self.bans and lengths[place] < self.bans[slot][0]] if self.bans else []
+        biased = [place for place, slot in enumerate(slots) if slot in self.biases]
+        banned = [place for place, slot in enumerate(slots) if slot in self.bans and lengths[place] < self.bans[slot][0]]
         if not (penalised or biased or banned):
             return logits
         logits = logits.clone()
@@ -113,4 +113,4 @@ class Adjuster:
             self.counts.add(penalised, [slots[place] for place in penalised], tokens)
 
     def _penalised(self, slots: list[int]) -> list[int]:
-        return [place for place, slot in enumerate(slots) if slot in self.counts.rows] if self.counts.rows else []
+        return [place for place, slot in enumerate(slots) if slot in self.counts.rows]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.errors import ModelError
 from runtime.devices.base import Collectives
+from runtime.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(index.weight_map.values()))
         missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
         if missing:
-            raise ModelError(f"{INDEX} names {missing[0]} ({len(missing)} of {len(names)} files are missing); finish the download of the model")
+            raise ModelError(f"{INDEX} names {missing[0]} ({len(missing)} of {len(names)} files are missing); "
+                             "finish the download of the model")
         return [folder / name for name in names]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
@@ -60,7 +61,8 @@ def tensors(files: list[Path]) -> Iterator[TensorSlice]:
             with safe_open(path, framework="pt") as file:
                 for name in file.offset_keys():
                     if name in seen:
-                        raise ModelError(f"tensor {name} is in both {seen[name]} and {path.name}; remove the file that does not belong to the model")
+                        raise ModelError(f"tensor {name} is in both {seen[name]} and {path.name}; "
+                                         "remove the file that does not belong to the model")
                     seen[name] = path.name
                     yield TensorSlice(name, path.name, file.get_slice(name))
         except (SafetensorError, OSError) as error:

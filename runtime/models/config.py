@@ -174,7 +174,8 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration) -> Model
     _check_sizes(hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:
-        raise ModelError(f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+        raise ModelError(f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of "
+                         f"num_key_value_heads {num_kv_heads}")
     head_dim = hf.head_dim or family.head_dim or hf.hidden_size // hf.num_attention_heads
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
@@ -212,7 +213,8 @@ def _ids(value: Ids) -> list[int]:
 def _check_sizes(hf: HfConfig) -> None:
     if hf.quantization_config is not None:
         method = hf.quantization_config.get("quant_method", "unknown")
-        raise ModelError(f"the checkpoint is quantised ({method}), which is not supported yet; use the bf16, fp16 or fp32 version of the model")
+        raise ModelError(f"the checkpoint is quantised ({method}), which is not supported yet; "
+                         "use the bf16, fp16 or fp32 version of the model")
     if hf.hidden_act != "silu":
         raise ModelError(f"config.json: hidden_act {hf.hidden_act} is not supported; supported is silu")
     if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:

@@ -18,6 +18,8 @@ from runtime.models.config import ModelConfig
 
 
 class SelfAttention(Layer):
+    """Projections, optional head norms, rotary positions, attention."""
+
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         heads, dim = config.num_heads, config.head_dim
         self.ops = device.ops
@@ -46,6 +48,8 @@ class SelfAttention(Layer):
 
 
 class FeedForward(Layer):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.ops = device.ops
@@ -57,6 +61,8 @@ class FeedForward(Layer):
 
 
 class Decoder(Layer):
+    """One block."""
+
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.self_attn = SelfAttention(device, dtype, config, index)

@@ -81,8 +81,8 @@ def _fill_from_files(targets: Targets, fused: Fused, config: ModelConfig, folder
         raise ModelError(f"the checkpoint lacks {len(missing)} weights that config.json asks for, {shown} among them; "
                          "finish the download, or use the config.json that belongs to these weights")
     if extra:
-        raise ModelError(f"the checkpoint has {len(extra)} weights that {config.architecture} does not use, {extra[0].name} in {extra[0].file} "
-                         "among them; use the config.json that belongs to these weights")
+        raise ModelError(f"the checkpoint has {len(extra)} weights that {config.architecture} does not use, {extra[0].name} in "
+                         f"{extra[0].file} among them; use the config.json that belongs to these weights")
 
 
 def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
@@ -92,7 +92,8 @@ def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
         raise ModelError(f"{source.name} in {source.file} has shape {list(shape)}, but config.json asks for {list(part.shape)}; "
                          "use the config.json that belongs to these weights")
     if raw.get_dtype() not in ("F32", "BF16", "F16", "F64"):
-        raise ModelError(f"{source.name} in {source.file} is of dtype {raw.get_dtype()}; only unquantised floating point weights are supported")
+        raise ModelError(f"{source.name} in {source.file} is of dtype {raw.get_dtype()}; "
+                         "only unquantised floating point weights are supported")
     where = slice(share.start, share.start + share.size)
     weight.destination(part).copy_(raw[where] if part.dim == 0 else raw[:, where])
 

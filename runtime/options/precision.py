@@ -26,4 +26,4 @@ class Precision(Group):
     modelopt_export_path: A[str | None, on_device("cuda", "Where to export a ModelOpt model in Hugging Face layout.")] = None
     quantize_and_serve: A[bool, on_device("cuda", "Quantize with ModelOpt and serve the result at once.")] = False
     rl_quant_profile: A[str | None, on_device("cuda", "Quantization profile of the weights that a trainer sends.")] = None
-    torchao_config: A[str, on_device("cuda", "torchao quantization to apply while loading.")] = ""
+    torchao_config: A[str, on_device("cuda", "Quantization by torchao to apply while loading.")] = ""

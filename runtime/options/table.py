@@ -111,7 +111,7 @@ def _describe(kind: inspect.Type) -> tuple[str, Takes, tuple[str, ...] | None]:
         case inspect.BoolType():
             return "bool", "switch", None
         case inspect.LiteralType():
-            words = sorted(map(str, kind.values), key=lambda word: (word != "auto", word))
+            words = sorted(map(str, kind.values), key=_order)
             return "|".join(words), "one", tuple(words)
         case inspect.DictType() | inspect.VarTupleType(item_type=inspect.DictType()):
             return "json", "json", None
@@ -130,10 +130,15 @@ def _describe_union(kind: inspect.UnionType) -> tuple[str, Takes, tuple[str, ...
     order: list[Takes] = ["many", "json", "switch", "one"]
     takes = min((part[1] for part in parts), key=order.index)
     words = [part[2] for part in parts]
-    choices = sorted({word for some in words for word in some or ()}, key=lambda word: (word != "auto", word))
+    choices = sorted({word for some in words for word in some or ()}, key=_order)
     if all(some is not None for some in words):
         return "|".join(choices), takes, tuple(choices)
     return "|".join(part[0] for part in parts), takes, None
+
+
+def _order(word: str) -> tuple[bool, int, str]:
+    """auto, then numbers by size, then words."""
+    return word != "auto", int(word) if word.isdigit() else 2**31, word
 
 
 def _number(kind: inspect.IntType | inspect.FloatType) -> str:

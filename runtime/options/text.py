@@ -28,8 +28,8 @@ def help_text(groups: Sequence[str] = ()) -> str:
              for (group, title), members in groupby(shown, key=lambda row: (row.group, row.title))]
     others = len(every) - len(shown)
     if not groups:
-        parts.append(f"{others} further options of the reference systems are known; `runtime options` lists them with their status,\n"
-                     "`runtime serve --help GROUP` those of a group: " + _wrap(", ".join(known), indent=""))
+        parts.append(_wrap(f"{others} further options of the reference systems are known; `runtime options` lists them with their status, "
+                           f"`runtime serve --help GROUP` those of a group: {', '.join(known)}.", indent=""))
     return "\n\n".join(parts)
 
 
@@ -39,16 +39,14 @@ def _no_group(name: str, known: list[str]) -> str:
 
 
 def _help_lines(row: Row) -> str:
-    flags = ", ".join((row.flag, *row.aliases)) + ("" if row.takes == "switch" else f" {_metavar(row)}")
-    mark = "" if row.status == "works" else f"[{row.status}] "
-    hint = f" ({row.note})" if row.note and row.status != "works" else ""
-    about = f"{mark}{row.help}" + ("" if row.takes == "switch" else f" (default: {shown_default(row.default)})") + hint
-    return f"  {flags}\n" + _wrap(about, indent="      ")
-
-
-def _metavar(row: Row) -> str:
-    words = [choice for choice in row.choices or () if choice not in row.later]
-    return "|".join(words) if words else re.sub(r" [<>]=?[\d.-]+", "", row.type)
+    now = [choice for choice in row.choices or () if choice not in row.later]
+    metavar = "|".join(now) or re.sub(r" [<>]=?[\d.-]+", "", row.type)
+    is_long = len(metavar) > WIDTH // 2
+    flags = ", ".join((row.flag, *row.aliases)) + ("" if row.takes == "switch" else " WORD" if is_long else f" {metavar}")
+    parts = ("" if row.status == "works" else f"[{row.status}] ", row.help, f" One of {', '.join(now)}." if is_long else "",
+             "" if row.takes == "switch" else f" (default: {shown_default(row.default)})",
+             f" ({row.note})" if row.note and row.status != "works" else "")
+    return f"  {flags}\n" + _wrap("".join(parts), indent="      ")
 
 
 def _wrap(text: str, indent: str) -> str:

@@ -6,7 +6,7 @@ Reads what people paste: leading VARIABLE=value words, the interpreter, line end
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -20,10 +20,11 @@ System = Literal["sglang", "rtp_llm", "vllm"]
 
 # what the command of each system contains
 COMMANDS: tuple[tuple[str, System], ...] = (
-    (r"sglang(_router)?\.launch_server|^sglang$|bench_one_batch", "sglang"),
-    (r"rtp_llm|maga_transformer", "rtp_llm"),
-    (r"vllm", "vllm"),
+    (r"(.*/)?sglang|sglang(_router)?\..*", "sglang"),
+    (r"(rtp_llm|maga_transformer)[./].*|(.*/)?rtp_llm", "rtp_llm"),
+    (r"(.*/)?vllm|vllm\..*", "vllm"),
 )
+SHELL = {"&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>"}  # what ends a command
 # RTP-LLM takes these from flags or from the environment; None: nothing of the kind is needed here
 RTP_LLM_BASICS: dict[str, str | None] = {
     "--checkpoint-path": "--model-path", "--tokenizer-path": "--tokenizer-path", "--start-port": "--port",
@@ -55,21 +56,23 @@ class Translation(Struct, frozen=True):
 
 def translate(words: Sequence[str], *, only_working: bool = False) -> Translation:
     """Raises OptionsError when no known system's command is among `words`. `only_working` leaves out what this version refuses."""
-    words = [word for word in words if word.strip() not in ("", "\\")]
-    system = _system(words)
+    before, system, after = _split([word for word in words if word.strip() not in ("", "\\")])
     settings: list[tuple[str, Any]] = []
     notes: list[str] = []
-    for flag, value in _pairs(system, _environment(words, system, notes), notes):
-        row = by_flag().get(canonical(flag))
-        if row is None:
-            notes.append(f"{flag} is unknown here; left out")
-        elif _is_kept(row, flag, only_working, notes):
-            settings.append((row.flag, value))
-    return Translation(system, list(dict(settings).items()), notes)
+    for theirs, values in _flags([*_environment(before, system, notes), *after]):
+        for flag, value in READERS[system](theirs, values, notes):
+            row = by_flag().get(canonical(flag))
+            if row is None:
+                notes.append(f"{theirs} is unknown here; left out")
+            elif _is_kept(row, theirs, only_working, notes):
+                settings.append((row.flag, value))
+    return Translation(system, list(dict(settings).items()), list(dict.fromkeys(notes)))
 
 
 def _is_kept(row: Row, spelling: str, only_working: bool, notes: list[str]) -> bool:
     """Whether an option goes into the command; else, or if the server will refuse it, a note says why."""
+    if canonical(spelling) not in (row.flag, *row.aliases):
+        spelling = f"{spelling} ({row.flag})"
     if row.status == "superseded":
         notes.append(f"{spelling} is left out: {row.note}")
         return False
@@ -80,52 +83,36 @@ def _is_kept(row: Row, spelling: str, only_working: bool, notes: list[str]) -> b
     return not only_working
 
 
-def _system(words: Sequence[str]) -> System:
-    for word in words:
-        if word.startswith("-") and word != "-m":
-            break
+def _split(words: list[str]) -> tuple[list[str], System, list[str]]:
+    """The words before the command, whose command it is, and the words after it, up to the end of the command."""
+    for place, word in enumerate(words):
         for pattern, system in COMMANDS:
-            if re.search(pattern, word) and "=" not in word:
-                return system
+            if re.fullmatch(pattern, word):
+                after = words[place + 1:]
+                end = next((i for i, one in enumerate(after) if one in SHELL), len(after))
+                after = after[:end]
+                model = ["--model-path"] if system == "vllm" and after[:1] == ["serve"] and len(after) > 1 and after[1][0] != "-" else []
+                return words[:place], system, model + after[1:] if model else after
     raise OptionsError(["no command of SGLang, RTP-LLM or vLLM is among the words; "
                         "write runtime translate -- python -m sglang.launch_server ..., or vllm serve MODEL ..."])
 
 
 def _environment(words: Sequence[str], system: System, notes: list[str]) -> list[str]:
-    """The words after the command, and before them those that RTP-LLM takes from the environment. Other variables get a note."""
+    """Flags for the VARIABLE=value words that RTP-LLM takes as such. Others get a note: there are no settings by environment."""
     out: list[str] = []
-    places = {setting.name: setting for setting in ENVIRONMENT}
-    start = next((i for i, word in enumerate(words) if word.startswith("-") and word != "-m"), len(words))
-    for word in words[:start]:
+    places = {setting.name.removeprefix("sysctl: "): setting.place for setting in ENVIRONMENT}
+    for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
+        flag = canonical("--" + name.lower())
+        if not equals or not name.replace(".", "_").isidentifier():
             continue
-        flag = "--" + name.lower().replace("_", "-")
         if name in places:
-            notes.append(f"{name} is left out: {places[name].place}")
+            notes.append(f"{name} is left out; its place here: {places[name]}")
         elif system == "rtp_llm" and (flag in by_flag() or flag in RTP_LLM_BASICS):
             out += [flag, value]
         else:
             notes.append(f"{name} is left out: the runtime takes no settings from the environment")
-    return [*out, *_positional(words[:start], system), *words[start:]]
-
-
-def _positional(words: Sequence[str], system: System) -> list[str]:
-    """`vllm serve MODEL`."""
-    after = list(words[words.index("serve") + 1:]) if system == "vllm" and "serve" in words else []
-    return ["--model-path", after[0]] if after else []
-
-
-def _pairs(system: System, words: Sequence[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """Flags of ours with their values, in order."""
-    for flag, values in _flags(words):
-        match system:
-            case "sglang":
-                yield _ours(flag, values, notes)
-            case "rtp_llm":
-                yield from _from_rtp_llm(flag, values, notes)
-            case "vllm":
-                yield from _from_vllm(flag, values, notes)
+    return out
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -159,6 +146,10 @@ def _ours(flag: str, values: list[str], notes: list[str]) -> tuple[str, Any]:
     if len(values) != 1:
         notes.append(f"{flag} takes one value, not {len(values)}")
     return row.flag, values[0] if values else ""
+
+
+def _from_sglang(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    yield _ours(flag, values, notes)
 
 
 def _from_rtp_llm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
@@ -222,6 +213,11 @@ def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, A
             yield vllm.DRAFT[name], value
         else:
             notes.append(f"{name} of --speculative-config is left out: it is unknown here")
+
+
+READERS: dict[System, Callable[[str, list[str], list[str]], Iterator[tuple[str, Any]]]] = {
+    "sglang": _from_sglang, "rtp_llm": _from_rtp_llm, "vllm": _from_vllm,
+}
 
 
 def _length(word: str) -> str:

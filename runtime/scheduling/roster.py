@@ -17,11 +17,16 @@ class Roster:
         self.decoding: list[Sequence] = []  # oldest first
         self.live: dict[int, Sequence] = {}
         self._siblings: dict[str, list[Sequence]] = {}  # by request id; a request leaves when all of its sequences have ended
+        self._running: dict[str, int] = {}  # running sequences by request id
         self._free_slots = list(range(max_running - 1, -1, -1))
 
     @property
     def num_running(self) -> int:
         return self.max_running - len(self._free_slots)
+
+    @property
+    def num_running_requests(self) -> int:
+        return len(self._running)
 
     @property
     def has_free_slot(self) -> bool:
@@ -56,6 +61,7 @@ class Roster:
         self.waiting.remove(sequence)
         sequence.slot = self._free_slots.pop()
         self.extending.append(sequence)
+        self._running[sequence.request.id] = self._running.get(sequence.request.id, 0) + 1
         return True
 
     def promote(self) -> None:
@@ -87,6 +93,8 @@ class Roster:
         """Gives back slot and pages. Steps in flight may still write there: they run before any step that reuses them."""
         (self.extending if sequence in self.extending else self.decoding).remove(sequence)
         self.cache.release(sequence)
+        if (left := self._running.pop(sequence.request.id) - 1) > 0:
+            self._running[sequence.request.id] = left
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.cached_len = sequence.computed_len = 0

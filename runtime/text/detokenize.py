@@ -3,6 +3,7 @@
 O(1) for each token, whatever it is: nothing is decoded twice, and at most three bytes wait for the rest of their character.
 """
 
+from codecs import utf_8_decode
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
@@ -26,28 +27,25 @@ class TextStream(Protocol):
 class Utf8:
     """Bytes to text as they come. `pending` holds the beginning of a character, at most three bytes."""
 
-    __slots__ = ("pending", "_replaces_each_byte")
+    __slots__ = ("pending", "_replaces_each_byte", "_errors")
 
     def __init__(self, replaces_each_byte: bool) -> None:
         self.pending = b""
         self._replaces_each_byte = replaces_each_byte
+        self._errors = "strict" if replaces_each_byte else "replace"  # Python's "replace" is one U+FFFD for each maximal part
 
     def feed(self, data: bytes) -> str:
         data = self.pending + data
         text = ""
-        while data:
+        while True:
             try:
-                text += data.decode()
-                data = b""
+                decoded, used = utf_8_decode(data, self._errors, False)
             except UnicodeDecodeError as error:
-                text += data[:error.start].decode()
-                if error.reason == "unexpected end of data":
-                    data = data[error.start:]
-                    break
-                text += REPLACEMENT
-                data = data[error.start + 1 if self._replaces_each_byte else error.end:]
-        self.pending = data
-        return text
+                text += data[:error.start].decode() + REPLACEMENT
+                data = data[error.start + 1:]
+                continue
+            self.pending = data[used:]
+            return text + decoded
 
     def flush(self) -> str:
         count = len(self.pending) if self._replaces_each_byte else bool(self.pending)
@@ -69,7 +67,7 @@ class PieceStream:
     def add(self, token_id: int) -> str:
         piece = self._table[token_id]
         if self._is_plain and piece.__class__ is str:
-            return piece  # type: ignore[return-value]
+            return piece
         if not piece:
             return ""  # skipped: does not even end a half character
         text = self._utf8.feed(piece) if isinstance(piece, bytes) else self._utf8.flush() + piece

@@ -122,12 +122,12 @@ def _reads_parts(tree: nodes.Template) -> bool:
 
 
 def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
-    """A message as templates expect it: text parts joined for those that take strings, tool arguments as objects, reasoning by each name."""
+    """A message as templates expect it: text parts joined for those that take strings, arguments as objects, reasoning by each name."""
     message = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        if not reads_parts and len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if not reads_parts and len(texts) == len(content):
             message["content"] = "\n".join(texts)
         else:
             message["content"] = [dict(part) if isinstance(part, dict) else part for part in content]

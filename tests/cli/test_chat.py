@@ -102,5 +102,6 @@ def test_no_server(url: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_the_servers_address_is_read_from_its_log() -> None:
-    assert chat._logged_url('noise\n{"event": "weights"}\n{"event": "listening", "url": "http://127.0.0.1:5"}\n{"half') == "http://127.0.0.1:5"
+    lines = 'noise\n{"event": "weights"}\n{"event": "listening", "url": "http://127.0.0.1:5"}\n{"half'
+    assert chat._logged_url(lines) == "http://127.0.0.1:5"
     assert chat._logged_url("noise\n") is None

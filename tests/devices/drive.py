@@ -21,9 +21,10 @@ def sampling(**wishes: Any) -> SlotSampling:
 
 
 def start_rank(folder: Path | str, **wishes: Any) -> StartRank:
-    base = {
-        "device": "cpu", "model_path": str(folder), "dtype": "auto", "load_format": "auto", "tp_size": 1, "page_size": 4, "max_slots": 8,
-        "max_len": 256, "max_step_tokens": 512, "memory_fraction": 0.5, "max_total_tokens": None, "num_threads": 1, "rendezvous": "", "seed": 0,
+    base: dict[str, Any] = {
+        "device": "cpu", "model_path": str(folder), "dtype": "auto", "load_format": "auto", "tp_size": 1, "page_size": 4,
+        "max_slots": 8, "max_len": 256, "max_step_tokens": 512, "memory_fraction": 0.5,
+        "max_total_tokens": None, "num_threads": 1, "rendezvous": "", "seed": 0,
     }
     return StartRank(**(base | wishes))
 
@@ -107,7 +108,8 @@ class Planner:
             row.tokens.append(int(result.token_ids[i]))
             if result.width >= 0:
                 part = slice(i * width, (i + 1) * width)
-                row.results.append((row.tokens[-1], float(result.logprobs[i]), result.top_ids[part].tolist(), result.top_logprobs[part].tolist()))
+                tops = result.top_ids[part].tolist(), result.top_logprobs[part].tolist()
+                row.results.append((row.tokens[-1], float(result.logprobs[i]), *tops))
         for found in result.prompt:
             next(row for row, _ in extends if row.slot == found.slot).prompt.append(found)
         return result

@@ -64,8 +64,8 @@ def test_rotary(bench: Bench) -> None:
     x, angles = bench.randn(6, 3, 8), bench.randn(6, 4).double()
     pairs = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
-    found = bench.ops.rotary(x, torch.cat((cos, cos), 1).unsqueeze(1).to(bench.dtype), torch.cat((-sin, sin), 1).unsqueeze(1).to(bench.dtype))
-    bench.near(found, torch.cat((pairs.real, pairs.imag), -1))
+    tables = [torch.cat(halves, 1).unsqueeze(1).to(bench.dtype) for halves in ((cos, cos), (-sin, sin))]
+    bench.near(bench.ops.rotary(x, *tables), torch.cat((pairs.real, pairs.imag), -1))
 
 
 def test_silu_and_mul(bench: Bench) -> None:
@@ -129,8 +129,8 @@ def test_attention(bench: Bench, case: str, window: int, heads: int, kv_heads: i
         expected.append(naive_attention(q[at : at + count], k, v, start, window))
         at += count
     empty = np.empty(0, np.int32)
-    plan = StepPlan(1, num_decodes, [], slots, np.array([start for start, _ in rows], np.int32), np.array([count for _, count in rows], np.int32),
-                    np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
+    starts, counts = np.array(rows, np.int32).T
+    plan = StepPlan(1, num_decodes, [], slots, starts, counts, np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
     prepared = bench.ops.plan_attention(plan, table, page_size, tuple({0, window}))
     bench.near(bench.ops.attention(q, *caches, prepared, window), torch.cat(expected))
 

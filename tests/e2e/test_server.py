@@ -51,8 +51,8 @@ class Server:
 
 @contextmanager
 def serve(*options: str) -> Iterator[Server]:
-    process = subprocess.Popen([sys.executable, "-m", "runtime", "serve", "--port", "0", "--num-threads", "1", "--log-format", "json", *options],
-                               stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "runtime", "serve", "--port", "0", "--num-threads", "1", "--log-format", "json", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -172,7 +172,8 @@ def test_a_signal_drains(checkpoint: Callable[[str], Path]) -> None:
 
 def test_a_dead_rank_is_told_and_ends_the_server(checkpoint: Callable[[str], Path]) -> None:
     with serve("--model-path", str(checkpoint("llama"))) as server:
-        stream = server.client.completions.create(model="default", prompt="abc", max_tokens=400, stream=True, extra_body={"ignore_eos": True})
+        stream = server.client.completions.create(model="default", prompt="abc", max_tokens=400, stream=True,
+                                                  extra_body={"ignore_eos": True})
         next(iter(stream))
         os.kill(server.rank_pids()[0], signal.SIGKILL)
         with pytest.raises(openai.APIError):

@@ -19,7 +19,8 @@ def admit(slot: int, prompt: list[int], generated: list[int], **wishes: Any) -> 
     return Admit(slot, sampling(**wishes), len(prompt), np.array(prompt + generated, dtype=np.int32))
 
 
-def by_the_book(logits: list[float], prompt: list[int], generated: list[int], frequency: float, presence: float, repetition: float) -> list[float]:
+def by_the_book(logits: list[float], prompt: list[int], generated: list[int], penalties: tuple[float, float, float]) -> list[float]:
+    frequency, presence, repetition = penalties
     out = list(logits)
     for token in set(prompt) | set(generated):
         out[token] = out[token] / repetition if out[token] > 0 else out[token] * repetition
@@ -42,7 +43,7 @@ def test_penalties(penalties: tuple[float, float, float]) -> None:
         out = adjuster.apply(logits, [2, 5], [9, 9])
         assert torch.equal(logits, before)
         assert torch.equal(out[0], logits[0])
-        assert out[1].tolist() == pytest.approx(by_the_book(logits[1].tolist(), prompt, generated, *penalties), abs=1e-5)
+        assert out[1].tolist() == pytest.approx(by_the_book(logits[1].tolist(), prompt, generated, penalties), abs=1e-5)
         adjuster.add([2, 5], torch.tensor([0, token]))
         generated.append(token)
 

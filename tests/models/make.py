@@ -28,7 +28,10 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 
 def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0, shard_size: str = "1GB", dtype: str = "float32",
                     **overrides: Any) -> Path:
-    """Writes a checkpoint with a byte-level tokenizer to `folder`; `overrides` go to the config class. Small `shard_size`: several files."""
+    """Writes a checkpoint with a byte-level tokenizer to `folder`; `overrides` go to the config class.
+
+    A small `shard_size` makes several files of it.
+    """
     folder = Path(folder)
     kind, own = FAMILIES[family]
     model = make_model(kind(**(SIZES | own | overrides)), seed).to(getattr(torch, dtype))

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from runtime.devices.base import open_device
 from runtime.errors import ModelError, StartError
 from runtime.models.checkpoint import INDEX
-from runtime.models.loader import target_name
 from runtime.models.llama import Llama
+from runtime.models.loader import target_name
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import make_checkpoint
 
@@ -26,6 +26,10 @@ def edit(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path]
         change(tensors)
         save_file(tensors, folder / FILE)
     return damage
+
+
+def index(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": {"x": file}}))
 
 
 def cut(folder: Path) -> None:
@@ -46,7 +50,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "missing": (edit(lambda t: t.pop(Q)), ["lacks 1 ", "layers.1.self_attn.q_proj.weight", "config.json"]),
     "missing head": (edit(lambda t: t.pop("lm_head.weight")), ["lacks 1 ", "lm_head.weight"]),
-    "extra": (edit(lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(3)})), ["1 weights", "model.layers.0.extra.weight", FILE]),
+    "extra": (edit(lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(3)})), ["1 weights", "layers.0.extra.weight", FILE]),
     "more layers": (edit(lambda t: t.update({Q.replace(".1.", ".2."): t[Q].clone()})), ["model.layers.2", "config.json"]),
     "shape": (edit(lambda t: t.update({Q: torch.zeros(8, 8)})), [Q, FILE, "[8, 8]", "[64, 64]"]),
     "dtype": (edit(lambda t: t.update({Q: torch.zeros(64, 64, dtype=torch.int8)})), [Q, FILE, "I8"]),
@@ -57,8 +61,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "no weights": (lambda folder: (folder / FILE).unlink(), ["no weights", "dummy"]),
     "in two files": (twice, ["is in both a.safetensors and b.safetensors"]),
     "index broken": (lambda folder: (folder / INDEX).write_text("{}"), [INDEX, "weight_map"]),
-    "index names no file": (lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": {"x": "y.safetensors"}})), ["y.safetensors", "1 of 1"]),
-    "index leaves the folder": (lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": {"x": f"../{folder.name}/{FILE}"}})), [INDEX]),
+    "index names no file": (index("y.safetensors"), ["y.safetensors", "1 of 1"]),
+    "index leaves the folder": (index(f"../{FILE}"), [INDEX]),
 }
 
 

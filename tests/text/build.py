@@ -29,7 +29,8 @@ def byte_level() -> Tokenizer:
 
 
 def _sentencepiece_vocab() -> dict[str, int]:
-    words = ["▁", "▁▁", "▁hello", "hello", "▁world", "world", "a", "▁a", "b", "h", "e", "l", "o", "w", "r", "d", "中", "é", "he", "ll", "▁h", "lo", "or"]
+    words = ["▁", "▁▁", "▁hello", "hello", "▁world", "world", "a", "▁a", "b", "h", "e", "l", "o", "w", "r", "d", "中", "é", "he", "ll", "▁h",
+             "lo", "or"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     return {token: i for i, token in enumerate(tokens)}
 
@@ -53,8 +54,8 @@ def sentencepiece(strips: bool = True) -> Tokenizer:
 
 def metaspace() -> Tokenizer:
     """T5 style: Unigram with a Metaspace decoder, which is no sum of its tokens."""
-    scores = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("▁hello", -1.0), ("▁world", -1.0), ("s", -3.0), ("!", -3.0), ("▁a▁b", -4.0)]
-    tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=False))
+    scores = {"<unk>": 0.0, "</s>": 0.0, "▁": -2.0, "▁hello": -1.0, "▁world": -1.0, "s": -3.0, "!": -3.0, "▁a▁b": -4.0}
+    tokenizer = Tokenizer(models.Unigram(list(scores.items()), unk_id=0, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["</s>"])

@@ -15,7 +15,8 @@ LLAMA = build.sentencepiece()
 GEMMA = build.sentencepiece(strips=False)
 METASPACE = build.metaspace()
 WORDPIECE = build.wordpiece()
-VOCABULARIES = {id(t): Vocabulary(t, TokenizerFiles(), size=t.get_vocab_size() + 8) for t in (BYTE_LEVEL, LLAMA, GEMMA, METASPACE, WORDPIECE)}
+TOKENIZERS = (BYTE_LEVEL, LLAMA, GEMMA, METASPACE, WORDPIECE)
+VOCABULARIES = {id(t): Vocabulary(t, TokenizerFiles(), size=t.get_vocab_size() + 8) for t in TOKENIZERS}
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -88,7 +89,7 @@ def test_other_decoders_are_exact(data: st.DataObject, tokenizer: Tokenizer, ski
     assert streamed(tokenizer, ids, skip) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, LLAMA, GEMMA, METASPACE, WORDPIECE])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("cut", range(1, 6))
 def test_prompt_and_stream_make_up_the_whole_text(tokenizer: Tokenizer, cut: int) -> None:
     ids = tokenizer.encode("hello world hello hello world", add_special_tokens=False).ids

@@ -56,7 +56,8 @@ HEADERS = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant<|end|>\\n\\n' }}{% endif %}"""
 
-INSTRUCT = """{%- macro text_of(content) %}{% if content is string %}{{ content }}{% else %}{% for part in content %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}
+INSTRUCT = """{%- macro text_of(content) %}
+    {%- if content is string %}{{ content }}{% else %}{% for part in content %}{{ part.text }}{% endfor %}{% endif %}{% endmacro %}
 {{- bos_token }}
 {%- for message in messages %}
     {%- if (message.role == 'user') != (loop.index0 % 2 == 0) and message.role in ['user', 'assistant'] and not tools %}
@@ -127,10 +128,11 @@ def render(source: str, *messages: dict[str, Any], **args: Any) -> str:
 
 
 def test_tool_arguments_may_be_a_json_string() -> None:
-    as_string = [USER, CALL | {"tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Zürich\"}"}}]}]
-    assert render(CHATML, *as_string) == render(CHATML, USER, CALL)
-    broken = [USER, CALL | {"tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city"}}]}]
-    assert "\"arguments\": \"{\\\"city\"" in render(CHATML, *broken)
+    def call(arguments: str) -> dict[str, Any]:
+        return CALL | {"tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]}
+
+    assert render(CHATML, USER, call("{\"city\": \"Zürich\"}")) == render(CHATML, USER, CALL)
+    assert "\"arguments\": \"{\\\"city\"" in render(CHATML, USER, call("{\"city"))
     assert CALL["tool_calls"][0]["function"]["arguments"] == {"city": "Zürich"}  # the caller's messages are left alone
 
 

@@ -16,8 +16,8 @@ from runtime.text.files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build
 
-TEXTS = ["", " ", "hello world", " hello  world ", "Hello,\n\nworld!\t42", "naïve 中文 👍🏽 \x00", "<|im_start|>user\nhi<|im_end|>", "<s> hello</s>world",
-         "<tool_call>{\"a\": 1}</tool_call>", "日本 語 café", "e\u0301"]
+TEXTS = ["", " ", "hello world", " hello  world ", "Hello,\n\nworld!\t42", "naïve 中文 👍🏽 \x00", "<|im_start|>user\nhi<|im_end|>",
+         "<s> hello</s>world", "<tool_call>{\"a\": 1}</tool_call>", "日本 語 café", "e\u0301"]
 
 FOLDERS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
     "qwen": (build.byte_level, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "add_bos_token": False}),

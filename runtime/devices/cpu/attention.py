@@ -91,7 +91,7 @@ def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: in
 def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
     """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS; places, ascending."""
     sizes = np.ceil(np.log2(num_pages)).astype(np.int64)
-    groups = []
+    groups: list[np.ndarray] = []
     for size in np.unique(sizes):
         places = np.flatnonzero(sizes == size)
         most = max(1, GROUP_TOKENS // (int(2**size) * page_size))
@@ -105,7 +105,8 @@ def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: in
         start, count = int(plan.starts[row]), int(plan.counts[row])
         begin, end = max(start - window + 1, 0) if window else 0, start + count
         first = begin // page_size
-        locations = _locations(page_table, torch.tensor([int(plan.slots[row])]), torch.tensor([first]), -(-end // page_size) - first, page_size)[0]
+        slot, num_pages = torch.tensor([int(plan.slots[row])]), -(-end // page_size) - first
+        locations = _locations(page_table, slot, torch.tensor([first]), num_pages, page_size)[0]
         rows.append(ExtendRow(query, count, locations[begin - first * page_size : end - first * page_size]))
         query += count
     return rows

@@ -12,7 +12,7 @@ import torch
 
 from runtime.devices.cpu.collectives import Alone
 from runtime.errors import ModelError
-from runtime.layers.weight import even_share, kv_share
+from runtime.layers.weight import Share, even_share, kv_share
 from tests.models.make import make_checkpoint
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -26,8 +26,9 @@ def run_ranks(size: int, folders: list[Path], meeting: Path) -> list[list[dict[s
     """What each rank printed, one entry per model; two ranks first try each collective."""
     pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{i}"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.tp_rank", str(rank), str(size), str(meeting / "methods"), *pairs], env=environment,
-                              stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for rank in range(size)]
+    program = [sys.executable, "-m", "tests.devices.cpu.tp_rank"]
+    ranks = [subprocess.Popen([*program, str(rank), str(size), str(meeting / "methods"), *pairs], env=environment, text=True,
+                              stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) for rank in range(size)]
     outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * size
     return [[json.loads(line) for line in output.splitlines() if line.startswith("{")] for output in outputs]
@@ -46,7 +47,8 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
 def test_alone() -> None:
     x = torch.arange(3)
     ranks = Alone()
-    assert all(torch.equal(x, y) for y in (ranks.all_reduce(x), ranks.all_gather(x, 0), ranks.reduce_scatter(x), ranks.all_to_all(x), ranks.broadcast(x)))
+    results = (ranks.all_reduce(x), ranks.all_gather(x, 0), ranks.reduce_scatter(x), ranks.all_to_all(x), ranks.broadcast(x))
+    assert all(torch.equal(x, y) for y in results)
 
 
 class Ranks(Alone):
@@ -57,10 +59,10 @@ class Ranks(Alone):
 
 
 def test_shares() -> None:
-    assert [(even_share(12, Ranks(r, 4), "x").start, even_share(12, Ranks(r, 4), "x").size) for r in range(4)] == [(0, 3), (3, 3), (6, 3), (9, 3)]
+    assert [even_share(12, Ranks(r, 4), "heads") for r in range(4)] == [Share(12, 3 * r, 3) for r in range(4)]
     assert [kv_share(2, Ranks(r, 4)).start for r in range(4)] == [0, 0, 1, 1]
     assert [kv_share(4, Ranks(r, 2)).start for r in range(2)] == [0, 2]
-    for wrong in (lambda: even_share(10, Ranks(0, 4), "attention heads"), lambda: kv_share(3, Ranks(0, 4)), lambda: kv_share(3, Ranks(0, 2))):
-        with pytest.raises(ModelError, match="--tp-size"):
-            wrong()
+    for kv_heads, size in ((10, 4), (3, 4), (3, 2)):
+        with pytest.raises(ModelError, match=f"--tp-size {size} .*key/value heads"):
+            kv_share(kv_heads, Ranks(0, size))
 

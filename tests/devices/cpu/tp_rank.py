@@ -36,7 +36,8 @@ def main() -> None:
     for folder, rendezvous in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
         executor, ready = start(folder, rank, tp_size=size, rendezvous=rendezvous)
         planner = Planner(executor, ready, 4)
-        wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)]
+        random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
+        wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
         rows = [planner.row(slot, prompt, wish) for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))]
         for i, row in enumerate(rows):
             planner.run(rows[:i], [(row, row.prompt_len)])

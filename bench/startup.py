@@ -1,0 +1,81 @@
+"""From process start to the first answer, with the embedded model: /health, ready, first token; and what the process weighs.
+
+    python -m bench.startup [--runs 5]
+"""
+
+import argparse
+import http.client
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from bench.load import tree_cpu_s
+from bench.record import percentiles, record
+from bench.serve import free_port, get
+
+
+def until(port: int, path: str, status: int | None) -> None:
+    """Returns when `path` answers (with `status`, if given)."""
+    while True:
+        try:
+            if status in (None, get(port, path)[0]):
+                return
+        except OSError:
+            pass
+        time.sleep(0.005)
+
+
+def first_token(port: int) -> None:
+    """Sends a streamed chat and returns at its first content."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True, "temperature": 0, "max_tokens": 4}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    while b'"content"' not in response.readline():
+        pass
+    connection.close()
+
+
+def resident_mib(pid: int) -> float:
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
+
+
+def idle_cpu(pid: int, seconds: float) -> float:
+    """Share of a core that the process tree uses while nothing is asked of it."""
+    time.sleep(1)  # what was asked for is through
+    before = tree_cpu_s(pid)
+    time.sleep(seconds)
+    return (tree_cpu_s(pid) - before) / seconds
+
+
+def one() -> dict[str, float]:
+    port = free_port()
+    begin = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "runtime", "serve", "--port", str(port), "--log-level", "error"])
+    try:
+        until(port, "/health", None)
+        health = time.perf_counter() - begin
+        first_token(port)
+        token = time.perf_counter() - begin
+        return {"health_s": health, "first_token_s": token, "loop_rss_mib": resident_mib(process.pid),
+                "idle_cores": idle_cpu(process.pid, 3)}
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = [one() for _ in range(parser.parse_args().runs)]
+    results: dict[str, Any] = {name: percentiles([run[name] for run in runs], 3) for name in runs[0]}
+    print(json.dumps(results, indent=2))
+    record("startup", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What "auto" stands for: pure functions of facts."""
+
+import pytest
+from msgspec import structs
+
+from runtime.options import derive
+from runtime.options.derive import Derived
+from runtime.options.facts import DEVICES, MachineFacts
+
+CPU = DEVICES["cpu"]
+
+
+class Model:
+    context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+
+
+class Untyped(Model):
+    dtype = None
+
+
+class Odd(Model):
+    dtype = "float8"
+
+
+def machine(cores: int) -> MachineFacts:
+    return MachineFacts(cores=cores, memory_bytes=2**30, entropy=7)
+
+
+@pytest.mark.parametrize(("derived", "value", "reason"), [
+    (derive.dtype(Model, CPU), "bfloat16", "checkpoint"),
+    (derive.dtype(Untyped, CPU), "auto", "names none"),
+    (derive.dtype(Odd, CPU), "float32", "cpu has no float8"),
+    (derive.context_length(Model), 4096, "config.json"),
+    (derive.num_threads(machine(2), 1), 2, "2 cores for 1 rank"),
+    (derive.num_threads(machine(8), 1), 7, "one left"),
+    (derive.num_threads(machine(8), 2), 3, "one left"),
+    (derive.num_threads(machine(1), 4), 1, "1 cores for 4 ranks"),
+    (derive.max_step_tokens(512, 16384, 4096), 512, "smaller"),
+    (derive.max_step_tokens(512, 100, 4096), 100, "smaller"),
+    (derive.max_step_tokens(-1, 100, 4096), 4096, "without chunks"),
+    (derive.max_step_tokens(0, 10000, 4096), 10000, "without chunks"),
+    (derive.page_size(CPU), 16, "kernels of cpu"),
+    (derive.random_seed(machine(1)), 7, "drawn"),
+    (derive.num_ranks(4), 4, "one process"),
+    (derive.graph_sizes(CPU, 64), (), "captures no graphs"),
+    (derive.attention_backend(CPU), "torch_native", "cpu"),
+    (derive.null_vocab_size(Model), 1000, "vocabulary"),
+])
+def test_values_and_reasons(derived: Derived, value: object, reason: str) -> None:
+    assert derived.value == value and reason in derived.reason
+
+
+@pytest.mark.parametrize(("graph_max", "running", "sizes"), [
+    (8, 64, (1, 2, 4, 8)),
+    (64, 20, (1, 2, 4, 8, 16, 20)),
+    (1, 64, (1,)),
+])
+def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -> None:
+    device = structs.replace(CPU, graph_max_running=graph_max)
+    assert derive.graph_sizes(device, running).value == sizes
+
+
+def test_graphs_waste_little() -> None:
+    """A step of n sequences runs in the next larger graph: never more than twice as large, and at most an eighth above from 64 on."""
+    sizes = derive.graph_sizes(structs.replace(CPU, graph_max_running=1024), 1024).value
+    for n in range(1, 1025):
+        size = min(size for size in sizes if size >= n)
+        assert size < 2 * n + 1 and (n < 64 or size <= n * 1.125)

@@ -1,0 +1,137 @@
+"""The plan: every value in force, with its source and reason; nothing overwritten, nothing forgotten."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given as examples
+from hypothesis import settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from runtime.errors import ModelError, OptionsError
+from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
+from runtime.options.given import from_argv, from_values
+from runtime.options.plan import Plan, Provenance, plan_for, resolve
+from runtime.options.table import by_flag, by_name, rows
+
+
+class Model:
+    context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+
+
+MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)
+
+
+def plan(words: str = "") -> Plan:
+    given = from_argv(words.split())
+    return resolve(given, Model, device_facts(given.options.parallel.device), MACHINE)
+
+
+@pytest.mark.parametrize(("words", "name", "value", "source"), [
+    ("", "page_size", 16, "derived"),
+    ("--page-size 4", "page_size", 4, "flag --page-size"),
+    ("", "host", "127.0.0.1", "default"),
+    ("--dtype half", "dtype", "float16", "flag --dtype"),
+    ("--dtype auto", "dtype", "bfloat16", "derived"),
+    ("-m /some/folder", "served_model_name", "/some/folder", "derived"),
+    ("", "served_model_name", "pocket", "derived"),
+    ("-m /some/folder", "tokenizer_path", "/some/folder", "derived"),
+    ("--max-total-tokens 640", "max_total_tokens", 640, "flag --max-total-tokens"),
+    ("", "max_total_tokens", None, "derived"),
+    ("--chunked-prefill-size -1 --max-prefill-tokens 100", "max_step_tokens", 4096, "derived"),
+    ("--tp 2", "num_threads", 3, "derived"),
+    ("--device null", "chunked_prefill_size", 8192, "derived"),
+])
+def test_values_and_sources(words: str, name: str, value: Any, source: str) -> None:
+    made = plan(words)
+    assert getattr(made, name) == value and made.why[name].value == value and made.why[name].source == source
+
+
+def test_every_value_is_explained() -> None:
+    made = plan()
+    fields = {field.name for field in structs.fields(Plan)} - {"why", "notices"}
+    assert fields | {"config"} == made.why.keys()
+    assert all(origin.reason for origin in made.why.values() if origin.source == "derived")
+
+
+def test_every_option_that_works_reaches_the_plan() -> None:
+    assert {row.name for row in rows() if row.status == "works"} - {"config"} <= {field.name for field in structs.fields(Plan)}
+
+
+def test_nothing_is_left_to_choose() -> None:
+    assert [name for name, origin in plan().why.items() if origin.value == "auto"] == ["load_format", "chat_template"]
+
+
+def test_the_embedded_model_is_a_word() -> None:
+    made = plan()
+    assert made.model_path.endswith("/pocket") and made.model_path.startswith("/")
+    assert plan("-m ./pocket").model_path == "./pocket"
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--tp 3", "--tensor-parallel-size 3 does not divide the model's 8 attention heads"),
+    ("--tp 3", "key/value heads are no multiples"),
+    ("--context-length 5000", "--context-length 5000 is beyond the model's 4096 tokens"),
+    ("--max-total-tokens 16 --page-size 16", "less than two pages"),
+])
+def test_rules_about_the_model(words: str, sentence: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        plan(words)
+    assert any(sentence in problem for problem in caught.value.problems)
+
+
+def test_what_the_device_lacks_is_refused() -> None:
+    given = from_argv(["--dtype", "bfloat16"])
+    with pytest.raises(OptionsError, match="not possible on cpu; choose one of float32"):
+        resolve(given, Model, structs.replace(DEVICES["cpu"], dtypes=("float32",)), MACHINE)
+
+
+def test_all_broken_rules_are_shown() -> None:
+    with pytest.raises(OptionsError) as caught:
+        plan("--tp 3 --context-length 5000 --max-total-tokens 1")
+    assert len(caught.value.problems) == 4
+
+
+def test_ranks_are_told_about_the_null_device_only_there() -> None:
+    assert plan().device_options == {}
+    assert plan("--device null --null-step-s 0.5").device_options == {"step_s": 0.5, "token_s": 0.0, "vocab_size": 1000}
+
+
+def test_secrets_are_hidden() -> None:
+    made = structs.replace(plan(), why={"api_key": Provenance("s3cret", "flag --api-key"), "port": Provenance(1, "default")})
+    assert made.public() == {"api_key": {"value": "(hidden)", "source": "flag --api-key", "reason": ""},
+                             "port": {"value": 1, "source": "default", "reason": ""}}
+    assert by_name()["api_key"].secret and by_name()["admin_api_key"].secret
+
+
+def test_the_same_facts_give_the_same_plan() -> None:
+    assert plan("--tp 2") == plan("--tp 2")
+
+
+def test_a_folder_without_a_model() -> None:
+    with pytest.raises(ModelError):
+        plan_for(from_values({"model_path": "/does/not/exist"}))
+
+
+def test_this_machine_is_measured() -> None:
+    machine = this_machine()
+    assert machine.cores >= 1 and machine.memory_bytes > 2**20 and machine.entropy != this_machine().entropy
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(OptionsError, match="--device tpu is unknown"):
+        device_facts("tpu")
+
+
+names = sorted(flag for flag, row in by_flag().items() if row.status in ("works", "superseded") and flag != "--config")
+
+
+@settings(max_examples=200, deadline=None)
+@examples(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(["1", "2", "3", "16", "auto", "-1", "0.5", "true"])), max_size=6))
+def test_any_flags_give_a_plan_or_sentences(pairs: list[tuple[str, str]]) -> None:
+    try:
+        made = plan(" ".join(word for pair in pairs for word in pair))
+    except OptionsError as error:
+        assert error.problems and all(error.problems)
+    else:
+        assert made.max_step_tokens >= 1 and made.num_threads >= 1
