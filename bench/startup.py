@@ -1,5 +1,7 @@
 """From process start to the first answer, with the embedded model: /health, ready, first token; and what the process weighs.
 
+Before that the command line alone: `runtime --help`, and parsing flags against the full table of options in a fresh process.
+
     python -m bench.startup [--runs 5]
 """
 
@@ -68,11 +70,35 @@ def one() -> dict[str, float]:
         process.wait(20)
 
 
+PARSE = """
+import time
+from runtime.options.given import from_argv
+from runtime.options.table import rows
+begin = time.perf_counter()
+words = [word for row in rows() if row.status == "works" and row.takes == "one" and row.default is not None
+         for word in (row.flag, str(row.default))]
+from_argv(words)
+print(time.perf_counter() - begin)
+"""
+
+
+def command_line() -> dict[str, float]:
+    """Seconds of `runtime --help`, start of the interpreter included, and of the first parse: table and every flag that works."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "runtime", "--help"], check=True, stdout=subprocess.DEVNULL)
+    usage = time.perf_counter() - begin
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "runtime", "serve", "--help"], check=True, stdout=subprocess.DEVNULL)
+    serve_usage = time.perf_counter() - begin
+    parsed = subprocess.run([sys.executable, "-c", PARSE], check=True, capture_output=True, text=True).stdout
+    return {"help_s": usage, "serve_help_s": serve_usage, "parse_s": float(parsed)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    runs = [one() for _ in range(parser.parse_args().runs)]
-    results: dict[str, Any] = {name: percentiles([run[name] for run in runs], 3) for name in runs[0]}
+    runs = [command_line() | one() for _ in range(parser.parse_args().runs)]
+    results: dict[str, Any] = {name: percentiles([run[name] for run in runs], 4) for name in runs[0]}
     print(json.dumps(results, indent=2))
     record("startup", results)
 

@@ -143,6 +143,10 @@ class Memory(Protocol):
         """Bytes that this rank may still take; ranks that share one memory get equal parts."""
         ...
 
+    def settle(self) -> None:
+        """Called when the weights are in place: gives back what loading took beyond them."""
+        ...
+
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype") -> "Tensor":
         """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device can."""
         ...

@@ -47,6 +47,7 @@ class Runner:
         progress("weights", 0.0)
         model = model_class(config.architecture)(device, dtype, config)
         weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress)
+        device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
         token_bytes = sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in model.attentions)

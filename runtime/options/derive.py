@@ -8,6 +8,7 @@ from msgspec import Struct
 import runtime
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
 
+
 class Derived(Struct, frozen=True):
     """A value that the runtime chose, and why: a clause that completes "because"."""
 

@@ -18,6 +18,7 @@ from runtime.options.conflicts import broken
 from runtime.options.table import Row, by_flag, canonical, rows
 from runtime.options.tree import Options
 
+
 class Given(Struct, frozen=True):
     """What the user said: the options, where each one that is not a default came from, and what to tell the user at start."""
 

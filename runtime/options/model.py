@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Auto, Count, Group, Json, Seconds, option, planned, superseded
+from runtime.options.declare import Amount, Auto, Count, Group, Json, option, planned, superseded
 
 LoadFormat = Literal["auto", "pt", "safetensors", "npcache", "dummy", "sharded_state", "gguf", "bitsandbytes", "layered", "flash_rl",
                      "remote", "remote_instance", "fastsafetensors", "private"]

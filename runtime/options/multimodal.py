@@ -2,7 +2,7 @@
 
 from typing import Annotated as A
 
-from runtime.options.declare import Amount, Count, Group, Json, Seconds, planned
+from runtime.options.declare import Amount, Count, Group, Json, planned
 
 
 class Multimodal(Group):

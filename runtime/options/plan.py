@@ -17,6 +17,7 @@ from runtime.options.given import Given
 from runtime.options.rules import RULES
 from runtime.options.table import rows
 
+
 class Provenance(Struct, frozen=True):
     """Where a value came from: `default`, `flag --x`, `file server.yaml`, `argument` or `derived`, and why it is what it is."""
 

@@ -40,12 +40,10 @@ class Row(Struct, frozen=True, kw_only=True):
 @cache
 def rows() -> tuple[Row, ...]:
     """Every option in order of declaration."""
-    out = []
-    for group in inspect.type_info(Options).fields:
-        types = {field.name: field.type for field in structs.fields(group.type.cls)}
-        title = (group.type.cls.__doc__ or "").splitlines()[0]
-        out += [_row(field, types[field.name], group.name, title) for field in group.type.fields]
-    return tuple(out)
+    groups = [(group.name, group.type) for group in structs.fields(Options)]
+    fields = [(name, kind, field) for name, kind in groups for field in structs.fields(kind)]
+    types = inspect.multi_type_info([field.type for _, _, field in fields])
+    return tuple(_row(field, meta, name, (kind.__doc__ or "").strip()) for (name, kind, field), meta in zip(fields, types, strict=True))
 
 
 @cache
@@ -78,15 +76,14 @@ def canonical(flag: str) -> str:
     return flag.replace("_", "-")
 
 
-def _row(field: inspect.Field, convert: Any, group: str, title: str) -> Row:
-    meta = field.type
+def _row(field: structs.FieldInfo, meta: inspect.Type, group: str, title: str) -> Row:
     assert isinstance(meta, inspect.Metadata) and meta.extra is not None, f"{field.name} is declared without option(...)"
     text, takes, choices = _describe(meta.type)
     default = field.default_factory() if field.default is NODEFAULT else field.default
     return Row(name=field.name, flag="--" + field.name.replace("_", "-"), aliases=meta.extra.get("aliases", ()), group=group,
                title=title, type=text, takes=takes, default=default, choices=choices, later=meta.extra.get("later", ()),
                status=meta.extra["status"], device=meta.extra.get("device", ""), note=meta.extra.get("note", ""),
-               help=(meta.extra_json_schema or {})["description"], secret=meta.extra.get("secret", False), convert=convert)
+               help=(meta.extra_json_schema or {})["description"], secret=meta.extra.get("secret", False), convert=field.type)
 
 
 def _foreign(spelling: Spelling, own: Row | None) -> Row:

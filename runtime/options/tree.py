@@ -2,8 +2,8 @@
 
 from msgspec import field
 
-from runtime.options.declare import Group
 from runtime.options.debug import Debug
+from runtime.options.declare import Group
 from runtime.options.disaggregation import Disaggregation
 from runtime.options.experts import Experts
 from runtime.options.graphs import Graphs

@@ -48,9 +48,9 @@ class Utf8:
             return text + decoded
 
     def flush(self) -> str:
-        count = len(self.pending) if self._replaces_each_byte else bool(self.pending)
-        self.pending = b""
-        return REPLACEMENT * count
+        rest, self.pending = self.pending, b""
+        # decoded, not counted: Python also holds back the first two bytes of an encoded surrogate, which are two maximal parts
+        return REPLACEMENT * len(rest) if self._replaces_each_byte else rest.decode(errors="replace")
 
 
 class PieceStream:

@@ -101,7 +101,7 @@ async def test_keep_alive_and_pipelined_requests_survive_streams() -> None:
         head = await client.until(b"\r\n\r\n")
         length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
         while len(client.rest) < length:
-            client.rest += await client.stream.receive()
+            client.rest += await client.hear()
         whole = json.loads(client.rest[:length])
     assert all(stream.count(b"[DONE]") == 1 for stream in streams)
     assert [texts(stream) for stream in streams] == [whole["choices"][0]["text"]] * 3
@@ -135,7 +135,7 @@ async def test_a_slow_reader_gets_what_waited_in_one_piece() -> None:
                 service.step()
             for _ in range(3):
                 await anyio.lowlevel.checkpoint()
-            client.rest += await client.stream.receive()
+            client.rest += await client.hear()
         stream = await client.until(b"0\r\n\r\n")
         async with Raw.connected(address) as other:
             service.hold = False
@@ -192,13 +192,13 @@ async def test_http_2_takes_the_ordinary_path() -> None:
         wire.initiate_connection()
         wire.send_headers(1, [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "test")])
         wire.send_data(1, body("/v1/completions", stream=True), end_stream=True)
-        await client.stream.send(wire.data_to_send())
+        await client.say(wire.data_to_send())
         data, is_over = b"", False
         while not is_over:
-            for event in wire.receive_data(await client.stream.receive()):
+            for event in wire.receive_data(await client.hear()):
                 data += event.data if isinstance(event, h2.events.DataReceived) else b""
                 is_over = is_over or isinstance(event, h2.events.StreamEnded)
-            await client.stream.send(wire.data_to_send() or b"")
+            await client.say(wire.data_to_send())
     assert data.count(b"[DONE]") == 1 and texts(data)
 
 

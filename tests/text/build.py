@@ -29,8 +29,8 @@ def byte_level() -> Tokenizer:
 
 
 def _sentencepiece_vocab() -> dict[str, int]:
-    words = ["▁", "▁▁", "▁hello", "hello", "▁world", "world", "a", "▁a", "b", "h", "e", "l", "o", "w", "r", "d", "中", "é", "he", "ll", "▁h",
-             "lo", "or"]
+    words = ["▁", "▁▁", "▁hello", "hello", "▁world", "world", "a", "▁a", "b", "h", "e", "l", "o", "w", "r", "d", "中", "é", "he", "ll",
+             "▁h", "lo", "or"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     return {token: i for i, token in enumerate(tokens)}
 

@@ -1,5 +1,7 @@
 """Streams of tokens against the tokenizer's own decode of all of them."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,6 +117,21 @@ def test_at_most_three_bytes_wait() -> None:
     for byte in bytes(range(0x80, 0x100)) * 8:
         utf8.feed(bytes([byte]))
         assert len(utf8.pending) <= 3
+
+
+# every class of byte that the UTF-8 table of the Unicode standard (3-7) tells apart: continuations, leads and what is never valid
+CLASSES = bytes([0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5])
+
+
+@pytest.mark.parametrize("first", CLASSES)
+def test_bytes_one_at_a_time_are_the_text_of_all(first: int) -> None:
+    for rest in itertools.product(CLASSES, repeat=3):
+        data = bytes([first, *rest])
+        utf8, each = Utf8(replaces_each_byte=False), Utf8(replaces_each_byte=True)
+        assert "".join(utf8.feed(bytes([byte])) for byte in data) + utf8.flush() == data.decode(errors="replace")
+        text = "".join(each.feed(bytes([byte])) for byte in data) + each.flush()
+        assert text.replace(REPLACEMENT, "") == data.decode(errors="ignore")
+        assert len(text.replace(REPLACEMENT, "").encode()) + text.count(REPLACEMENT) == len(data)
 
 
 def test_a_window_gives_up_waiting() -> None:

@@ -7,14 +7,13 @@ import torch
 from runtime.devices.base import Device
 from runtime.devices.cpu.collectives import Alone, Gloo
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.cpu.memory import CpuMemory, keep_freed_memory
+from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.runner import Runner
 from runtime.messages import StartRank
 
 
 def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-    keep_freed_memory()
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = Alone() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
     return Device(FACTS, torch.device("cpu"), CpuOps(dtype), CpuMemory(start.tp_size), ranks, None)

@@ -1,22 +1,26 @@
 """Memory of the cpu device: what the machine, or the cgroup that this process lives in, still has."""
 
 import ctypes
+import mmap
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_LOADING_BYTES, _STEPPING_BYTES = 1 << 20, 1 << 30
 
 
-def keep_freed_memory() -> None:
-    """Lets malloc reuse freed megabytes instead of returning them to the kernel: a step's larger tensors would otherwise
-    be paged in anew each time, which measured 5 to 10 times slower than the arithmetic on them. No effect without glibc."""
+def set_malloc_threshold(num_bytes: int) -> None:
+    """From which size on malloc maps memory anew and returns it when it is freed; no effect without glibc.
+
+    While weights load, all of them should: whatever is replaced by its packed form must not stay behind. In steps none should:
+    a step's larger tensors would be paged in each time, which measured 5 to 10 times slower than the arithmetic on them.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_M_MMAP_THRESHOLD, num_bytes)
+        mallopt(_M_TRIM_THRESHOLD, num_bytes)
 
 
 def _read(path: Path) -> str:
@@ -37,15 +41,21 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 class CpuMemory:
-    """Memory of a machine that `num_ranks` ranks share."""
+    """Memory of a machine that `num_ranks` ranks share. Made before the weights are."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
+        set_malloc_threshold(_LOADING_BYTES)
 
     def free_bytes(self) -> int:
         return available_bytes() // self.num_ranks
 
+    def settle(self) -> None:
+        set_malloc_threshold(_STEPPING_BYTES)
+
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        """Zero pages of the kernel (numpy's zeros are calloc's): physical memory is taken as tokens are written."""
-        raw = np.zeros(num_tokens * num_heads * head_dim * dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(raw).view(dtype).view(num_tokens, num_heads, head_dim)
+        """Zero pages of the kernel, huge ones where it has them: physical memory is taken as tokens are written."""
+        memory = mmap.mmap(-1, num_tokens * num_heads * head_dim * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=dtype).view(num_tokens, num_heads, head_dim)

@@ -1,0 +1,25 @@
+"""The table of devices, against what the devices say of themselves."""
+
+import pytest
+
+from runtime.devices.base import DEVICES as FOLDERS
+from runtime.devices.cpu.facts import FACTS as CPU
+from runtime.options.facts import DEVICES, DeviceFacts
+from runtime.options.table import by_name
+
+
+def test_options_and_devices_know_the_same_devices() -> None:
+    device = by_name()["device"]
+    assert set(DEVICES) == set(FOLDERS) == set(device.choices or ()) - set(device.later) - {"auto"}
+
+
+def test_the_cpu_is_described_alike() -> None:
+    assert set(DEVICES["cpu"].dtypes) == set(CPU.dtypes) and (DEVICES["cpu"].graph_max_running > 0) == CPU.has_graphs
+
+
+@pytest.mark.parametrize("facts", DEVICES.values(), ids=list(DEVICES))
+def test_facts_are_possible(facts: DeviceFacts) -> None:
+    assert facts.chunk_tokens >= facts.page_size >= 1 and 0 < facts.memory_fraction <= 1
+    for option in ("attention_backend", "sampling_backend"):
+        row = by_name()[option]
+        assert getattr(facts, option) in set(row.choices or ()) - set(row.later)

@@ -1,0 +1,76 @@
+"""The memory plan against what a rank measures: equal for every family, whole or split."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from runtime.errors import ModelError
+from runtime.models.config import read_config
+from runtime.options.facts import MachineFacts
+from runtime.options.footprint import Footprint, footprint, stored_weights, weight_count
+from runtime.options.given import from_values
+from runtime.options.plan import Plan, plan_for
+from tests.models.make import FAMILIES, make_checkpoint
+
+MACHINE = MachineFacts(cores=2, memory_bytes=2**30, entropy=1)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {}, "tied": {"tie_word_embeddings": True}, "biased": {"attention_bias": True}, "one kv head": {"num_key_value_heads": 1},
+}
+
+
+def planned(folder: Path, machine: MachineFacts = MACHINE, **options: Any) -> tuple[Plan, Footprint]:
+    plan = plan_for(from_values({"model_path": str(folder)} | options), machine)
+    return plan, footprint(plan, read_config(folder), machine, stored_weights(folder))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(family, tmp_path, shard_size="100KB", **VARIANTS[variant])
+    _, found = planned(folder)
+    stored = stored_weights(folder)
+    assert stored.files > 1 and stored.dtype == "F32"
+    assert found.weights_bytes == stored.num_bytes
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16")])
+def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Path) -> None:
+    from runtime.core import start_rank
+    from runtime.devices.base import open_device
+
+    folder = make_checkpoint(family, tmp_path)
+    plan, found = planned(folder, dtype=dtype, max_total_tokens=4096, page_size=8)
+    rank = open_device("cpu", 0)
+    try:
+        ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
+    finally:
+        rank.close()
+    assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (found.weights_bytes, found.pages_bytes, found.num_pages)
+
+
+def test_ranks_share_what_is_shared(tmp_path: Path) -> None:
+    """Split weights halve; norms, and the key/value head that two ranks copy, stay."""
+    config = read_config(make_checkpoint("llama", tmp_path, num_key_value_heads=1))
+    norms = config.hidden_size * (2 * config.num_layers + 1)
+    shared_heads = config.num_layers * 2 * config.head_dim * config.hidden_size
+    padding = config.hidden_size * 2 * (2 * -(-config.vocab_size // 2) - config.vocab_size)
+    assert 2 * weight_count(config, 2) == weight_count(config, 1) + norms + shared_heads + padding
+
+
+def test_what_bounds_the_pages(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    assert planned(folder, max_total_tokens=640)[1].bound == "--max-total-tokens"
+    assert "--max-running-requests" in planned(folder, max_running_requests=1)[1].bound
+    tight = structs.replace(MACHINE, memory_bytes=2**21)
+    assert "--mem-fraction-static" in planned(folder, tight)[1].bound
+    nothing = planned(folder, structs.replace(MACHINE, memory_bytes=2**10))[1]
+    assert (nothing.num_pages, nothing.pool_tokens, nothing.longest_tokens) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x05\0\0\0\0\0\0\0{", b"\x04\0\0\0\0\0\0\0abcd"])
+def test_broken_files_are_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors file"):
+        stored_weights(tmp_path)
