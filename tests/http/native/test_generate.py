@@ -1,0 +1,79 @@
+"""POST /generate in SGLang's form."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.http.app import http_app
+from tests.http.fake import FakeService
+
+pytestmark = pytest.mark.anyio
+
+
+async def ask(service: FakeService, method: str = "POST", **body: Any) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+        response = await http.request(method, "/generate", json=body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def stream_events(response: httpx.Response) -> list[Any]:
+    assert response.text.endswith("data: [DONE]\n\n")
+    return [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+async def test_one_prompt_gives_one_answer(method: str) -> None:
+    service = FakeService()
+    answer = (await ask(service, method, text="hi", sampling_params={"max_new_tokens": 4, "temperature": 0}, rid="mine")).json()
+    assert set(answer) == {"text", "output_ids", "meta_info"} and len(answer["output_ids"]) == 4
+    meta = answer["meta_info"]
+    assert meta.pop("e2e_latency") >= 0
+    assert meta == {"id": "mine", "finish_reason": {"type": "length", "length": 4}, "prompt_tokens": 2, "completion_tokens": 4,
+                    "cached_tokens": 3}
+    assert service.asks[0].id == "mine" and service.asks[0].params.temperature == 0
+
+
+async def test_defaults_are_those_of_sglang() -> None:
+    service = FakeService(defaults={"temperature": 0.1})
+    answer = (await ask(service, text="hi")).json()
+    assert len(answer["output_ids"]) == 128 and service.asks[0].params.temperature == 1.0
+
+
+@pytest.mark.parametrize(("body", "count"), [
+    ({"text": ["a", "b"]}, 2), ({"text": ["a"]}, 1), ({"input_ids": [[1, 2], [3]]}, 2), ({"input_ids": [1, 2]}, 0), ({"text": "a"}, 0),
+    ({"text": "a", "sampling_params": {"n": 2}}, 2), ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, 3),
+])
+async def test_streams_end_as_whole_answers(body: dict[str, Any], count: int) -> None:
+    whole = (await ask(FakeService(), **body)).json()
+    assert isinstance(whole, list) == bool(count) and (not count or len(whole) == count)
+    last: dict[int, Any] = {}
+    for event in stream_events(await ask(FakeService(), **body, stream=True)):
+        index = event.pop("index", 0)
+        so_far = last.get(index, {"text": "", "output_ids": []})
+        assert event["text"].startswith(so_far["text"]) and event["meta_info"]["prompt_tokens"] > 0
+        last[index] = event
+    for event, answer in zip([last[i] for i in sorted(last)], whole if count else [whole], strict=True):
+        assert (event["text"], event["output_ids"]) == (answer["text"], answer["output_ids"])
+        assert event["meta_info"]["finish_reason"] == answer["meta_info"]["finish_reason"]
+
+
+async def test_lists_of_ids_and_wishes_belong_to_their_prompts() -> None:
+    service = FakeService()
+    answers = (await ask(service, text=["a", "b"], rid=["x", "y"], return_logprob=[False, True], top_logprobs_num=[0, 2],
+                         logprob_start_len=[-1, 0], return_text_in_logprobs=True,
+                         sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2}])).json()
+    assert [answer["meta_info"]["id"] for answer in answers] == ["x", "y"]
+    assert "output_token_logprobs" not in answers[0]["meta_info"]
+    meta, ids = answers[1]["meta_info"], answers[1]["output_ids"]
+    assert meta["output_token_logprobs"] == [[-0.5, i, f"<{i}>"] for i in ids]
+    assert [[top[1] for top in tops] for tops in meta["output_top_logprobs"]] == [[i, i + 1] for i in ids]
+    assert meta["input_token_logprobs"] == [[None, 98, "<98>"]] and meta["input_top_logprobs"] == [None]
+
+
+async def test_prompt_logprobs_from_a_position_on() -> None:
+    meta = (await ask(FakeService(), text="abcd", return_logprob=True, logprob_start_len=2)).json()["meta_info"]
+    assert meta["input_token_logprobs"] == [[-0.25, 99, None], [-0.25, 100, None]]
+    assert "input_top_logprobs" not in meta
