@@ -2,7 +2,9 @@
 
 Digits are tokens of their own, which makes sums and counting learnable by a model of this
 size.  A punctuation mark takes the space before a digit along (`, ` and ` + `), so that
-lists of numbers stay short.
+lists of numbers stay short.  A space is a token of its own, except before the commonest
+words: a name or a word is then the same tokens in a question as in quotes or in JSON, and
+copying it, which most of the answers need, is learned many times faster.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ VOCABULARY = 2560
 CONTEXT = 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-PIECES = r" ?\p{L}+|\p{N}|\s*[\r\n]+| ?[^\s\p{L}\p{N}]+(?: (?=\p{N}))?|\s+(?!\S)|\s+"
+COMMON = (
+    "a|all|am|an|and|answer|are|as|at|be|before|by|call|can|does|do|for|from|give|have|has|help|how|I|if|in|into|is|it|me|more|"
+    "my|no|not|of|on|only|one|or|so|than|that|the|then|there|they|this|time|to|tool|use|was|what|when|where|which|who|will|"
+    "with|word|you|your"
+)
+PIECES = rf" (?:{COMMON})(?!\p{{L}})|\p{{L}}+|\p{{N}}|\s*[\r\n]+| ?[^\s\p{{L}}\p{{N}}]+(?: (?=\p{{N}}))?|\s+"
 
 
 def train(seed: int = 0, texts: int = 12000) -> Tokenizer:

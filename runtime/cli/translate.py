@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from runtime.errors import OptionsError
-from runtime.options.translate import shell, translate
+from runtime.options.translate import translate
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         print(msgspec.json.encode({"system": translation.system, "command": translation.words(), "settings": dict(translation.settings),
                                    "notes": translation.notes}).decode())
         return 0
-    print(translation.yaml() if arguments.yaml else shell(translation.words()), end="" if arguments.yaml else "\n")
+    print(translation.yaml() if arguments.yaml else shlex.join(translation.words()), end="" if arguments.yaml else "\n")
     for note in translation.notes:
         print(f"# {note}", file=sys.stderr)
     return 0

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.errors import RequestError, TooLarge
 from runtime.http import admin, errors
 from runtime.http.body import discard_body, read_body
+from runtime.http.connection import EXTENSION
 from runtime.http.exchange import DIRECT, Answer
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat
@@ -27,7 +28,6 @@ from runtime.service import Service
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; raises RequestError
 
-EXTENSION = "runtime.connection"  # ASGI extension of our own server: (Connection, the server's own send)
 MAX_BODY_BYTES = 16 * 2**20
 
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+EXTENSION = "runtime.connection"  # ASGI extension of our own server: (Connection, the server's own send)
 HIGH_WATER_BYTES = 64 * 1024  # above: deltas are kept back and coalesced
 LOW_WATER_BYTES = 16 * 1024
 UNSENT_BYTES = 128 * 1024  # most that the kernel keeps unsent; without it megabytes hide a slow reader

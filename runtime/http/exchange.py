@@ -26,6 +26,8 @@ from runtime.service import Service
 MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
 
+Take = Callable[[int, Delta], None]  # gets a delta with the number of its choice, counted over all prompts
+
 DIRECT = "runtime.connection"  # scope key of a Connection that may be written to directly
 
 
@@ -68,12 +70,11 @@ class Dialect(Protocol):
 
 
 class Exchange:
-    """The asks of one HTTP request while they run. `take` gets each delta with the number of its choice."""
+    """The asks of one HTTP request while they run."""
 
-    def __init__(self, service: Service, asks: list[Ask], take: Callable[[int, Delta], None]) -> None:
+    def __init__(self, service: Service, asks: list[Ask]) -> None:
         self.service = service
         self.asks = asks
-        self.take = take
         self.running: set[str] = set()
         self.failure: RequestError | None = None
         self.ready = anyio.Event()  # something to look at: first output, waiting output, or the end
@@ -82,13 +83,13 @@ class Exchange:
     def is_over(self) -> bool:
         return self.failure is not None or not self.running
 
-    def submit(self) -> None:
-        """Raises what the service raises; then nothing of this exchange runs."""
+    def submit(self, take: Take) -> None:
+        """`take` gets each delta. Raises what the service raises; then nothing of this exchange runs."""
         choice = 0
         for ask in self.asks:
             self.running.add(ask.id)
             try:
-                self.service.submit(ask, AskSink(self, ask.id, choice, ask.params.n))
+                self.service.submit(ask, AskSink(self, ask.id, take, choice, ask.params.n))
             except BaseException:
                 self.running.discard(ask.id)
                 self.abort()
@@ -98,19 +99,23 @@ class Exchange:
     def finish(self, ask_id: str) -> None:
         self.running.discard(ask_id)
         if not self.running:
-            self.ready.set()
+            self.wake()
 
     def fail(self, ask_id: str, error: RequestError) -> None:
         self.running.discard(ask_id)
         self.failure = self.failure or error
-        self.ready.set()
+        self.wake()
 
     def abort(self) -> None:
         """Ends what still runs; nothing else calls `service.abort`."""
         while self.running:
             self.service.abort(self.running.pop())
 
+    def wake(self) -> None:
+        self.ready.set()
+
     async def wait(self) -> None:
+        """Until `wake` is called, or was since the last wait."""
         await self.ready.wait()
         self.ready = anyio.Event()
 
@@ -118,16 +123,17 @@ class Exchange:
 class AskSink:
     """Sink of one ask: numbers its sequences from `first_choice` on."""
 
-    __slots__ = ("exchange", "ask_id", "first_choice", "num_open")
+    __slots__ = ("exchange", "ask_id", "take", "first_choice", "num_open")
 
-    def __init__(self, exchange: Exchange, ask_id: str, first_choice: int, n: int) -> None:
+    def __init__(self, exchange: Exchange, ask_id: str, take: Take, first_choice: int, n: int) -> None:
         self.exchange = exchange
         self.ask_id = ask_id
+        self.take = take
         self.first_choice = first_choice
         self.num_open = n
 
     def push(self, delta: Delta) -> None:
-        self.exchange.take(self.first_choice + delta.index, delta)
+        self.take(self.first_choice + delta.index, delta)
         if delta.finish is not None:
             self.num_open -= 1
             if self.num_open == 0:
@@ -140,13 +146,14 @@ class AskSink:
 class Stream:
     """Deltas on their way to a client: written at once where the connection is ours and has room, else kept and coalesced."""
 
-    def __init__(self, dialect: Dialect, num_choices: int) -> None:
+    def __init__(self, dialect: Dialect, num_choices: int, wake: Callable[[], None]) -> None:
+        """`wake` is called when something waits that only the request's task can send, or when too much waits."""
         self.dialect = dialect
+        self.wake = wake
         self.waiting: dict[int, Delta] = {}
         self.num_waiting = 0
         self.max_waiting = MAX_WAITING_TOKENS * num_choices
         self.connection: Connection | None = None
-        self.notify: Callable[[], None] = lambda: None
 
     @property
     def is_overrun(self) -> bool:
@@ -156,11 +163,11 @@ class Stream:
         connection = self.connection
         if connection is None:
             self._keep(choice, delta)
-            self.notify()
+            self.wake()
         elif connection.is_full:
             self._keep(choice, delta)
             if self.is_overrun:
-                self.notify()
+                self.wake()
         elif data := self.dialect.events(choice, delta):
             connection.write(sse.chunked(data))
 
@@ -219,12 +226,11 @@ class Answer:
         """`names` maps the service's field names to those of the client, for refusals."""
         self.dialect = dialect
         self.is_stream = is_stream
-        self.num_choices = sum(ask.params.n for ask in asks)
-        self.stream = Stream(dialect, self.num_choices)
-        self.outputs = [] if is_stream else [Output() for _ in range(self.num_choices)]
-        self.exchange = Exchange(service, asks, self.stream.take if is_stream else self._collect)
         self.names = names
-        self.stream.notify = lambda: self.exchange.ready.set()
+        num_choices = sum(ask.params.n for ask in asks)
+        self.exchange = Exchange(service, asks)
+        self.stream = Stream(dialect, num_choices, self.exchange.wake)
+        self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
 
     def _collect(self, choice: int, delta: Delta) -> None:
         self.outputs[choice].add(delta)
@@ -233,7 +239,7 @@ class Answer:
         """Raises RequestError for a request that failed before anything of its answer was sent."""
         exchange = self.exchange
         unsent: RequestError | None = None
-        exchange.submit()
+        exchange.submit(self.stream.take if self.is_stream else self._collect)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, receive, tasks.cancel_scope)

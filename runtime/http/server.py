@@ -18,8 +18,7 @@ from hypercorn.events import Closed, RawData
 from starlette.types import ASGIApp
 
 from runtime.errors import StartError
-from runtime.http.app import EXTENSION
-from runtime.http.connection import Connection
+from runtime.http.connection import EXTENSION, Connection
 
 BACKLOG = 2048
 READ_BYTES = 2**16
@@ -86,6 +85,7 @@ class _Shell:
         is_plain = writer.get_extra_info("ssl_object") is None
         app = _Entry(self.app, connection if is_plain else None)
         server = _Server(app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer)
+        server.close_s = self.stuck_s
         connection.on_leave = server.leave
         try:
             await server.run()
@@ -125,11 +125,12 @@ class _Entry:
 
 
 class _Server(TCPServer):
-    """Hypercorn's connection, which goes on reading when the client has left.
+    """Hypercorn's connection, which waits for no client that has left, and not for long for one that takes nothing.
 
     Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the connection.
     """
 
+    close_s = STUCK_S  # that the last bytes may take
     has_left = False
     handling: anyio.CancelScope | None = None
 
@@ -150,6 +151,10 @@ class _Server(TCPServer):
                     self.handling.cancel()  # takes effect when it waits
                 await self.protocol.handle(RawData(data))
         await self.protocol.handle(Closed())
+
+    async def _close(self) -> None:
+        with anyio.move_on_after(self.close_s):
+            await super()._close()
 
 
 def _config(root_path: str) -> Config:

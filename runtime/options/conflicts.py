@@ -228,6 +228,15 @@ def drafts_have_a_model(said: Said) -> str | None:
     return None
 
 
+def branches_need_kernels(said: Said) -> str | None:
+    """The branches of a draft share pages that only some kernels can take apart."""
+    branches, page, kernels = said["speculative_eagle_topk"], said["page_size"], said["attention_backend"]
+    if "auto" not in (branches, page) and branches > 1 and page > 1 and kernels not in ("auto", "flashinfer", "fa3"):
+        return (f"--speculative-eagle-topk {branches} with --page-size {page} does not go with --attention-backend {kernels}; "
+                "take flashinfer or fa3")
+    return None
+
+
 def adapters_are_described(said: Said) -> str | None:
     if said["lora_paths"] and said["enable_lora"] is False:
         return "--lora-paths does nothing with --no-enable-lora; leave one out"
@@ -240,6 +249,9 @@ def adapters_are_described(said: Said) -> str | None:
 
 def adapters_fit(said: Said) -> str | None:
     loaded, mixed, paths = said["max_loaded_loras"], said["max_loras_per_batch"], said["lora_paths"] or ()
+    if said["enable_lora_overlap_loading"] and (loaded is None or loaded > 2 * mixed):
+        return (f"--enable-lora-overlap-loading pins adapters in memory: give --max-loaded-loras, {2 * mixed} at most, "
+                "twice --max-loras-per-batch")
     if loaded is None:
         return None
     if loaded < mixed:
@@ -317,6 +329,7 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
     balancing_needs_spread_experts,
     drafts_are_fully_described,
     drafts_have_a_model,
+    branches_need_kernels,
     adapters_are_described,
     adapters_fit,
     transfer_sizes_divide,

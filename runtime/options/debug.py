@@ -5,7 +5,7 @@ from typing import Annotated as A
 from runtime.options.declare import Group, Json, Whole, on_device, planned, superseded
 
 
-class Debug(Group):
+class Debug(Group, frozen=True, kw_only=True):
     """Debugging"""
 
     enable_nan_detection: A[bool, planned("Report numbers that are none.")] = False

@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all groups of options. The first line of a group's docstring is its title in help and docs."""
+    """Base of all groups of options: unknown names are errors. A group's docstring is its title in help and docs."""
 
 
 def option(help: str, *, aliases: tuple[str, ...] = (), note: str = "", later: tuple[str, ...] = (), secret: bool = False) -> Meta:

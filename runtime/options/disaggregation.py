@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Count, Group, Port, on_device, planned
 
 
-class Disaggregation(Group):
+class Disaggregation(Group, frozen=True, kw_only=True):
     """Disaggregation"""
 
     disaggregation_mode: A[Literal["null", "prefill", "decode"], planned("Which half of the work this server does.")] = "null"

@@ -27,7 +27,9 @@ Each option has a status:
 - **works**: it does what it says.
 - **superseded**: accepted; the runtime says at start what does this job here.
 - **other-device**: refused, naming the device that it belongs to.
-- **planned**: refused; known, but not here yet. No option is accepted and ignored.
+- **planned**: refused; known, but not here yet.
+
+No option is ignored in silence.
 """
 
 
@@ -62,9 +64,12 @@ def markdown() -> str:
     removed = markdown_table(["the reference forbids", "here"], REMOVED)
     environment = markdown_table(["variable or setting", "its place here", "what it is"], [
         (place.name, place.place, place.about) for place in ENVIRONMENT])
-    return (f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n{removed}\n\n## Environment\n\n"
+    return (f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n"
+            "Where an option is still planned, the check is not coming back with it.\n\n"
+            f"{removed}\n\n## Environment\n\n"
             "There is no second system of settings by environment. What the tuning guide for Ascend sets there has a place each;\n"
-            f"`runtime check doctor` shows the current values.\n\n{environment}\n")
+            "`runtime check doctor` shows the current values. The Ascend device itself is not in this version yet.\n\n"
+            f"{environment}\n")
 
 
 def _group(title: str, members: Iterable[Row]) -> str:

@@ -10,7 +10,7 @@ MoeRunner = Literal["auto", "deep_gemm", "triton", "triton_kernel", "flashinfer_
 MoeExchange = Literal["none", "deepep", "mooncake", "mori", "ascend_fuseep", "flashinfer"]
 
 
-class Experts(Group):
+class Experts(Group, frozen=True, kw_only=True):
     """Experts"""
 
     expert_parallel_size: A[Count, planned("Ranks that the experts are spread over.", aliases=("--ep", "--ep-size"))] = 1

@@ -6,6 +6,7 @@ upper estimate of the largest step.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -60,7 +61,7 @@ def stored_weights(folder: Path) -> Stored:
     return Stored(len(files), tensors, sum(by_dtype.values()), max(by_dtype, key=lambda name: by_dtype[name], default=""))
 
 
-def _header(file: Path) -> dict[str, dict[str, list[int]]]:
+def _header(file: Path) -> dict[str, dict[str, Any]]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         raw = stream.read(length) if length <= min(file.stat().st_size, 2**27) else b""

@@ -39,10 +39,10 @@ class Setting(Struct, frozen=True):
 def from_argv(argv: Sequence[str]) -> Given:
     """Reads flags, and the file of --config, whose values flags override. Raises OptionsError with every problem found."""
     problems: list[str] = []
-    settings = list(_read_flags(argv, problems))
-    files = [s for s in settings if s.row.name == "config"]
-    read = [s for f in files for s in _read_file(Path(f.value), problems)]
-    return _gather(read + [s for s in settings if s.row.name != "config"], problems)
+    flags = list(_read_flags(argv, problems))
+    files = [setting.value for setting in flags if setting.row.name == "config"]
+    read = [setting for file in files for setting in _read_file(Path(file), problems)]
+    return _gather([*read, *flags], problems)
 
 
 def from_values(values: Mapping[str, Any], source: str = "argument") -> Given:
@@ -98,7 +98,7 @@ def _read_file(path: Path, problems: list[str]) -> list[Setting]:
     except OSError as error:
         problems.append(f"--config {path} cannot be read: {error.strerror or error}")
         return []
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no UTF-8, a thirteenth month
         problems.append(f"--config {path} is not YAML: {' '.join(str(error).split())}")
         return []
     if tree is None:
@@ -178,7 +178,7 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
         if row.takes == "json" and isinstance(value, str):
             value = msgspec.json.decode(value)
         converted = msgspec.convert(value, row.convert, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError):
+    except (msgspec.DecodeError, ValueError, RecursionError):  # ValueError: surrogates; RecursionError: JSON of great depth
         problems.append(f"{setting.spelling} {_show(row, value)} is not possible; expected {row.type}")
         return False
     if converted in row.later:

@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Auto, Count, Group, on_device, planned, superseded
 
 
-class Graphs(Group):
+class Graphs(Group, frozen=True, kw_only=True):
     """Graphs and compilation"""
 
     disable_cuda_graph: A[bool, superseded("Launch kernels one by one.", "no device of this version captures graphs.")] = False

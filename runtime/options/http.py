@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Count, Group, Json, Port, Seconds, Whole, option, planned, superseded
 
 
-class Http(Group):
+class Http(Group, frozen=True, kw_only=True):
     """HTTP server"""
 
     host: A[str, option("Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
@@ -22,7 +22,7 @@ class Http(Group):
     stream_output: A[bool, planned("Native streams carry new text only, not all of it so far.")] = False
 
 
-class Api(Group):
+class Api(Group, frozen=True, kw_only=True):
     """API"""
 
     api_key: A[str | None, planned("Key that clients must send as a bearer token.", secret=True)] = None

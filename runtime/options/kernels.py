@@ -12,7 +12,7 @@ ACCELERATOR_ATTENTION = ("triton", "flex_attention", "nsa", "cutlass_mla", "fa3"
                          "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave", "intel_amx", "ascend", "intel_xpu")
 
 
-class Kernels(Group):
+class Kernels(Group, frozen=True, kw_only=True):
     """Kernels"""
 
     attention_backend: A[AttentionBackend | Auto, option(

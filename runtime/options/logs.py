@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Amount, Count, Group, option, planned, superseded
 
 
-class Logs(Group):
+class Logs(Group, frozen=True, kw_only=True):
     """Logging"""
 
     log_level: A[Literal["debug", "info", "warning", "error", "critical"], option("Least severe line that is logged.")] = "info"

@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Auto, Count, Group, on_device, planned
 
 
-class Lora(Group):
+class Lora(Group, frozen=True, kw_only=True):
     """LoRA"""
 
     enable_lora: A[bool | Auto, planned("Serve low-rank adapters beside the model.")] = "auto"

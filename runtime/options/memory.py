@@ -10,7 +10,7 @@ from runtime.options.declare import Auto, Count, Fraction, Group, Whole, on_devi
 GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
 
 
-class Memory(Group):
+class Memory(Group, frozen=True, kw_only=True):
     """Memory and cache"""
 
     mem_fraction_static: A[Fraction | Auto, option("Part of the device's free memory for weights and cache pages together.")] = "auto"

@@ -11,7 +11,7 @@ LATER_FORMATS = ("pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "laye
                  "fastsafetensors", "private")
 
 
-class Model(Group):
+class Model(Group, frozen=True, kw_only=True):
     """Model and tokenizer"""
 
     model_path: A[str, option(

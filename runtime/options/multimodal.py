@@ -5,7 +5,7 @@ from typing import Annotated as A
 from runtime.options.declare import Amount, Count, Group, Json, planned
 
 
-class Multimodal(Group):
+class Multimodal(Group, frozen=True, kw_only=True):
     """Images, video and audio"""
 
     mm_max_concurrent_calls: A[Count, planned("Pictures and sounds that are fetched and prepared at once.")] = 32

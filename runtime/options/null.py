@@ -5,7 +5,7 @@ from typing import Annotated as A
 from runtime.options.declare import Auto, Count, Group, Seconds, option
 
 
-class Null(Group):
+class Null(Group, frozen=True, kw_only=True):
     """Null device"""
 
     null_step_s: A[Seconds, option("Seconds that the null device takes for a step.")] = 0.0

@@ -5,7 +5,7 @@ from typing import Annotated as A
 from runtime.options.declare import Amount, Group, Json, on_device, planned, superseded
 
 
-class Observe(Group):
+class Observe(Group, frozen=True, kw_only=True):
     """Metrics and tracing"""
 
     enable_metrics: A[bool, superseded("Serve Prometheus metrics.", "/metrics always answers.")] = False

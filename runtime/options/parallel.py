@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Auto, Count, Group, Port, Seconds, Whole, on_device, option, planned, superseded
 
 
-class Parallel(Group):
+class Parallel(Group, frozen=True, kw_only=True):
     """Devices and parallelism"""
 
     device: A[Literal["auto", "cpu", "null", "cuda", "npu"], option(

@@ -10,7 +10,7 @@ Quantization = Literal["awq", "fp8", "mxfp8", "gptq", "marlin", "gptq_marlin", "
                        "auto-round", "compressed-tensors", "modelslim", "quark_int4fp8_moe"]
 
 
-class Precision(Group):
+class Precision(Group, frozen=True, kw_only=True):
     """Quantization and data type"""
 
     dtype: A[Literal["auto", "half", "float16", "bfloat16", "float", "float32"], option(

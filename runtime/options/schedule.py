@@ -10,7 +10,7 @@ from runtime.options.declare import Amount, Auto, Count, Group, Seconds, Whole, 
 ChunkTokens = A[int, Meta(ge=-1)]
 
 
-class Schedule(Group):
+class Schedule(Group, frozen=True, kw_only=True):
     """Scheduling"""
 
     max_running_requests: A[Count | Auto, option("Sequences that run at once; further ones wait.")] = "auto"

@@ -9,7 +9,7 @@ from runtime.options.model import LoadFormat
 from runtime.options.precision import Quantization
 
 
-class Speculation(Group):
+class Speculation(Group, frozen=True, kw_only=True):
     """Speculative decoding"""
 
     speculative_algorithm: A[Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"] | None, planned("How drafts are made.")] = None

@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Amount, Count, Group, planned
 
 
-class States(Group):
+class States(Group, frozen=True, kw_only=True):
     """State-space and diffusion models"""
 
     max_mamba_cache_size: A[Count | None, planned("Sequence states that the cache holds.")] = None

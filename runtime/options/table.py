@@ -90,8 +90,9 @@ def _foreign(spelling: Spelling, own: Row | None) -> Row:
     """A spelling that means an option of ours has its status, except that it is superseded where that one works."""
     assert not spelling.means or own, f"{spelling.flag} means {spelling.means}, which does not exist"
     is_switch = isinstance(spelling.default, bool)
+    kind = "bool" if is_switch else "int" if isinstance(spelling.default, int) else "str"
     row = Row(name=spelling.flag[2:].replace("-", "_"), flag=spelling.flag, aliases=(), group=spelling.group, title=TITLES[spelling.group],
-              type="bool" if is_switch else "str", takes="switch" if is_switch else "one", default=spelling.default, choices=None, later=(),
+              type=kind, takes="switch" if is_switch else "one", default=spelling.default, choices=None, later=(),
               status=spelling.status, device=spelling.device, help=spelling.help, note=spelling.note, secret=False, means=spelling.means,
               values=spelling.values)
     if own is None:

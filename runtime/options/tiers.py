@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Amount, Group, Whole, on_device, planned
 
 
-class Tiers(Group):
+class Tiers(Group, frozen=True, kw_only=True):
     """Cache tiers"""
 
     enable_hierarchical_cache: A[bool, planned("Keep evicted pages in host memory and storage.")] = False

@@ -5,7 +5,6 @@ Reads what people paste: leading VARIABLE=value words, the interpreter, line end
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -85,14 +84,14 @@ def _is_kept(row: Row, spelling: str, only_working: bool, notes: list[str]) -> b
 
 def _split(words: list[str]) -> tuple[list[str], System, list[str]]:
     """The words before the command, whose command it is, and the words after it, up to the end of the command."""
-    for place, word in enumerate(words):
-        for pattern, system in COMMANDS:
-            if re.fullmatch(pattern, word):
-                after = words[place + 1:]
-                end = next((i for i, one in enumerate(after) if one in SHELL), len(after))
-                after = after[:end]
-                model = ["--model-path"] if system == "vllm" and after[:1] == ["serve"] and len(after) > 1 and after[1][0] != "-" else []
-                return words[:place], system, model + after[1:] if model else after
+    found = [(place, system) for place, word in enumerate(words) for pattern, system in COMMANDS if re.fullmatch(pattern, word)]
+    if found:
+        # An image or a folder may have the name as well: the module that Python runs is the command.
+        place, system = next((one for one in found if words[one[0] - 1] == "-m"), found[0])
+        after = words[place + 1:]
+        after = after[:next((i for i, word in enumerate(after) if word in SHELL), len(after))]
+        has_model = system == "vllm" and after[:1] == ["serve"] and len(after) > 1 and not after[1].startswith("-")
+        return words[:place], system, ["--model-path", *after[1:]] if has_model else after
     raise OptionsError(["no command of SGLang, RTP-LLM or vLLM is among the words; "
                         "write runtime translate -- python -m sglang.launch_server ..., or vllm serve MODEL ..."])
 
@@ -182,8 +181,9 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple
         notes.append(f"{flag} spreads experts over all ranks: set --expert-parallel-size to the number of ranks")
     elif key in same:
         ours, words = same[key]
-        yield _ours(ours, [str(words.get(word.lower(), _length(word))) for word in values[:1]] + values[1:]
-                    if ours != "--served-model-name" else values[:1], notes)
+        read = _length if key in vllm.LENGTHS else str
+        meant = [str(words.get(word.lower(), read(word))) for word in values]
+        yield _ours(ours, meant[:1] if ours == "--served-model-name" else meant, notes)
     elif key in vllm.COMMON or key == "--model-path":
         yield _ours(key, values, notes)
     else:
@@ -194,7 +194,7 @@ def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, A
     """vLLM describes speculation in one JSON object. Its number of tokens is without the one that the model adds."""
     try:
         config = json.loads(" ".join(values))
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         notes.append("--speculative-config is left out: it is no JSON object")
@@ -204,7 +204,8 @@ def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, A
         notes.append("--speculative-config is left out: its method is unknown here")
         return
     yield "--speculative-algorithm", method
-    if (tokens := config.pop("num_speculative_tokens", None)) is not None:
+    tokens = config.pop("num_speculative_tokens", None)
+    if isinstance(tokens, int):
         if method != "NGRAM":
             yield from (("--speculative-num-steps", tokens), ("--speculative-eagle-topk", 1))
         yield "--speculative-num-draft-tokens", tokens + 1
@@ -235,12 +236,6 @@ def _word(value: Any) -> str:
 
 
 def _typed(value: Any) -> Any:
-    """Words that look like numbers are numbers in YAML."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?", value):
-        return json.loads(value) if not re.fullmatch(r"-?0\d+.*", value) else value
-    return value
-
-
-def shell(words: Sequence[str]) -> str:
-    """Words as one would type them."""
-    return shlex.join(words)
+    """Words that look like numbers are numbers in YAML, unless a leading zero would be lost."""
+    is_number = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value)
+    return json.loads(value) if is_number else value

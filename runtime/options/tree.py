@@ -25,7 +25,7 @@ from runtime.options.tiers import Tiers
 from runtime.options.weights import Weights
 
 
-class Options(Group):
+class Options(Group, frozen=True, kw_only=True):
     """What the user said, with "auto" where the runtime chooses. Every option's name is unique over all groups."""
 
     model: Model = field(default_factory=Model)

@@ -13,6 +13,9 @@ COMMON = frozenset({
     "--nnodes", "--node-rank", "--enable-eplb",
 })
 
+# lengths, which may be written as 8k or 8K
+LENGTHS = frozenset({"--max-model-len", "--max-num-batched-tokens"})
+
 # (their flag, our flag, our value for each of their words)
 SAME: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("-tp", "--tensor-parallel-size", {}),

@@ -6,7 +6,7 @@ from typing import Literal
 from runtime.options.declare import Count, Group, Whole, on_device, planned
 
 
-class Weights(Group):
+class Weights(Group, frozen=True, kw_only=True):
     """Weight updates and checkpoints"""
 
     checkpoint_engine_wait_weights_before_ready: A[bool, planned(

@@ -4,6 +4,9 @@ import json
 from collections.abc import Callable
 
 import anyio
+import h2.config
+import h2.connection
+import h2.events
 import pytest
 
 from runtime.errors import StartError
@@ -183,10 +186,6 @@ async def test_old_and_closing_clients_get_whole_streams(version: str, more: str
 
 
 async def test_http_2_takes_the_ordinary_path() -> None:
-    import h2.config
-    import h2.connection
-    import h2.events
-
     async with serving(FakeService()) as address, Raw.connected(address) as client:
         wire = h2.connection.H2Connection(h2.config.H2Configuration())
         wire.initiate_connection()

@@ -1,5 +1,6 @@
 """From words, files and keyword arguments to Options; every problem at once, never a traceback."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
     ("--load-format gguf", "--load-format gguf is not here yet; choose one of auto, dummy, safetensors"),
     ("--disable-radix-cache=7", "expected bool"),
     ("--json-model-override-args {", "is not possible; expected json"),
+    ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
+    ("--json-model-override-args \udc80", "is not possible; expected json"),
     ("--enable-lora", "--enable-lora is planned and not here yet; leave it out"),
     ("--enable-p2p-check", "cuda devices"),
     ("--api-key s3cret=", "--api-key is planned"),
@@ -95,6 +98,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     ("port:\n", "port in server.yaml has no value"),
     ("config: other.yaml\n", "config is no option"),
     ("1: 2\n", "1 is no option"),
+    ("port: 2024-13-01\n", "is not YAML"),
+    ("port: " + "[" * 3000, "is not YAML"),
 ])
 def test_wrong_files(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
@@ -106,7 +111,7 @@ def test_wrong_files(text: str, problem: str, tmp_path: Path) -> None:
 
 def test_an_empty_file_and_one_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
-    assert from_argv(["--config", str(tmp_path / "empty.yaml")]).sources == {}
+    assert from_argv(["--config", str(tmp_path / "empty.yaml")]).sources == {"config": "flag --config"}
     with pytest.raises(OptionsError, match="cannot be read"):
         from_argv(["--config", str(tmp_path / "missing.yaml")])
 
@@ -131,6 +136,18 @@ def test_any_words_give_options_or_sentences(argv: list[str]) -> None:
         from_argv([word for word in argv if word != "--config"])
     except OptionsError as error:
         assert error.problems and all(error.problems)
+
+
+@settings(max_examples=200, deadline=None)
+@examples(st.one_of(st.text(max_size=40), st.binary(max_size=20)), st.lists(words, max_size=3))
+def test_any_file_beside_any_words_gives_options_or_sentences(content: str | bytes, argv: list[str]) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+        file.flush()
+        try:
+            from_argv([*(word for word in argv if word != "--config"), "--config", file.name])
+        except OptionsError as error:
+            assert error.problems and all(error.problems)
 
 
 @settings(max_examples=300, deadline=None)

@@ -27,6 +27,7 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     ("HCCL_BUFFSIZE=400 FOO=1 " + SGLANG + "--port 1", "--port 1", "HCCL_BUFFSIZE is left out; its place here: the Ascend rank"),
     ("FOO=1 " + SGLANG + "--port 1", "--port 1", "FOO is left out: the runtime takes no settings"),
     ("sysctl -w vm.swappiness=0 && /opt/vllm/python -m sglang.launch_server --port 1 > log 2>&1 &", "--port 1", "vm.swappiness is left"),
+    ("docker run -p 1:1 --env KEY=s3cret example/sglang python3 -m sglang.launch_server --port 1", "--port 1", "KEY is left out"),
     ("sglang serve --model-path /m", "--model-path /m", ""),
     ("python -m sglang_router.launch_server --model-path /m --dp 2", "--model-path /m --data-parallel-size 2", "--dp is planned"),
     (VLLM + "-tp 2 --max-model-len 8k", "--model-path /m --tensor-parallel-size 2 --context-length 8000", ""),
@@ -43,6 +44,7 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
      "--model-path /m --speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 "
      "--speculative-num-draft-tokens 4 --speculative-draft-model-path /d", "--speculative-config (--speculative-algorithm) is planned"),
     (VLLM + "--speculative-config {", "--model-path /m", "it is no JSON object"),
+    (VLLM + """--speculative-config '{"num_speculative_tokens": "x"}'""", "--model-path /m --speculative-algorithm STANDALONE", ""),
     (VLLM + """--speculative-config '{"method": "psychic", "x": 1}'""", "--model-path /m", "its method is unknown"),
     ("python -m vllm.entrypoints.openai.api_server --model /m --seed 3", "--model-path /m --random-seed 3", ""),
     (RTP + "--concurrency_limit 64 --sp_type vanilla", "--max-running-requests 64", "--sp_type is left out: it asks for"),

@@ -22,7 +22,8 @@ BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 PATHS = pytest.mark.parametrize("path", source.files(), ids=str)
-EVERYWHERE = pytest.mark.parametrize("path", [*source.files(), *source.files("tests"), *source.files("bench")], ids=str)
+FOLDERS = ("runtime", "tests", "bench", "pocket")
+EVERYWHERE = pytest.mark.parametrize("path", [path for folder in FOLDERS for path in source.files(folder)], ids=str)
 
 
 def functions(path: Path) -> Iterator[Function]:

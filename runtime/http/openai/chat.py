@@ -24,7 +24,6 @@ NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompt
          "include_stop": "include_stop_str_in_output"}
 
 _decoder = msgspec.json.Decoder(ChatBody)
-_MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
 
 
 def chat(service: Service, body: bytes) -> Answer:
@@ -55,7 +54,7 @@ class ChatDialect:
         self.envelope.meter.add(choice, delta)
         around = self.around.get(choice)
         if around is None:
-            self.around[choice] = around = self.envelope.around(_choice(choice, {"content": _MARK}), _MARK, CHUNK)
+            self.around[choice] = around = self.envelope.around(lambda text: _choice(choice, {"content": text}), CHUNK)
             head = self.envelope.chunk(_choice(choice, {"role": "assistant", "content": ""}), CHUNK)
         else:
             head = b""

@@ -24,7 +24,6 @@ NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "input_
          "prompt_logprobs": "logprobs", "include_stop": "include_stop_str_in_output"}
 
 _decoder = msgspec.json.Decoder(CompletionBody)
-_MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
 
 
 def completions(service: Service, body: bytes) -> Answer:
@@ -90,7 +89,7 @@ class CompletionDialect:
         around = self.around.get(choice)
         text = delta.text
         if around is None:
-            self.around[choice] = around = self.envelope.around(_choice(choice, _MARK), _MARK)
+            self.around[choice] = around = self.envelope.around(lambda text: _choice(choice, text))
             text = self.echoes[choice // self.n] + text
         if delta.finish is None and not self.has_logprobs and not self.envelope.is_continuous:
             return around[0] + sse.encode(text) + around[1] if text else b""

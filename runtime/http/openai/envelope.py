@@ -1,6 +1,7 @@
 """What chat and text completions share in their answers: the envelope of a chunk, usage, and finish reasons."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -8,6 +9,8 @@ from runtime.http import sse
 from runtime.http.exchange import Output
 from runtime.http.openai.types import StreamOptions
 from runtime.request import Delta, Finish
+
+_MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
 
 
 class Meter:
@@ -80,9 +83,9 @@ class Envelope:
             fields["usage"] = self.meter.usage() if self.is_continuous else None
         return sse.event(fields)
 
-    def around(self, choice: dict[str, Any], text: str, suffix: str = "") -> tuple[bytes, bytes]:
-        """What stands before and after `text`, a string that occurs once in `choice`: most chunks differ in it only."""
-        before, after = self.chunk(choice, suffix).split(sse.encode(text))
+    def around(self, choice: Callable[[str], dict[str, Any]], suffix: str = "") -> tuple[bytes, bytes]:
+        """What stands before and after the text in the chunk of `choice(text)`: most chunks differ in their text only."""
+        before, after = self.chunk(choice(_MARK), suffix).split(sse.encode(_MARK))
         return before, after
 
     def tail(self, suffix: str = "") -> bytes:

@@ -1,7 +1,7 @@
 """The requests of the OpenAI API as this server takes them. Fields that are not here are refused, with the nearest name.
 
-Limits of sampling parameters stand in runtime.sampling; these types only say what is JSON number, string or list. `null` is the same as leaving
-a field out: clients send it. Types of later steps are `Any`: `refuse_later` answers for them.
+Limits of sampling parameters stand in runtime.sampling; these types only say what is a number, a string or a list.
+`null` is the same as leaving a field out: clients send it. Fields of later steps are `Any`: `refuse_later` answers for them.
 """
 
 from typing import Annotated as A
@@ -17,17 +17,23 @@ MAX_TOOLS = 1_024
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream tells beside the text."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # ignored: there is nothing to hide the length of
 
 
 class Function(Struct, forbid_unknown_fields=True):
+    """A function as it was called."""
+
     name: str
     arguments: str = "{}"  # a JSON object
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
+    """A call that the assistant made earlier in the conversation."""
+
     function: Function
     id: str | None = None
     type: Literal["function"] = "function"
@@ -42,6 +48,8 @@ class Part(Struct):
 
 
 class Message(Struct, forbid_unknown_fields=True):
+    """One message of the conversation."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
