@@ -30,11 +30,11 @@ class Plan:
     """The settings of a run; the same settings give the same run."""
 
     seed: int = 0
-    steps: int = 3000
+    steps: int = 1800
     tokens: int = 4608
     rate: float = 3e-3
     warm: int = 100
-    cool: float = 0.4
+    cool: float = 0.35
 
 
 Row = tuple[list[int], list[bool]]

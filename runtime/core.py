@@ -109,6 +109,9 @@ class Core:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._start_text, tasks)
             self._readies = await self._ranks.start(_report)
+            for ready in self._readies:
+                for phase, seconds in ready.phases_s.items():
+                    log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
             config = scheduler_config(self.plan, self.model, min(ready.num_pages for ready in self._readies))
             self._scheduler = Scheduler(config)
             actor = SchedulerActor(
@@ -175,7 +178,7 @@ class Core:
                     steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()))
 
     def server_info(self) -> dict[str, Any]:
-        options = {name: why.value for name, why in self.plan.why.items()}
+        options = self.plan.public()
         return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self._state,
                 "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
                 "sources": {name: why.source for name, why in self.plan.why.items() if why.source != "default"},
