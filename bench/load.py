@@ -36,34 +36,40 @@ class Run(Struct):
                 "ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms}
 
 
-class Stream(asyncio.Protocol):
-    """One request on one connection: counts events, keeps the time of each read."""
+class Reads:
+    """What came back for one request: when, how many events at a time."""
 
-    def __init__(self, request: bytes, done: "asyncio.Future[Stream]") -> None:
-        self.request = request
-        self.done = done
-        self.reads: list[tuple[float, int]] = []
+    def __init__(self, begin: float) -> None:
+        self.begin = begin
+        self.at: list[tuple[float, int]] = []
+
+
+class Client(asyncio.Protocol):
+    """One connection, kept alive: one request after the other."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Reads] | None = None
         self.tail = b""
-        self.head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.begin = time.perf_counter()
-        transport.write(self.request)  # type: ignore[attr-defined]
+
+    def ask(self, request: bytes) -> "asyncio.Future[Reads]":
+        self.reads = Reads(time.perf_counter())
+        self.tail = b""
+        self.done = asyncio.get_running_loop().create_future()
+        self.transport.write(request)  # type: ignore[attr-defined]
+        return self.done
 
     def data_received(self, data: bytes) -> None:
-        if not self.head:
-            self.head = data[:64]
-        self.reads.append((time.perf_counter(), data.count(b"data: ")))
+        self.reads.at.append((time.perf_counter(), data.count(b"data: ")))
         self.tail = (self.tail + data)[-32:]
-        if self.tail.endswith(b"0\r\n\r\n"):
-            self.transport.close()
-            if not self.done.done():
-                self.done.set_result(self)
+        if self.tail.endswith(b"\r\n0\r\n\r\n") and self.done is not None:
+            self.done.set_result(self.reads)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(ConnectionError(f"stream ended early: {self.head!r} ... {self.tail!r}"))
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(ConnectionError(f"stream ended early: ... {self.tail!r}"))
 
 
 def tree_cpu_s(pid: int) -> float:
@@ -98,16 +104,16 @@ def request_bytes(port: int, path: str, body: dict[str, object]) -> bytes:
             f"content-length: {len(payload)}\r\n\r\n").encode() + payload
 
 
-async def _drive(port: int, streams: int, bodies: list[tuple[str, dict[str, object]]]) -> list[Stream]:
+async def _drive(port: int, streams: int, bodies: list[tuple[str, dict[str, object]]]) -> list[Reads]:
     loop = asyncio.get_running_loop()
     todo = iter([request_bytes(port, path, body) for path, body in bodies])
-    finished: list[Stream] = []
+    finished: list[Reads] = []
 
     async def worker() -> None:
+        transport, client = await loop.create_connection(Client, "127.0.0.1", port)
         for request in todo:
-            done: asyncio.Future[Stream] = loop.create_future()
-            await loop.create_connection(lambda r=request, d=done: Stream(r, d), "127.0.0.1", port)  # type: ignore[misc]
-            finished.append(await done)
+            finished.append(await client.ask(request))
+        transport.close()
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(streams):
@@ -123,9 +129,9 @@ def run(port: int, server_pid: int, *, streams: int, bodies: list[tuple[str, dic
     cpu = tree_cpu_s(server_pid) - cpu
     gaps: list[float] = []
     first: list[float] = []
-    for stream in finished:
-        events = [(at, n) for at, n in stream.reads if n]
-        first.append(events[0][0] - stream.begin)
+    for reads in finished:
+        events = [(at, n) for at, n in reads.at if n]
+        first.append(events[0][0] - reads.begin)
         for (before, _), (at, n) in zip(events, events[1:]):
             gaps += [(at - before) / n] * n
     return Run(streams, len(finished), tokens_each * len(finished), wall, cpu, own, percentiles(first), percentiles(gaps))

@@ -56,13 +56,16 @@ def build() -> Qwen3ForCausalLM:
 
 
 def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the embedding and the norms."""
+    """Muon for the matrices, AdamW for the embedding and the norms.
+
+    There are two of Muon, each with half of the matrices, so that two threads can step them.
+    """
     matrices: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
     return [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        *(torch.optim.Muon(half, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw") for half in (matrices[::2], matrices[1::2])),
         torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

@@ -110,9 +110,14 @@ def train_step(pool: ThreadPoolExecutor, net: Qwen3ForCausalLM, opts: list[torch
     for opt in opts:
         for settings in opt.param_groups:
             settings["lr"] = rate
-        opt.step()
-        opt.zero_grad(set_to_none=True)
+    list(pool.map(_apply, opts))
     return mean
+
+
+def _apply(opt: torch.optim.Optimizer) -> None:
+    torch.set_num_threads(1)
+    opt.step()
+    opt.zero_grad(set_to_none=True)
 
 
 def say(text: str) -> None:
@@ -136,8 +141,10 @@ def run(plan: Plan, out: Path, work: Path, *, threads: int, save_every: int) -> 
     pool = ThreadPoolExecutor(threads)
     say(f"{sum(p.numel() for p in net.parameters())} parameters, step {first} of {plan.steps}")
     began, seen, losses = time.monotonic(), 0, []
+    coming = pool.submit(rows_for, plan, first, coder)
     for step in range(first, plan.steps):
-        rows = rows_for(plan, step, coder)
+        rows = coming.result()
+        coming = pool.submit(rows_for, plan, step + 1, coder)
         losses.append(train_step(pool, net, opts, rows, rate_at(plan, step)))
         seen += sum(len(ids) for ids, _ in rows)
         if (step + 1) % 25 == 0:

@@ -181,7 +181,6 @@ class Core:
         options = self.plan.public()
         return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self._state,
                 "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
-                "sources": {name: why.source for name, why in self.plan.why.items() if why.source != "default"},
                 "ranks": [{"rank": r.rank, "device": r.device_name, "num_pages": r.num_pages - 1, "weights_bytes": r.weights_bytes,
                            "pages_bytes": r.pages_bytes, "phases_s": r.phases_s} for r in self._readies]}
 

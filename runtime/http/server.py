@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 from runtime.errors import StartError
 from runtime.http.connection import EXTENSION, Connection
 
+LOG = logging.getLogger("runtime.http")
+
 BACKLOG = 2048
 READ_BYTES = 2**16
 GRACE_S = 30.0  # for running answers, after shutdown was asked for
@@ -90,7 +92,7 @@ class _Shell:
         try:
             await server.run()
         except Exception:  # of one connection: the others go on
-            self.config.log.error_logger.exception("a connection ended in an error")
+            LOG.exception("a connection ended in an error")
         finally:
             connection.cut()
             del self.open[connection]
@@ -160,7 +162,7 @@ class _Server(TCPServer):
 def _config(root_path: str) -> Config:
     config = Config()
     config.accesslog = None
-    config.errorlog = logging.getLogger("runtime.http")
+    config.errorlog = LOG
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
