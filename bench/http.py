@@ -12,7 +12,7 @@ from bench.record import record
 from bench.serve import server
 
 TOKENS = 128
-VOCAB = 250
+VOCAB = 2000
 
 
 def bodies(count: int, base: int) -> list[tuple[str, dict[str, object]]]:
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     rows = []
-    with server("--model-path", "/tmp/ck/qwen3", "--device", "null", "--served-model-name", "null", "--log-level", "error",
+    with server("--device", "null", "--served-model-name", "null", "--log-level", "error",
                 "--max-running-requests", "256") as (port, pid, _):
         for streams in args.streams:
             load.run(port, pid, streams=streams, bodies=bodies(streams, 0), tokens_each=TOKENS)  # warm-up

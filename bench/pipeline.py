@@ -49,7 +49,7 @@ async def measure(core: Core, sequences: int, round: int) -> dict[str, float]:
     params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
     steps, cpu, begin = core.load().steps, time.process_time(), time.perf_counter()
     for i, sink in enumerate(sinks):
-        core.submit(Ask(id=f"{sequences}-{round}-{i}", prompt=Tokens([1 + (i * 7 + round + k) % 250 for k in range(32)]), params=params,
+        core.submit(Ask(id=f"{sequences}-{round}-{i}", prompt=Tokens([1 + (i * 7 + round + k) % 2000 for k in range(32)]), params=params,
                         arrival_s=time.monotonic()), sink)
     await done.wait()
     cpu, wall, steps = time.process_time() - cpu, time.perf_counter() - begin, core.load().steps - steps
@@ -62,7 +62,7 @@ async def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    core = Core(plan_for(from_values({"model_path": '/tmp/ck/qwen3', "device": "null", "max_running_requests": 256})))
+    core = Core(plan_for(from_values({"device": "null", "max_running_requests": 256})))
     rows = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(core.run)

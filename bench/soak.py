@@ -40,7 +40,7 @@ async def drive(port: int, count: int, base: int) -> None:
 
     async def worker() -> None:
         for i in todo:
-            body = {"model": "null", "prompt": [(base + i + k) % 3000 for k in range(24)], "max_tokens": 24, "stream": True,
+            body = {"model": "null", "prompt": [(base + i + k) % 2000 for k in range(24)], "max_tokens": 24, "stream": True,
                     "ignore_eos": True}
             await one(port, request_bytes(port, "/v1/completions", body), leaves=i % 3 == 0)
 

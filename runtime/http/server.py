@@ -153,6 +153,7 @@ class _Server(TCPServer):
                     self.handling.cancel()  # takes effect when it waits
                 await self.protocol.handle(RawData(data))
         await self.protocol.handle(Closed())
+        await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
 
     async def _close(self) -> None:
         with anyio.move_on_after(self.close_s):

@@ -110,6 +110,17 @@ async def test_keep_alive_and_pipelined_requests_survive_streams() -> None:
     assert [texts(stream) for stream in streams] == [whole["choices"][0]["text"]] * 3
 
 
+async def test_a_connection_ends_with_its_client() -> None:
+    """Not with its keep-alive time: connections that nobody holds any more would pile up."""
+    async with serving(FakeService()) as address:
+        await anyio.wait_all_tasks_blocked()
+        before = len(anyio.get_running_tasks())
+        async with Raw.connected(address) as client:
+            await client.send("/v1/completions", body("/v1/completions", stream=True))
+            await client.until(b"0\r\n\r\n")
+        await until(lambda: len(anyio.get_running_tasks()) == before)
+
+
 async def test_a_fast_reader_gets_every_token_in_its_own_chunk() -> None:
     service = FakeService(hold=True)
     async with serving(service) as address, Raw.connected(address) as client:
