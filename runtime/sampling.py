@@ -55,6 +55,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     context_len: int  # tokens of prompt and output together
     pool_tokens: int  # tokens that the KV pages can hold for one sequence
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and output together."""
+        return min(self.context_len, self.pool_tokens)
+
 
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
     """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within `limits`."""
@@ -63,7 +68,7 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
         raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
-    longest = min(limits.context_len, limits.pool_tokens)
+    longest = limits.longest
     if len(prompt_ids) >= longest:
         raise InvalidRequest(f"the prompt has {len(prompt_ids)} tokens; with at least one token of output the "
                              f"most this server takes is {longest - 1}", param="prompt")

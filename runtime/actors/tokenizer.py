@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from runtime import log
 from runtime.channels import Channel
-from runtime.errors import InternalFault, RequestError
+from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Request
@@ -22,6 +22,8 @@ from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
 INLINE_CHARS = 4096  # a millisecond of the event loop (bench/detokenize.py)
+HEAD_CHARS = 8  # for each token that a sequence may have: about twice what a text has
+SURE = 1.25  # a head may be cut within a word, which costs it some tokens more than the whole text has there
 THREADS = 4
 
 
@@ -90,9 +92,17 @@ class TokenizerActor:
             case Tokens(ids=ids):
                 return ids
             case Text(text=text, add_special=add_special):
-                return self._vocabulary.encode(text, add_special)
+                return self._encode_text(text, add_special)
             case Chat():
-                return self._vocabulary.encode(self._templates.render(prompt), add_special=False)
+                return self._encode_text(self._templates.render(prompt), add_special=False)
+
+    def _encode_text(self, text: str, add_special: bool) -> list[int]:
+        """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be the same."""
+        longest = self._limits.longest
+        head = text[:HEAD_CHARS * longest]
+        if len(head) < len(text) and len(self._vocabulary.encode(head, add_special)) > SURE * longest:
+            raise InvalidRequest(f"the prompt has far more than the {longest - 1} tokens that this server takes", param="prompt")
+        return self._vocabulary.encode(text, add_special)
 
 
 def num_chars(prompt: Prompt, enough: int) -> int:

@@ -108,6 +108,19 @@ async def test_refusals_reach_the_sink_once(prompt: Prompt, params: dict[str, An
     assert bench.ids == ["good"] and "bad" not in bench.outputs
 
 
+async def test_a_text_that_is_far_too_long_is_refused_by_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = Vocabulary.encode
+    monkeypatch.setattr(Vocabulary, "encode", lambda self, text, *rest: encoded.append(len(text)) or encode(self, text, *rest))
+    bench = Bench()
+    bench.ask("far", Text("a b " * 1_000_000))
+    bench.ask("long", Text("a b " * 12_000))
+    await bench.finish()
+    assert [error.param for error in bench.sinks["far"].errors] == ["prompt"]
+    assert max(encoded) == 8 * LIMITS.longest
+    assert bench.ids == ["long"]
+
+
 async def test_short_prompts_keep_their_order() -> None:
     bench = Bench()
     for i in range(20):
