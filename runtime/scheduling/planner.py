@@ -12,9 +12,11 @@ from runtime.scheduling.roster import Roster
 
 
 class Flight(Struct, frozen=True):
-    """What must be remembered of a submitted step: the sequences that it samples, in row order, and prompt parts by slot."""
+    """What must be remembered of a submitted step: the sequences that it computes and those of them that it samples, in row
+    order, and prompt parts by slot."""
 
     step: int
+    computed: list[Sequence]
     sampled: list[Sequence]
     prompt_parts: dict[int, PromptPart]
 
@@ -55,7 +57,7 @@ class Planner:
         if not builder.sequences:
             return None
         self.totals.steps += 1
-        return builder.build(self.totals.steps), Flight(self.totals.steps, builder.sampled, parts)
+        return builder.build(self.totals.steps), Flight(self.totals.steps, builder.sequences, builder.sampled, parts)
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the youngest give way."""
@@ -81,12 +83,16 @@ class Planner:
         while not self.roster.cache.grow(sequence):
             victim = self.roster.youngest()
             self.totals.preemptions += 1
-            if not victim.is_decoding:  # it computes its prompt anew; else the rest of the prompt is in flight
-                self.prompts.drop(victim)
-            self.roster.put_back(victim)
+            self.put_back(victim)
             if victim is sequence:
                 return False
         return True
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A running sequence gives way to others."""
+        if not sequence.is_decoding:  # it computes its prompt anew; else the rest of the prompt is in flight
+            self.prompts.drop(sequence)
+        self.roster.put_back(sequence)
 
     def _admit(self, budget: int, builder: StepBuilder, parts: dict[int, PromptPart]) -> None:
         """Takes waiting sequences in order while slots, pages and the step's budget last."""

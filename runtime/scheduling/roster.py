@@ -19,6 +19,7 @@ class Roster:
         self._siblings: dict[str, list[Sequence]] = {}  # by request id; a request leaves when all of its sequences have ended
         self._running: dict[str, int] = {}  # running sequences by request id
         self._free_slots = list(range(max_running - 1, -1, -1))
+        self.admits_only: frozenset[str] = frozenset()  # ids of the only requests that may start to run; while empty, all may
 
     @property
     def num_running(self) -> int:
@@ -44,8 +45,8 @@ class Roster:
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence could run now: its tokens are all known, and the first of its siblings has computed
-        their common prompt, so that the others find it in the prefix cache."""
-        if sequence.in_flight:
+        their common prompt, so that the others find it in the prefix cache, and no other request is on trial (suspects.py)."""
+        if sequence.in_flight or (self.admits_only and sequence.request.id not in self.admits_only):
             return False
         first = self._siblings[sequence.request.id][0]
         return sequence is first or first.is_finished or first.is_decoding
@@ -78,6 +79,21 @@ class Roster:
         """A running sequence gives way: its tokens stay, its keys and values are computed again later."""
         self._leave(sequence)
         self.waiting.put_back(sequence)
+
+    def restart(self, cache: KVCache) -> set[str]:
+        """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that are known here, and no
+        token is in flight. Pages are taken from the empty `cache` from now on. -> the requests that ran"""
+        running, request_ids = [*self.decoding, *self.extending], set(self._running)
+        for sequence in running:
+            sequence.slot, sequence.pages, sequence.node = -1, [], None
+            sequence.cached_len = sequence.computed_len = 0
+            self.waiting.put_back(sequence)
+        for sequence in self.live.values():
+            sequence.in_flight = 0
+        self.cache = cache
+        self.extending, self.decoding, self._running = [], [], {}
+        self._free_slots = list(range(self.max_running - 1, -1, -1))
+        return request_ids
 
     def end(self, sequence: Sequence) -> None:
         sequence.is_finished = True

@@ -2,18 +2,20 @@
 
 Knows nothing of tasks, channels, rings or torch. The actor around it (actors/scheduler.py) calls `add`, `abort` and `end` as messages
 come, `plan` when a step may be submitted, `apply` when a step's result is there. Results come in the order of the plans.
-Several plans may be in flight: a plan counts on tokens that it has not seen.
+Several plans may be in flight: a plan counts on tokens that it has not seen. When the ranks die it calls `lose_ranks`, and `resume` when
+there are new ones; everything else may be called in between.
 """
 
 from collections import deque
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.cache.kv import KVCache
 from runtime.messages import Ended, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.planner import Flight, Planner
+from runtime.scheduling.recovery import Lost, Recovery
 from runtime.scheduling.roster import Roster
 
 
@@ -38,16 +40,20 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.cache = KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
-        self.roster = Roster(self.cache, config.max_running)
+        self.roster = Roster(self._empty_cache(), config.max_running)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         self._planner = Planner(self.roster, self._prompts, max_step_tokens=config.max_step_tokens, eos_ids=config.eos_ids)
         self.totals = self._planner.totals
-        self._max_len = min(config.max_len, config.pool_tokens)
+        self.last_step = 0  # the latest whose result was taken in
+        self._recovery = Recovery(self._planner)
         self._flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
         self._next_id = 0
+
+    @property
+    def cache(self) -> KVCache:
+        return self.roster.cache
 
     @property
     def num_in_flight(self) -> int:
@@ -56,9 +62,7 @@ class Scheduler:
     def add(self, request: Request) -> list[int]:
         """Queues the request's `n` sequences. -> their ids"""
         params = request.params
-        longest = self._max_len
-        if params.max_new_tokens is not None:
-            longest = min(longest, len(request.prompt_ids) + params.max_new_tokens)
+        longest = self._longest(request)
         stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids))
         sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
         self._next_id += params.n
@@ -79,6 +83,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
+        if self.roster.admits_only and not self._recovery.isolate(self._flights):
+            return None
         planned = self._planner.plan()
         if planned is None:
             return None
@@ -90,6 +96,7 @@ class Scheduler:
         """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
         flight = self._flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
+        self.last_step = flight.step
         ids: list[int] = []
         tokens: list[int] = []
         ended = self.take_ended()
@@ -111,8 +118,40 @@ class Scheduler:
                 self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, ended)
+        if self._recovery.marks:
+            self._recovery.advance(flight.sampled)
         self.generated_tokens += len(tokens)
         return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached)
+
+    def lose_ranks(self) -> Lost:
+        """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
+        guilty = self._recovery.died(self._flights)
+        num_steps = len(self._flights)
+        self._flights.clear()
+        self._prompts.clear()
+        recovered = self.roster.restart(self._empty_cache()) - {guilty}
+        if guilty is not None:
+            self._drop(guilty)
+        return Lost(num_steps, len(recovered), guilty)
+
+    def resume(self, num_pages: int) -> list[str]:
+        """New ranks have come. -> requests whose prompts they have no room for, which end; others may end earlier than before"""
+        if num_pages == self.config.num_pages:
+            return []
+        self.config = structs.replace(self.config, num_pages=num_pages)
+        self.roster.cache = self._empty_cache()
+        refused: dict[str, None] = {}
+        for sequence in list(self.roster.live.values()):
+            sequence.max_len = self._longest(sequence.request)
+            if len(sequence.tokens) < sequence.max_len:
+                continue
+            if sequence.num_generated:
+                self._end(sequence, FinishReason.LENGTH, None, self._ended)
+            else:
+                refused[sequence.request.id] = None
+        for request_id in refused:
+            self._drop(request_id)
+        return list(refused)
 
     def take_admitted(self) -> list[int]:
         """Ids of sequences that were admitted for the first time since the last call."""
@@ -124,7 +163,22 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
+    def _empty_cache(self) -> KVCache:
+        return KVCache(self.config.num_pages, self.config.page_size, shares=self.config.shares_prefixes)
+
+    def _longest(self, request: Request) -> int:
+        """Tokens that a sequence of it may have, prompt included."""
+        longest, new = min(self.config.max_len, self.config.pool_tokens), request.params.max_new_tokens
+        return longest if new is None else min(longest, len(request.prompt_ids) + new)
+
+    def _drop(self, request_id: str) -> None:
+        """Ends a request without a word; whoever calls this tells."""
+        for sequence in list(self.roster.siblings(request_id)):
+            if not sequence.is_finished:
+                self._end(sequence, FinishReason.ABORT, None, [])
+
     def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
         self._prompts.drop(sequence)
+        self._recovery.drop(sequence)
         self.roster.end(sequence)
         ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0)))

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.messages import StepTokens
 from runtime.request import FinishReason, Request
 from runtime.sampling import SamplingParams
+from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.scheduling.oracle import OracleRank, generate
 
@@ -30,6 +31,7 @@ class World:
         self.reasons: dict[int, FinishReason] = {}
         self.prompts: dict[int, list] = {}
         self.requests: dict[int, Request] = {}
+        self.failed: set[int] = set()  # given up after a death of the ranks
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
 
     def add(self, prompt: list[int], **params: object) -> list[int]:
@@ -39,6 +41,20 @@ class World:
             self.seen[i] = []
             self.requests[i] = request
         return ids
+
+    def die(self, num_pages: int | None = None) -> Lost:
+        """The ranks die with the steps in flight, and come again with nothing in their pages."""
+        num_pages = num_pages or self.config.num_pages
+        lost = self.scheduler.lose_ranks()
+        refused = self.scheduler.resume(num_pages)
+        self.config = self.scheduler.config
+        self.results.clear()
+        self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps)
+        for i, request in self.requests.items():
+            if request.id in (lost.guilty, *refused) and not self.ends[i] and i not in self.quiet:
+                self.ends[i] += 1
+                self.failed.add(i)
+        return lost
 
     def submit(self) -> bool:
         if len(self.results) >= self.depth or (plan := self.scheduler.plan()) is None:
@@ -164,7 +180,7 @@ def test_reasons_and_matches() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Random arrivals, aborts, stops, submissions and results, against the oracle."""
+    """Random arrivals, aborts, stops, submissions, results and deaths of the ranks, against the oracle."""
 
     @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans())
     def begin(self, depth: int, page_size: int, chunk: int, shares: bool) -> None:
@@ -199,6 +215,11 @@ class Machine(RuleBasedStateMachine):
         self.world.scheduler.end([i])
 
     @rule()
+    def die(self) -> None:
+        lost = self.world.die()
+        assert lost.guilty is None or lost.num_steps
+
+    @rule()
     def flush(self) -> None:
         self.world.scheduler.cache.flush()
 
@@ -216,7 +237,7 @@ class Machine(RuleBasedStateMachine):
         self.world.run()
         for i, tokens in self.world.seen.items():
             expected = self.world.expected(i)
-            complete = self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
+            complete = i not in self.world.failed and self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
             assert tokens == (expected if complete else expected[:len(tokens)])
             if complete and self.world.requests[i].params.prompt_logprobs is not None:
                 assert [t.token_id for t in self.world.prompts[i]] == self.world.requests[i].prompt_ids
