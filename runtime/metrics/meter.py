@@ -72,6 +72,12 @@ class Meter:
                 self._metrics.finished["stop"] += 1
                 self._forget(now_s, i)
 
+    def failed(self, now_s: float, sequence_ids: list[int]) -> None:
+        """The sequences of a request that was given up."""
+        self._metrics.failed.add(1)
+        for i in sequence_ids:
+            self._forget(now_s, i)
+
     def _forget(self, now_s: float, sequence_id: int) -> None:
         self._last.pop(sequence_id, None)
         if (arrival := self._arrived.pop(sequence_id, None)) is not None:

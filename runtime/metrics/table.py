@@ -37,6 +37,9 @@ class Metrics:
         self.finished = Labelled("runtime_finished_sequences_total", "Sequences that ended, by reason.", label="reason",
                                  values=tuple(reason.value for reason in FinishReason))
         self.aborted = Counter("runtime_aborted_requests_total", "Requests whose client left or asked to stop.")
+        self.failed = Counter("runtime_failed_requests_total", "Requests that were given up after a death of the ranks.")
+        self.rank_restarts = Counter("runtime_rank_restarts_total", "Generations of ranks that were started after a death.")
+        self.recovered_requests = Counter("runtime_recovered_requests_total", "Running requests that went on after a death of the ranks.")
         self.preemptions = Counter("runtime_preemptions_total", "Sequences that gave their pages up and were computed again.")
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)

@@ -9,12 +9,19 @@ from runtime.scheduling.planner import Flight, Planner
 from runtime.scheduling.suspects import Suspects
 
 
+class GivenUp(Struct, frozen=True):
+    """A request that has ended without a word; whoever reads this tells."""
+
+    request_id: str
+    sequence_ids: list[int]
+
+
 class Lost(Struct, frozen=True):
     """What the ranks took with them."""
 
     num_steps: int  # in flight
     num_requests: int  # that ran, and wait again
-    guilty: str | None  # the request that killed them, by all that is known
+    guilty: GivenUp | None  # the request that killed them, by all that is known
 
 
 class Recovery:

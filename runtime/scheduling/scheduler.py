@@ -15,7 +15,7 @@ from runtime.messages import Ended, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.planner import Flight, Planner
-from runtime.scheduling.recovery import Lost, Recovery
+from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
 
 
@@ -130,11 +130,9 @@ class Scheduler:
         self._flights.clear()
         self._prompts.clear()
         recovered = self.roster.restart(self._empty_cache()) - {guilty}
-        if guilty is not None:
-            self._drop(guilty)
-        return Lost(num_steps, len(recovered), guilty)
+        return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
-    def resume(self, num_pages: int) -> list[str]:
+    def resume(self, num_pages: int) -> list[GivenUp]:
         """New ranks have come. -> requests whose prompts they have no room for, which end; others may end earlier than before"""
         if num_pages == self.config.num_pages:
             return []
@@ -149,9 +147,7 @@ class Scheduler:
                 self._end(sequence, FinishReason.LENGTH, None, self._ended)
             else:
                 refused[sequence.request.id] = None
-        for request_id in refused:
-            self._drop(request_id)
-        return list(refused)
+        return [self._give_up(request_id) for request_id in refused]
 
     def take_admitted(self) -> list[int]:
         """Ids of sequences that were admitted for the first time since the last call."""
@@ -171,11 +167,11 @@ class Scheduler:
         longest, new = min(self.config.max_len, self.config.pool_tokens), request.params.max_new_tokens
         return longest if new is None else min(longest, len(request.prompt_ids) + new)
 
-    def _drop(self, request_id: str) -> None:
-        """Ends a request without a word; whoever calls this tells."""
-        for sequence in list(self.roster.siblings(request_id)):
-            if not sequence.is_finished:
-                self._end(sequence, FinishReason.ABORT, None, [])
+    def _give_up(self, request_id: str) -> GivenUp:
+        sequences = [s for s in self.roster.siblings(request_id) if not s.is_finished]
+        for sequence in sequences:
+            self._end(sequence, FinishReason.ABORT, None, [])
+        return GivenUp(request_id, [s.id for s in sequences])
 
     def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
         self._prompts.drop(sequence)

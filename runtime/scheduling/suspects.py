@@ -13,9 +13,10 @@ deaths without having passed in between is a *candidate*, and candidates are tri
     no candidate is left            it was no single request's fault: everybody runs
     the ranks die, and one request alone was in flight that was so at an earlier death as well: that one is guilty; everybody else runs
 
-It ends: each event of a trial leaves at most half of the candidates, rounded up, and the last one dies alone or passes. So among N requests a
-guilty one costs at most 3 + log2(N) deaths, and between two hunts a request has failed or every candidate of a trial that passed has got
-at least one token, of which there are finitely many. Nobody is called guilty who was not twice in flight, the second time alone.
+It ends. Each event of a trial leaves at most half of the candidates, rounded up, and of one candidate none: it dies alone or passes. So
+one of N requests that always kills the ranks at the same place costs 2 + log2(N) deaths, rounded up. Between two such hunts a request has
+failed, or those who passed have got tokens, and of both there are finitely many. Nobody is guilty who was not in flight twice, the
+second time alone.
 """
 
 from collections.abc import Collection, Sequence

@@ -50,8 +50,8 @@ class World:
         self.config = self.scheduler.config
         self.results.clear()
         self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps)
-        for i, request in self.requests.items():
-            if request.id in (lost.guilty, *refused) and not self.ends[i] and i not in self.quiet:
+        for given_up in (lost.guilty, *refused):
+            for i in given_up.sequence_ids if given_up else ():
                 self.ends[i] += 1
                 self.failed.add(i)
         return lost
