@@ -2,7 +2,9 @@
 
     python -m bench.recovery [--streams 8] [--kills 5]
 
-Every stream is read to its end and compared with what it gives undisturbed; a lost, doubled or other token ends the bench.
+Every stream is read to its end and compared with what it gives undisturbed; a lost, doubled or other token ends the bench. In float32: in
+bfloat16 a token that was decoded once and is computed again as part of a prompt differs by rounding, which may turn a later choice, as
+any change of a batch may.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from bench.load import request_bytes
 from bench.record import percentiles, record
 from bench.serve import get, server
 
-NEW_TOKENS = 400
+NEW_TOKENS = 128
 WANTED_S = 3.0
 
 
@@ -46,7 +48,7 @@ class Stream:
 
 
 def body(i: int) -> dict[str, object]:
-    return {"model": "pocket", "prompt": [i + 1, *range(20, 84)], "max_tokens": NEW_TOKENS, "stream": True, "ignore_eos": True,
+    return {"model": "pocket", "prompt": [i + 1, *range(20, 52)], "max_tokens": NEW_TOKENS, "stream": True, "ignore_eos": True,
             "temperature": 0.8 if i % 2 else 0, "seed": i}
 
 
@@ -82,7 +84,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5)
     args = parser.parse_args()
     pauses: list[float] = []
-    with server("--log-level", "error") as (port, pid, ready_s):
+    with server("--log-level", "error", "--dtype", "float32") as (port, pid, ready_s):
         expected, _ = uvloop.run(run(port, pid, args.streams, False))
         for _ in range(args.kills):
             texts, found = uvloop.run(run(port, pid, args.streams, True))
