@@ -163,8 +163,8 @@ async def test_ranks_that_do_not_get_ready_again(error: Exception, attempts: int
 def test_the_watchdog_bites_only_when_a_step_hangs() -> None:
     watchdog = Watchdog(10)
     looks = [  # seconds, latest step done, steps in flight, stuck?
-        (0, 0, 0, False), (100, 0, 0, False), (101, 0, 1, False), (109, 0, 2, False), (110, 0, 2, True), (111, 1, 2, False), (120, 1, 1, False),
-        (121, 1, 1, True), (121, 1, 0, False), (130, 1, 1, False), (131, 1, 1, True)]
+        (0, 0, 0, False), (100, 0, 0, False), (101, 0, 1, False), (109, 0, 2, False), (110, 0, 2, True),
+        (111, 1, 2, False), (120, 1, 1, False), (121, 1, 1, True), (121, 1, 0, False), (130, 1, 1, False), (131, 1, 1, True)]
     for now, last, in_flight, is_stuck in looks:
         scheduler: Any = SimpleNamespace(last_step=last, num_in_flight=in_flight)
         assert watchdog.is_stuck(now, scheduler) == is_stuck, now
