@@ -35,6 +35,15 @@ class KVCache:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
+    def missing(self, sequence: Sequence) -> int:
+        """Pages that `admit` would take for a waiting sequence, those of the prefix cache that nobody uses now included."""
+        known = len(sequence.tokens)
+        wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
+        if not self.shares or sequence.wants_prompt_logprobs:
+            return wanted
+        sequence.match = self.tree.probe(sequence.match, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+        return wanted - self.tree.num_locked(sequence.match)
+
     def admit(self, sequence: Sequence, *, reserve: int, use_prefix: bool) -> bool:
         """Takes pages for all known tokens and the next one; `reserve` pages must remain available. False: no room, nothing taken.
 

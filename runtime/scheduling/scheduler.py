@@ -13,8 +13,9 @@ from runtime.cache.kv import KVCache
 from runtime.messages import Ended, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
-from runtime.scheduling.planner import Flight, Planner
+from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.roster import Roster
+from runtime.scheduling.waiting import OrderConfig
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
@@ -27,6 +28,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     num_pages: int  # of the smallest rank, padding page included
     eos_ids: tuple[int, ...]
     shares_prefixes: bool = True
+    order: OrderConfig = OrderConfig()
+    admission: Admission | None = None  # None: nothing but max_step_tokens
+    conservativeness: float = 1.0
 
     @property
     def pool_tokens(self) -> int:
@@ -39,10 +43,11 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.cache = KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
-        self.roster = Roster(self.cache, config.max_running)
+        self.roster = Roster(self.cache, config.max_running, config.order, config.conservativeness)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
-        self._planner = Planner(self.roster, self._prompts, max_step_tokens=config.max_step_tokens, eos_ids=config.eos_ids)
+        admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
+        self._planner = Planner(self.roster, self._prompts, admission=admission, eos_ids=config.eos_ids)
         self.totals = self._planner.totals
         self._max_len = min(config.max_len, config.pool_tokens)
         self._flights: deque[Flight] = deque()
@@ -90,6 +95,8 @@ class Scheduler:
         """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
         flight = self._flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
+        if flight.work is not None and self._planner.chunking is not None:
+            self._planner.chunking.learn(flight.work, result.compute_s)
         ids: list[int] = []
         tokens: list[int] = []
         ended = self.take_ended()
