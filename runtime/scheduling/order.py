@@ -57,10 +57,10 @@ def longest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
 
 def heaviest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
     """Depth first through the tree of waiting prompts, at each fork into the branch that most of them take: those that share
-    follow each other, and what they share is cached while it is used."""
+    follow each other, and what they share is cached while it is used. Where branches weigh the same, the one that is cached goes first."""
     width = 4 * now.tree.page_size
     ordered: list[Sequence] = []
-    stack = [(0, [(s.tokens.tobytes(), s) for s in window])]
+    stack = [(0, [(s.tokens.tobytes(), s) for s in longest_prefix(window, now)])]
     while stack:
         start, group = stack.pop()
         if len(group) == 1:

@@ -13,6 +13,8 @@ from runtime.scheduling.roster import Roster
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it must leave room for others
 
+RETRY_STEPS = 8  # after which room is looked for again though nobody has left
+
 
 class Admission(Struct, frozen=True, kw_only=True):
     """How known tokens get into steps."""
@@ -65,12 +67,12 @@ class Planner:
         self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
         self._last_admission = 0  # the step
+        self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
     def plan(self) -> tuple[StepPlan, Flight] | None:
         """The next step, or None when there is nothing to compute now."""
         roster = self.roster
-        roster.land()
-        roster.forecast.step()
+        roster.begin()
         if roster.waiting.has_ready:
             roster.waiting.turn += 1
             if roster.order.has_priorities:
@@ -129,12 +131,12 @@ class Planner:
         if head is None or not roster.num_running:
             return
         worst_level = head.level + roster.order.preemption_threshold
-        if roster.last().level < worst_level or roster.can_start(head):
+        if roster.last().level < worst_level or roster.has_room(head):
             return
         victims = [s for s in (*roster.extending, *roster.decoding) if s.level >= worst_level]
         if roster.cache.missing(head) > roster.cache.num_available + sum(len(s.pages) for s in victims):
             return
-        while roster.num_running and roster.last().level >= worst_level and not roster.can_start(head):
+        while roster.num_running and roster.last().level >= worst_level and not roster.has_room(head):
             self.totals.priority_preemptions += 1
             self._preempt(roster.last())
 
@@ -171,8 +173,9 @@ class Planner:
                 return
             if not admission.has_chunks and fill.rows and len(sequence.tokens) > fill.left:
                 return
-            if not roster.start(sequence):
+            if not self._has_room(sequence):
                 return
+            roster.start(sequence)
             if sequence.first_cached_len < 0:
                 sequence.first_cached_len = sequence.cached_len
                 self.admitted.append(sequence.id)
@@ -181,6 +184,16 @@ class Planner:
             builder.admit(sequence, self.eos_ids)
             self._last_admission = self.totals.steps + 1
             self._extend(sequence, fill)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Asks again when somebody has left, or after a few steps: the answer may take a look at all that run."""
+        state = (sequence.id, self.roster.num_left, self.totals.steps // RETRY_STEPS)
+        if self._no_room == state:
+            return False
+        if self.roster.has_room(sequence):
+            return True
+        self._no_room = state
+        return False
 
     def _extend(self, sequence: Sequence, fill: Fill) -> None:
         """Plans as many of its known tokens as the step has left for it."""

@@ -4,7 +4,7 @@ from bisect import insort
 
 from runtime.cache.kv import KVCache
 from runtime.request import Request, Sequence
-from runtime.scheduling.forecast import MAX_FUTURE, Forecast
+from runtime.scheduling.forecast import Forecast
 from runtime.scheduling.order import Now
 from runtime.scheduling.shares import Shares
 from runtime.scheduling.waiting import OrderConfig, WaitingQueue
@@ -32,7 +32,9 @@ class Roster:
         self._running: dict[str, int] = {}  # running sequences by request id
         self._running_keys: dict[str, int] = {}  # and by routing key
         self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
+        self._future: int | None = None  # tokens that the running ones are expected to take yet; None: to be counted
         self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
+        self.num_left = 0  # sequences that ran and gave their pages back
         self._free_slots = list(range(max_running - 1, -1, -1))
 
     @property
@@ -65,26 +67,36 @@ class Roster:
             if self.waiting.is_parked(sequence) and not sequence.in_flight:
                 self.waiting.add(sequence)
 
-    def land(self) -> None:
-        """Sequences that gave way join the queue when all their tokens are known."""
+    def begin(self) -> None:
+        """A step is planned. Sequences that gave way join the queue when all their tokens are known."""
+        self.forecast.step()
+        self._future = None
         if self._landing:
             for sequence in self._landing:
                 if not sequence.in_flight and not sequence.is_finished:
                     self.waiting.add(sequence, is_new=False)
             self._landing = [s for s in self._landing if s.in_flight and not s.is_finished]
 
-    def reserve(self, newcomer: Sequence) -> int:
-        """Pages that must stay available when `newcomer` starts: one for each running sequence, or as many as they will want."""
-        if not self.num_running:
-            return 0
-        future = sum([min(s.max_len - len(s.tokens), MAX_FUTURE) for s in (*self.extending, *self.decoding, newcomer)])
-        return max(self.num_running, int(self.forecast.share * future) // self.cache.page_size)
-
-    def start(self, sequence: Sequence) -> bool:
-        """Moves the head of the queue to the running ones. False: no room for it now."""
-        if not self.cache.admit(sequence, reserve=self.reserve(sequence), use_prefix=not sequence.wants_prompt_logprobs):
+    def has_room(self, newcomer: Sequence) -> bool:
+        """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run finds room as well."""
+        if not self._free_slots:
             return False
+        spare = self.cache.num_available - self.cache.missing(newcomer)
+        count = self.num_running
+        if spare < count:  # a page for each: nobody gives way at once
+            return False
+        if self._future is None:
+            self._future = sum([self.forecast.future(s) for s in (*self.extending, *self.decoding)])
+        if not count or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size:
+            return True  # even if nobody ended meanwhile
+        return self.forecast.peak((*self.extending, *self.decoding, newcomer)) <= (spare - count) * self.cache.page_size
+
+    def start(self, sequence: Sequence) -> None:
+        """Moves the head of the queue, for which there is room, to the running ones."""
+        self.cache.admit(sequence, use_prefix=not sequence.wants_prompt_logprobs)
         request = sequence.request
+        if self._future is not None:
+            self._future += self.forecast.future(sequence)
         self.waiting.take(sequence)
         self.shares.start(request.tenant)
         sequence.slot = self._free_slots.pop()
@@ -92,11 +104,6 @@ class Roster:
         self._running[request.id] = self._running.get(request.id, 0) + 1
         if request.routing_key:
             self._running_keys[request.routing_key] = self._running_keys.get(request.routing_key, 0) + 1
-        return True
-
-    def can_start(self, sequence: Sequence) -> bool:
-        """Whether `start` would find room now."""
-        return self.has_free_slot and self.cache.missing(sequence) + self.reserve(sequence) <= self.cache.num_available
 
     def promote(self) -> None:
         """Sequences whose known tokens are all planned go on to decode."""
@@ -138,6 +145,8 @@ class Roster:
         """Gives back slot and pages. Steps in flight may still write there: they run before any step that reuses them."""
         (self.extending if sequence in self.extending else self.decoding).remove(sequence)
         self.cache.release(sequence)
+        self.num_left += 1
+        self._future = None
         request = sequence.request
         self.shares.stop(request.tenant)
         for counts, key in ((self._running, request.id), (self._running_keys, request.routing_key)):
