@@ -72,6 +72,12 @@ class Meter:
                 self._metrics.finished["stop"] += 1
                 self._forget(now_s, i)
 
+    def refused(self, sequence_ids: list[int]) -> None:
+        """Sequences that ended before their first token: they count in no latency."""
+        for i in sequence_ids:
+            self._arrived.pop(i, None)
+        self._metrics.refused["503"] += 1
+
     def _forget(self, now_s: float, sequence_id: int) -> None:
         self._last.pop(sequence_id, None)
         if (arrival := self._arrived.pop(sequence_id, None)) is not None:

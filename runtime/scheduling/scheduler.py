@@ -10,12 +10,16 @@ from collections import deque
 from msgspec import Struct
 
 from runtime.cache.kv import KVCache
-from runtime.messages import Ended, StepPlan, StepResult, StepTokens
+from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
+from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.waiting import OrderConfig
+
+TIME_IS_UP = {True: "the request waited too long for its turn; try again later",
+              False: "the request's time was up before its first token; try again later"}
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
@@ -31,6 +35,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     order: OrderConfig = OrderConfig()
     admission: Admission | None = None  # None: nothing but max_step_tokens
     conservativeness: float = 1.0
+    limit: Limit = Limit()  # in time
 
     @property
     def pool_tokens(self) -> int:
@@ -49,6 +54,8 @@ class Scheduler:
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
         self._planner = Planner(self.roster, self._prompts, admission=admission, eos_ids=config.eos_ids)
         self.totals = self._planner.totals
+        self.deadlines = Deadlines(config.limit)
+        self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self._max_len = min(config.max_len, config.pool_tokens)
         self._flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
@@ -68,6 +75,7 @@ class Scheduler:
         sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
         self._next_id += params.n
         self.roster.join(request, sequences)
+        self.deadlines.add(request)
         return [s.id for s in sequences]
 
     def abort(self, request_id: str) -> None:
@@ -75,6 +83,23 @@ class Scheduler:
         for sequence in list(self.roster.siblings(request_id)):
             if not sequence.is_finished:
                 self._end(sequence, FinishReason.ABORT, None, self._ended)
+
+    def expire(self, now_s: float) -> list[tuple[Refused, list[int]]]:
+        """Ends requests whose time is up. Those without a token are refused (-> with their sequences' ids); the others
+        end with what they have, as if aborted."""
+        refused: list[tuple[Refused, list[int]]] = []
+        for request_id, is_queue in self.deadlines.due(now_s):
+            siblings = self.roster.siblings(request_id)
+            if not siblings or (is_queue and any(s.first_cached_len >= 0 for s in siblings)):
+                continue
+            self.timeouts["queue" if is_queue else "total"] += 1
+            if any(s.num_generated for s in siblings):
+                self.abort(request_id)
+            else:
+                ids = [s.id for s in siblings if not s.is_finished]
+                refused.append((Refused(request_id, 503, TIME_IS_UP[is_queue]), ids))
+                self.end(ids)
+        return refused
 
     def end(self, sequence_ids: list[int]) -> None:
         """Ends sequences whose text is complete (a stop string was found). Unknown ids have ended already."""

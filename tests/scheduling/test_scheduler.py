@@ -35,9 +35,10 @@ class World:
         self.requests: dict[int, Request] = {}
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
 
-    def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "", **params: object) -> list[int]:
+    def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
+            timeout_s: float | None = None, queue_timeout_s: float | None = None, **params: object) -> list[int]:
         request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0,
-                          priority=priority, tenant=tenant, routing_key=routing_key)
+                          priority=priority, tenant=tenant, routing_key=routing_key, timeout_s=timeout_s, queue_timeout_s=queue_timeout_s)
         ids = self.scheduler.add(request)
         for i in ids:
             self.seen[i] = []
