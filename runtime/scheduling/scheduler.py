@@ -65,6 +65,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         return len(self._flights)
 
+    @property
+    def next_flight(self) -> Flight:
+        """The oldest step in flight: the one whose result `apply` expects."""
+        return self._flights[0]
+
     def add(self, request: Request) -> list[int]:
         """Queues the request's `n` sequences. -> their ids"""
         params = request.params
