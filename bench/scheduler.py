@@ -2,8 +2,8 @@
 
     python -m bench.scheduler
 
-Bounds: 100 µs for a plan at 64 and 300 µs at 512 running sequences that decode, with 10,000 waiting or none; 1 ms for the prefix of a prompt of
-32,768 tokens in pages of 16; 100,000 cached pages slow no step.
+Bounds: 100 µs for a plan at 64 and 300 µs at 512 running sequences that decode, with 10,000 waiting or none; 1 ms for the prefix of a
+prompt of 32,768 tokens in pages of 16; 100,000 cached pages slow no step.
 """
 
 import os
