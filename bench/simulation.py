@@ -3,8 +3,8 @@
     python -m bench.simulation [--requests 2500]
 
 Requests come at random times and begin with one of many prefixes, whose popularity is Zipf's. The scheduler is the real one; the
-device is a formula: a step takes a constant, and something for each decode row, each prompt token and each position that is attended to. The
-figures compare policies with one another on one trace; they are no forecast for a machine. Writes docs/scheduling.svg.
+device is a formula: a step takes a constant, and something for each decode row, each prompt token and each position that is
+attended to. The figures compare policies with one another on one trace; they are no forecast for a machine. Writes docs/scheduling.svg.
 """
 
 import argparse

@@ -86,7 +86,7 @@ class Planner:
             return None
         self.totals.steps += 1
         if roster.shares.is_on:
-            roster.shares.charge_running()
+            roster.shares.charge_decodes()
         return builder.build(self.totals.steps), Flight(self.totals.steps, builder.sampled, parts, self._work(builder))
 
     def _decode(self, builder: StepBuilder) -> None:

@@ -98,7 +98,6 @@ class Roster:
         if self._future is not None:
             self._future += self.forecast.future(sequence)
         self.waiting.take(sequence)
-        self.shares.start(request.tenant)
         sequence.slot = self._free_slots.pop()
         self.extending.append(sequence)
         self._running[request.id] = self._running.get(request.id, 0) + 1
@@ -111,6 +110,7 @@ class Roster:
             for sequence in self.extending:
                 if sequence.computed_len == len(sequence.tokens):
                     insort(self.decoding, sequence, key=precedence)
+                    self.shares.start(sequence.request.tenant)
             self.extending = [s for s in self.extending if s.computed_len < len(s.tokens)]
 
     def last(self) -> Sequence:
@@ -143,12 +143,15 @@ class Roster:
 
     def _leave(self, sequence: Sequence) -> None:
         """Gives back slot and pages. Steps in flight may still write there: they run before any step that reuses them."""
-        (self.extending if sequence in self.extending else self.decoding).remove(sequence)
+        if sequence in self.extending:
+            self.extending.remove(sequence)
+        else:
+            self.decoding.remove(sequence)
+            self.shares.stop(sequence.request.tenant)
         self.cache.release(sequence)
         self.num_left += 1
         self._future = None
         request = sequence.request
-        self.shares.stop(request.tenant)
         for counts, key in ((self._running, request.id), (self._running_keys, request.routing_key)):
             if key in counts:
                 counts[key] -= 1

@@ -19,7 +19,7 @@ class Shares:
         self._weights = dict(weights or {})
         self._clocks: dict[str, float] = {}
         self._live: dict[str, int] = {}  # sequences that wait or run
-        self._running: dict[str, int] = {}
+        self._decoding: dict[str, int] = {}  # of them, those that decode
 
     def tenant(self, name: str) -> str:
         return name if self.is_on else ""
@@ -46,21 +46,22 @@ class Shares:
             self._forget()
 
     def start(self, tenant: str) -> None:
+        """One of its sequences decodes from now on."""
         if self.is_on:
-            self._running[tenant] = self._running.get(tenant, 0) + 1
+            self._decoding[tenant] = self._decoding.get(tenant, 0) + 1
 
     def stop(self, tenant: str) -> None:
         if self.is_on:
-            _subtract(self._running, tenant)
+            _subtract(self._decoding, tenant)
 
     def charge(self, tenant: str, tokens: int) -> None:
         if self.is_on:
             self._clocks[tenant] += tokens / self._weights.get(tenant, 1.0)
             self.tokens[tenant] += tokens
 
-    def charge_running(self) -> None:
-        """A step gives each running sequence a token."""
-        for tenant, count in self._running.items():
+    def charge_decodes(self) -> None:
+        """A step gives each decoding sequence a token."""
+        for tenant, count in self._decoding.items():
             self.charge(tenant, count)
 
     def _forget(self) -> None:

@@ -244,6 +244,16 @@ def test_tenants_with_unequal_load_get_equal_shares(weights: dict[str, float]) -
     assert tokens["a"] / tokens["b"] == pytest.approx(weights.get("a", 1.0), rel=0.1)
 
 
+def test_tenants_are_charged_what_is_computed() -> None:
+    world = World(num_pages=60, page_size=4, chunk=8, order=OrderConfig(fair=True))
+    world.add(prompt(40), tenant="a", max_new_tokens=10, ignore_eos=True)
+    world.run()
+    world.add(prompt(40), tenant="b", max_new_tokens=1, ignore_eos=True)
+    world.run()
+    tokens = world.scheduler.roster.shares.tokens
+    assert 40 + 9 <= tokens["a"] <= 40 + 9 + 2 and 4 <= tokens["b"] <= 4 + 2, "cached tokens cost nothing"
+
+
 def test_all_waiting_are_admitted_within_a_bound_once_arrivals_stop() -> None:
     world = World(num_pages=40, max_running=4, order=OrderConfig(policy="lpm", has_priorities=True, fair=True, patience=8))
     for k in range(60):
