@@ -151,7 +151,6 @@ def main() -> None:
     args = parser.parse_args()
     visits = trace(args.requests)
     runs = {name: OrderConfig(policy=name, has_priorities=name == "priority") for name in POLICIES}
-    runs["lpm, no ageing"] = OrderConfig(policy="lpm", patience=0)
     runs["fcfs, fair share"] = OrderConfig(fair=True)
     rows: dict[str, dict[str, float]] = {}
     for name, order in runs.items():
