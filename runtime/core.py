@@ -18,13 +18,12 @@ from anyio.abc import TaskGroup
 
 from runtime import __version__, log
 from runtime.actors.detokenizer import DetokenizerActor
-from runtime.actors.ranks import Ranks
 from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.tokenizer import TokenizerActor
 from runtime.channels import Channel
 from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
-from runtime.messages import Ask, LoadProgress, RankReady, StartRank, ToDetokenizer, ToScheduler
+from runtime.messages import Ask, StartRank, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.models.config import ModelConfig, read_config
@@ -37,6 +36,7 @@ from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import Health, Load, ModelCard, State
+from runtime.supervisor import Supervisor
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
@@ -64,9 +64,8 @@ class Core:
         self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
         self._to_detokenizer = Channel[ToDetokenizer](64)
         self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
-        self._ranks = Ranks(start_rank(plan, self.model))
+        self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout)
         self._draw_seed = random_seeds(plan.random_seed)
-        self._readies: list[RankReady] = []
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
 
@@ -87,7 +86,7 @@ class Core:
         finally:
             self._router.fail_all(Unavailable("the server is stopping; try again later"))
             with anyio.CancelScope(shield=True):
-                await self._ranks.stop()
+                await self._supervisor.stop()
             for channel in (self._asks, self._to_scheduler, self._to_detokenizer):
                 channel.discard()
 
@@ -111,20 +110,22 @@ class Core:
         begin = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._start_text, tasks)
-            self._readies = await self._ranks.start(_report)
-            for ready in self._readies:
+            await self._supervisor.start()
+            for ready in self._supervisor.readies:
                 for phase, seconds in ready.phases_s.items():
                     log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
-            config = scheduler_config(self.plan, self.model, min(ready.num_pages for ready in self._readies))
+            config = scheduler_config(self.plan, self.model, self._supervisor.num_pages)
             self._scheduler = Scheduler(config)
             actor = SchedulerActor(
-                self._scheduler, self._ranks, self._to_scheduler, self._to_detokenizer, meter=self._meter,
+                self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH)
             tasks.start_soon(actor.run)
-            self._state = "ready"
+            if self._state == "loading":
+                self._state = "ready"
             self._settled.set()
             log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=config.num_pages - 1,
-                                  page_size=config.page_size, device=self._readies[0].device_name)
+                                  page_size=config.page_size, device=self._supervisor.readies[0].device_name)
+            await self._supervisor.run(actor)
 
     async def _start_text(self, tasks: TaskGroup) -> None:
         """Loads the tokenizer while the ranks load the weights."""
@@ -143,7 +144,7 @@ class Core:
         self._state = "failed"
         self.failure = fault
         if isinstance(fault, RankDied):
-            log.get("ranks").error("a rank died", rank=fault.rank, exit_code=fault.exit_code)
+            log.get("ranks").error("the ranks died and are not started again", rank=fault.rank, exit_code=fault.exit_code)
         message = "the model could not be loaded" if isinstance(fault, StartError) else "the model process ended; try again later"
         self._router.fail_all(Unavailable(message))
         self._settled.set()
@@ -172,7 +173,7 @@ class Core:
         self._router.abort(request_id)
 
     def health(self) -> Health:
-        return Health(self._state)
+        return Health("recovering" if self._state == "ready" and self._supervisor.is_recovering else self._state)
 
     def load(self) -> Load:
         if (scheduler := self._scheduler) is None:
@@ -185,10 +186,11 @@ class Core:
 
     def server_info(self) -> dict[str, Any]:
         options = self.plan.public()
-        return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self._state,
+        return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self.health().state,
                 "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
+                "generation": self._supervisor.generation,
                 "ranks": [{"rank": r.rank, "device": r.device_name, "num_pages": r.num_pages - 1, "weights_bytes": r.weights_bytes,
-                           "pages_bytes": r.pages_bytes, "phases_s": r.phases_s} for r in self._readies]}
+                           "pages_bytes": r.pages_bytes, "phases_s": r.phases_s} for r in self._supervisor.readies]}
 
     def metrics(self) -> bytes:
         load, metrics = self.load(), self._metrics
@@ -206,7 +208,7 @@ class Core:
                 counter.value = value
             metrics.timeouts.values.update(self._scheduler.timeouts)
             metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
-        return metrics.render(dict(enumerate(self._ranks.pids)))
+        return metrics.render(dict(enumerate(self._supervisor.ranks.pids)))
 
     def token_bytes(self, token_id: int) -> bytes:
         assert self._vocabulary is not None, "a token, but no tokenizer"
@@ -268,10 +270,6 @@ def random_seeds(seed: int) -> Callable[[], int]:
     """Seeds for requests that bring none: the same ones, in order, for the same --random-seed."""
     source = Random(seed)
     return lambda: source.getrandbits(63)
-
-
-def _report(progress: LoadProgress) -> None:
-    log.get("start").debug("loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2))
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -9,8 +9,8 @@
     │   ├── NotFound         404   no such model, route or object
     │   ├── TooLarge         413   the body is over the limit
     │   ├── Overloaded       429   the queue is full; try again later
-    │   ├── InternalFault    500   our bug, pinned on this request; details are in the log, not in the message
-    │   └── Unavailable      503   loading, draining, or a rank died; try again
+    │   ├── InternalFault    500   our bug, or a death of the ranks, pinned on this request; the log has the details, the message has not
+    │   └── Unavailable      503   draining, or the ranks died for good; try again
     ├── RingError                  a record that cannot be written or must not be read
     └── RankDied                   a rank process ended while it was needed
 
@@ -82,7 +82,7 @@ class InternalFault(RequestError):
 
 
 class Unavailable(RequestError):
-    """The server is loading or draining, or a rank died. The same request may work in a while."""
+    """The server is draining, or its ranks died and cannot be started again. The same request may work in a while."""
 
     status, type, code = 503, "server_error", "unavailable"
 
@@ -98,3 +98,4 @@ class RankDied(RuntimeFault):
         super().__init__(f"rank {rank} ended with exit code {exit_code}" + (f": {reason}" if reason else ""))
         self.rank = rank
         self.exit_code = exit_code
+        self.reason = reason

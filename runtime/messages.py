@@ -113,7 +113,8 @@ class StepTokens(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The scheduler turned a request down (`status` 400, 429 or 503 with a safe message); nothing of it is running."""
+    """The scheduler turned a request down (`status` 400, 429 or 503 with a safe message), or gave it up because it kills the ranks (500);
+    nothing of it is running."""
 
     request_id: str
     status: int

@@ -11,11 +11,11 @@ from runtime.messages import Ask
 from runtime.request import Sink
 from runtime.sampling import Limits
 
-State = Literal["loading", "ready", "draining", "failed"]
+State = Literal["loading", "ready", "recovering", "draining", "failed"]
 
 
 class Health(Struct, frozen=True):
-    """The truth about this moment. `detail` is safe to show."""
+    """The truth about this moment. While it is loading or recovering, requests are taken in and wait. `detail` is safe to show."""
 
     state: State
     detail: str = ""

@@ -9,7 +9,7 @@ Everything it waits for is a descriptor on the loop: rings by their eventfds, pr
 SIGCHLD and no signal handlers, and it works in other people's loops. What it opens has no name in any file system. Ranks are
 killed by the kernel when the thread that started them ends: start and stop them on one loop.
 
-A rank that died is not started again here: a new generation is a new Ranks.
+A rank that died is not started again here: a new generation is a new Ranks (supervisor.py).
 """
 
 import asyncio
@@ -32,6 +32,8 @@ from runtime.wire import Wire
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
 TERM_S = 2.0  # after SIGTERM, before SIGKILL
+DUMP_S = 2.0  # after DUMP_SIGNAL, for a rank that hangs to write its stack and end
+DUMP_SIGNAL = signal.SIGUSR1  # see devices/worker.py
 KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
 
 
@@ -144,6 +146,17 @@ class Ranks:
     def set_wake(self, wake: Callable[[], None] | None) -> None:
         """`wake` is called on the loop, and must not raise, when results have come and once when `died` is set."""
         self._wake = wake
+
+    async def abandon(self, reason: str) -> None:
+        """Gives up ranks that hang: each writes its stack to the log and ends; `died` tells the reason."""
+        with anyio.CancelScope(shield=True):
+            for rank in self._ranks:
+                if rank.failed is None:
+                    rank.failed = RankFailed(rank.index, reason, False)
+                rank.process.send_signal(DUMP_SIGNAL)
+            await _wait_exits(self._ranks, DUMP_S)
+            for rank in self._ranks:
+                rank.process.kill()
 
     async def stop(self) -> None:
         """Ends all ranks, kindly first, and closes every descriptor. May be called at any time and more than once.

@@ -1,5 +1,8 @@
 """The scheduler actor: a thin shell of tasks around the pure Scheduler. One loop: take in results, plan ahead, submit.
 
+The actor outlives the ranks: `run` takes messages in all the time, `drive` runs steps on one generation of ranks until it dies, and
+between two generations requests wait (supervisor.py).
+
 At most `depth` steps are in flight. With two, step n+1 is planned and lies in the ring before step n's tokens are known, so the
 ranks never wait for the event loop (the overlap scheduler of the field, as an async pipeline).
 """
@@ -17,6 +20,7 @@ from runtime.messages import Abort, Arrive, Opened, Refused, StepPlan, StepResul
 from runtime.metrics.meter import Meter
 from runtime.request import Request
 from runtime.sampling import Limits, check, cut
+from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
 
 
@@ -39,12 +43,11 @@ class Steps(Protocol):
 class SchedulerActor:
     """Owns the scheduler. Messages in: Arrive, Abort, Stopped. Messages out: Opened, StepTokens, Refused."""
 
-    def __init__(self, scheduler: Scheduler, steps: Steps, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
+    def __init__(self, scheduler: Scheduler, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
                  limits: Limits, depth: int, meter: Meter) -> None:
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
-        self._steps = steps
         self._inbox = inbox
         self._outbox = outbox
         self._meter = meter
@@ -53,12 +56,10 @@ class SchedulerActor:
         self._unsent: StepPlan | None = None  # planned, but the ring was full
 
     async def run(self) -> None:
-        """Until cancelled. Raises RankDied when a rank is lost."""
-        self._steps.set_wake(lambda: self._wake.set())
+        """Takes messages in until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._listen)
-            tasks.start_soon(self._pipeline)
             tasks.start_soon(self._watch_clock)
+            await self._listen()
 
     async def _watch_clock(self) -> None:
         """Wakes the pipeline when a request's time is up."""
@@ -97,27 +98,51 @@ class SchedulerActor:
         self._meter.opened(request, ids)
         return Opened(request, ids)
 
-    async def _pipeline(self) -> None:
+    async def drive(self, steps: Steps) -> RankDied:
+        """Runs steps on these ranks until one of them is lost. -> its death"""
+        steps.set_wake(lambda: self._wake.set())
+        self._wake.set()
         while True:
             await self._wake.wait()
             self._wake = anyio.Event()
-            for result in self._steps.results():
-                tokens = self.scheduler.apply(result)
-                self._meter.step(monotonic(), tokens, result.compute_s)
-                await self._send(tokens)
-            if self._steps.died is not None:
-                raise self._steps.died
+            while results := steps.results():
+                for result in results:
+                    tokens = self.scheduler.apply(result)
+                    self._meter.step(monotonic(), tokens, result.compute_s)
+                    await self._send(tokens)
+            if steps.died is not None:
+                return steps.died
             if self.scheduler.deadlines.next_s <= monotonic():
                 for refusal, ids in self.scheduler.expire(monotonic()):
                     self._meter.refused(ids)
                     await self._send(refusal)
-            self._submit()
+            self._submit(steps)
             if not self.scheduler.num_in_flight and (ended := self.scheduler.take_ended()):
                 tokens = StepTokens([], [], ended, {}, {})
                 self._meter.ended(monotonic(), tokens)
                 await self._send(tokens)
 
-    def _submit(self) -> None:
+    async def lose_ranks(self) -> Lost:
+        """The ranks are dead: all that ran waits. The request that killed them, where it is known, fails."""
+        self._unsent = None
+        lost = self.scheduler.lose_ranks()
+        if lost.guilty is not None:
+            await self._fail(lost.guilty, 500, "the model process ended each time it computed this request; the server's log has the "
+                                               f"details under {lost.guilty.request_id}")
+        return lost
+
+    async def resume(self, num_pages: int) -> None:
+        """New ranks with so many pages are ready."""
+        refused = self.scheduler.resume(num_pages)
+        self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
+        for request in refused:
+            await self._fail(request, 503, "the model was started again and has less memory than this prompt needs; try again later")
+
+    async def _fail(self, request: GivenUp, status: int, message: str) -> None:
+        self._meter.failed(monotonic(), request.sequence_ids)
+        await self._send(Refused(request.request_id, status, message))
+
+    def _submit(self, steps: Steps) -> None:
         """Plans and submits until the pipeline is full, or there is nothing to compute."""
         while True:
             if self._unsent is None:
@@ -126,7 +151,7 @@ class SchedulerActor:
                 self._unsent = self.scheduler.plan()
                 if admitted := self.scheduler.take_admitted():
                     self._meter.admitted(monotonic(), admitted)
-            if self._unsent is None or not self._steps.submit(self._unsent):
+            if self._unsent is None or not steps.submit(self._unsent):
                 return
             self._unsent = None
 

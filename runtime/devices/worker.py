@@ -4,11 +4,13 @@
     results  writes   LoadProgress ..., RankReady, then (rank 0) a StepResult for each StepPlan; RankFailed before it ends in error
 
 Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model cannot be started. Between steps the rank waits in
-the kernel. It dies with its parent, even if that is killed.
+the kernel. It dies with its parent, even if that is killed. SIGUSR1 makes it write its stack to stderr and end,
+even where Python code cannot run, in a collective that never returns; so does a crash.
 """
 
 import argparse
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -88,6 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plans", type=RingFds.parse, required=True, help="descriptors of the ring that is read")
     parser.add_argument("--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written")
     given = parser.parse_args(arguments)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, chain=True)  # chain: then do what the signal does by itself, end the process
     if not bind_to_parent(given.parent, f"rank-{given.rank}"):
         return 1
     return Rank(given.rank, given.generation, given.plans, given.results).run()

@@ -78,6 +78,12 @@ class Meter:
             self._arrived.pop(i, None)
         self._metrics.refused["503"] += 1
 
+    def failed(self, now_s: float, sequence_ids: list[int]) -> None:
+        """The sequences of a request that was given up."""
+        self._metrics.failed.add(1)
+        for i in sequence_ids:
+            self._forget(now_s, i)
+
     def _forget(self, now_s: float, sequence_id: int) -> None:
         self._last.pop(sequence_id, None)
         if (arrival := self._arrived.pop(sequence_id, None)) is not None:

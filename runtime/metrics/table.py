@@ -37,6 +37,9 @@ class Metrics:
         self.finished = Labelled("runtime_finished_sequences_total", "Sequences that ended, by reason.", label="reason",
                                  values=tuple(reason.value for reason in FinishReason))
         self.aborted = Counter("runtime_aborted_requests_total", "Requests whose client left or asked to stop.")
+        self.failed = Counter("runtime_failed_requests_total", "Requests that were given up after a death of the ranks.")
+        self.rank_restarts = Counter("runtime_rank_restarts_total", "Generations of ranks that were started after a death.")
+        self.recovered_requests = Counter("runtime_recovered_requests_total", "Running requests that went on after a death of the ranks.")
         self.preemptions = Counter("runtime_preemptions_total", "Sequences that gave their pages up and were computed again.")
         self.priority_preemptions = Counter("runtime_priority_preemptions_total", "Of the preemptions, those for a better priority.")
         self.aged = Counter("runtime_aged_admissions_total", "Sequences that were admitted because they had been overtaken too often.")

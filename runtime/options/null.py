@@ -1,8 +1,9 @@
-"""Timing model of the null device, which computes nothing."""
+"""Timing model and faults of the null device, which computes nothing."""
 
 from typing import Annotated as A
+from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, Seconds, option
+from runtime.options.declare import Auto, Count, Group, Seconds, Whole, option
 
 
 class Null(Group, frozen=True, kw_only=True):
@@ -11,3 +12,5 @@ class Null(Group, frozen=True, kw_only=True):
     null_step_s: A[Seconds, option("Seconds that the null device takes for a step.")] = 0.0
     null_token_s: A[Seconds, option("Seconds that it takes for each token of a step, on top.")] = 0.0
     null_vocab_size: A[Count | Auto, option("Token ids that it draws from; auto is the model's vocabulary.")] = "auto"
+    null_poison_token: A[Whole | None, option("Token at which it fails when it computes it, to try recovery out.")] = None
+    null_poison: A[Literal["raise", "kill", "hang"], option("How it fails: an exception, the end of its process, or no answer.")] = "raise"

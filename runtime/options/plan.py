@@ -73,6 +73,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     stream_output: bool
     allow_auto_truncate: bool
     disable_overlap_schedule: bool
+    watchdog_timeout: float  # seconds; 0: off
     attention_backend: str
     sampling_backend: str
     graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps
@@ -82,6 +83,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     null_step_s: float
     null_token_s: float
     null_vocab_size: int
+    null_poison_token: int | None
+    null_poison: str
     why: dict[str, Provenance]
     notices: list[str]  # what to tell the user at start: options that were accepted without effect
 
@@ -96,7 +99,8 @@ class Plan(Struct, frozen=True, kw_only=True):
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device != "null":
             return {}
-        return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size}
+        return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size,
+                "poison_token": self.null_poison_token, "poison": self.null_poison}
 
 
 class Choice:

@@ -65,5 +65,6 @@ class Schedule(Group, frozen=True, kw_only=True):
     random_seed: A[Whole | Auto, option("Seed of the seeds of requests that give none; auto draws one at start.")] = "auto"
     sleep_on_idle: A[bool, superseded(
         "Use no CPU while there is nothing to do.", "an idle server and its ranks always sleep in the kernel.")] = False
-    watchdog_timeout: A[Seconds, planned("Seconds without a finished step after which a rank counts as stuck.")] = 300.0
+    watchdog_timeout: A[Seconds, option(
+        "Seconds with a step in flight and none done after which ranks count as dead and are started again; 0: never.")] = 300.0
     soft_watchdog_timeout: A[Amount | None, planned("Seconds without a finished step after which the state is dumped to the log.")] = None

@@ -38,6 +38,10 @@ class PromptCollector:
         """The sequence ended, or starts over: what is still in flight for it counts no more."""
         self._collected.pop(sequence.id, None)
 
+    def clear(self) -> None:
+        """The ranks died: prompts that are not complete are computed again, from their first token."""
+        self._collected.clear()
+
     def take(self, parts: list[PromptLogprobs], expected: dict[int, PromptPart]) -> dict[int, list[TokenLogprob]]:
         """A step's parts, expected by slot. -> the prompts that are complete now, by sequence id"""
         complete: dict[int, list[TokenLogprob]] = {}

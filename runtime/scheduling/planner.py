@@ -28,9 +28,11 @@ class Admission(Struct, frozen=True, kw_only=True):
 
 
 class Flight(Struct, frozen=True):
-    """What must be remembered of a submitted step: the sequences that it samples, in row order, and prompt parts by slot."""
+    """What must be remembered of a submitted step: the sequences that it computes and those of them that it samples, in row
+    order, and prompt parts by slot."""
 
     step: int
+    computed: list[Sequence]
     sampled: list[Sequence]
     prompt_parts: dict[int, PromptPart]
     work: Work | None  # where its time is of interest
@@ -87,7 +89,8 @@ class Planner:
         self.totals.steps += 1
         if roster.shares.is_on:
             roster.shares.charge_decodes()
-        return builder.build(self.totals.steps), Flight(self.totals.steps, builder.sampled, parts, self._work(builder))
+        flight = Flight(self.totals.steps, builder.sequences, builder.sampled, parts, self._work(builder))
+        return builder.build(self.totals.steps), flight
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
@@ -120,9 +123,13 @@ class Planner:
 
     def _preempt(self, victim: Sequence) -> None:
         self.totals.preemptions += 1
-        if not victim.is_decoding:  # it computes its prompt anew; else the rest of the prompt is in flight
-            self.prompts.drop(victim)
-        self.roster.put_back(victim)
+        self.put_back(victim)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A running sequence gives way to others."""
+        if not sequence.is_decoding:  # it computes its prompt anew; else the rest of the prompt is in flight
+            self.prompts.drop(sequence)
+        self.roster.put_back(sequence)
 
     def _make_way(self) -> None:
         """Running sequences give way to the head of the queue if its priority is better by enough, and if that makes room."""

@@ -64,7 +64,7 @@ class Roster:
     def follow(self, first: Sequence) -> None:
         """The first of siblings has computed their prompt, or has ended: the others take their turn."""
         for sequence in self._siblings[first.request.id][1:]:
-            if self.waiting.is_parked(sequence) and not sequence.in_flight:
+            if self.waiting.is_parked(sequence) and sequence not in self._landing:
                 self.waiting.add(sequence)
 
     def begin(self) -> None:
@@ -125,6 +125,28 @@ class Roster:
         self._leave(sequence)
         self.waiting.park(sequence)
         self._landing.append(sequence)
+
+    def restart(self, cache: KVCache) -> set[str]:
+        """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that are known here, and no
+        token is in flight. Pages are taken from the empty `cache` from now on. -> the requests that ran"""
+        running, request_ids = [*self.decoding, *self.extending], set(self._running)
+        for sequence in self.decoding:
+            self.shares.stop(sequence.request.tenant)
+        for sequence in self.live.values():
+            sequence.in_flight, sequence.match = 0, None
+        for sequence in running:
+            sequence.slot, sequence.pages, sequence.node = -1, [], None
+            sequence.cached_len = sequence.computed_len = 0
+        for sequence in sorted([*running, *(s for s in self._landing if not s.is_finished)], key=precedence):
+            self.waiting.add(sequence, is_new=False)
+        self.cache = cache
+        self.waiting.restart(cache.tree)
+        self.extending, self.decoding, self._running, self._landing = [], [], {}, []
+        self._running_keys.clear()
+        self._future = None
+        self.num_left += len(running)
+        self._free_slots = list(range(self.max_running - 1, -1, -1))
+        return request_ids
 
     def end(self, sequence: Sequence) -> None:
         sequence.is_finished = True

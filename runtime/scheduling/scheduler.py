@@ -2,12 +2,13 @@
 
 Knows nothing of tasks, channels, rings or torch. The actor around it (actors/scheduler.py) calls `add`, `abort` and `end` as messages
 come, `plan` when a step may be submitted, `apply` when a step's result is there. Results come in the order of the plans.
-Several plans may be in flight: a plan counts on tokens that it has not seen.
+Several plans may be in flight: a plan counts on tokens that it has not seen. When the ranks die it calls `lose_ranks`, and `resume` when
+there are new ones; everything else may be called in between.
 """
 
 from collections import deque
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.cache.kv import KVCache
 from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
@@ -15,6 +16,7 @@ from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.planner import Admission, Flight, Planner
+from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.waiting import OrderConfig
 
@@ -42,13 +44,16 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
         return (self.num_pages - 1) * self.page_size
 
 
+def empty_cache(config: SchedulerConfig) -> KVCache:
+    return KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
+
+
 class Scheduler:
     """Sequences on their way: waiting -> extending -> decoding -> ended."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.cache = KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
-        self.roster = Roster(self.cache, config.max_running, config.order, config.conservativeness)
+        self.roster = Roster(empty_cache(self.config), config.max_running, config.order, config.conservativeness)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
@@ -56,26 +61,24 @@ class Scheduler:
         self.totals = self._planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
-        self._max_len = min(config.max_len, config.pool_tokens)
+        self.last_step = 0  # the latest whose result was taken in
+        self._recovery = Recovery(self._planner)
         self._flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
         self._next_id = 0
 
     @property
-    def num_in_flight(self) -> int:
-        return len(self._flights)
+    def cache(self) -> KVCache:
+        return self.roster.cache
 
     @property
-    def next_flight(self) -> Flight:
-        """The oldest step in flight: the one whose result `apply` expects."""
-        return self._flights[0]
+    def num_in_flight(self) -> int:
+        return len(self._flights)
 
     def add(self, request: Request) -> list[int]:
         """Queues the request's `n` sequences. -> their ids"""
         params = request.params
-        longest = self._max_len
-        if params.max_new_tokens is not None:
-            longest = min(longest, len(request.prompt_ids) + params.max_new_tokens)
+        longest = self._longest(request)
         stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids))
         sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
         self._next_id += params.n
@@ -114,6 +117,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
+        if self.roster.waiting.admits_only and not self._recovery.isolate(self._flights):
+            return None
         planned = self._planner.plan()
         if planned is None:
             return None
@@ -127,6 +132,7 @@ class Scheduler:
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
         if flight.work is not None and self._planner.chunking is not None:
             self._planner.chunking.learn(flight.work, result.compute_s)
+        self.last_step = flight.step
         ids: list[int] = []
         tokens: list[int] = []
         ended = self.take_ended()
@@ -148,8 +154,37 @@ class Scheduler:
                 self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
             elif len(sequence.tokens) >= sequence.max_len:
                 self._end(sequence, FinishReason.LENGTH, None, ended)
+        if self._recovery.marks:
+            self._recovery.advance(flight.sampled)
         self.generated_tokens += len(tokens)
         return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached)
+
+    def lose_ranks(self) -> Lost:
+        """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
+        guilty = self._recovery.died(self._flights)
+        num_steps = len(self._flights)
+        self._flights.clear()
+        self._prompts.clear()
+        recovered = self.roster.restart(empty_cache(self.config)) - {guilty}
+        return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
+
+    def resume(self, num_pages: int) -> list[GivenUp]:
+        """New ranks have come. -> requests whose prompts they have no room for, which end; others may end earlier than before"""
+        if num_pages == self.config.num_pages:
+            return []
+        self.config = structs.replace(self.config, num_pages=num_pages)
+        self.roster.cache = empty_cache(self.config)
+        self.roster.waiting.restart(self.cache.tree)
+        refused: dict[str, None] = {}
+        for sequence in list(self.roster.live.values()):
+            sequence.max_len = self._longest(sequence.request)
+            if len(sequence.tokens) < sequence.max_len:
+                continue
+            if sequence.num_generated:
+                self._end(sequence, FinishReason.LENGTH, None, self._ended)
+            else:
+                refused[sequence.request.id] = None
+        return [self._give_up(request_id) for request_id in refused]
 
     def take_admitted(self) -> list[int]:
         """Ids of sequences that were admitted for the first time since the last call."""
@@ -161,7 +196,19 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
+    def _longest(self, request: Request) -> int:
+        """Tokens that a sequence of it may have, prompt included."""
+        longest, new = min(self.config.max_len, self.config.pool_tokens), request.params.max_new_tokens
+        return longest if new is None else min(longest, len(request.prompt_ids) + new)
+
+    def _give_up(self, request_id: str) -> GivenUp:
+        sequences = [s for s in self.roster.siblings(request_id) if not s.is_finished]
+        for sequence in sequences:
+            self._end(sequence, FinishReason.ABORT, None, [])
+        return GivenUp(request_id, [s.id for s in sequences])
+
     def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
         self._prompts.drop(sequence)
+        self._recovery.drop(sequence)
         self.roster.end(sequence)
         ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from runtime.cache.prefix import PrefixTree
 from runtime.request import Sequence
 from runtime.scheduling.order import POLICIES, WINDOW, Now, Policy
 from runtime.scheduling.shares import Shares
@@ -90,6 +91,7 @@ class WaitingQueue:
         self.order = order
         self.turn = 0
         self.num_aged = 0  # admitted by age
+        self.admits_only: frozenset[str] = frozenset()  # ids of the only requests that may be taken; while empty, all may
         self._policy = POLICIES[order.policy]
         self._now = now
         self._shares = shares
@@ -142,10 +144,17 @@ class WaitingQueue:
             sequence.level = AGED_LEVEL
         self.remove(sequence)
 
+    def restart(self, tree: PrefixTree) -> None:
+        """The cache is another one, and empty."""
+        self._now.tree = tree
+        self.turn += 1
+
     def head(self) -> Sequence | None:
         """Who is next; stays so until somebody comes, goes or a new turn begins."""
         if not self._places:
             return None
+        if self.admits_only:
+            return next((p.entry[3] for p in self._places.values() if p.entry[3].request.id in self.admits_only), None)
         if (overdue := self._overdue()) is not None:
             return overdue
         if len(self._lanes) == 1:

@@ -236,6 +236,26 @@ async def test_an_exception_in_a_step_comes_after_the_results_before_it(capfd: p
 
 
 @pytest.mark.usefixtures("nothing_left")
+async def test_ranks_that_hang_say_where_and_end(capfd: pytest.CaptureFixture[str]) -> None:
+    async with running(start_null(tp_size=2, poison_token=97, poison="hang")) as run:
+        assert run.ranks.submit(decodes(1))
+        await run.ranks.abandon("it hangs")
+        died = await run.death()
+        assert died.reason == "it hangs" and died.exit_code in (-signal.SIGUSR1, -signal.SIGKILL)
+    assert "devices/worker.py" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_ranks_that_cannot_say_anything_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "DUMP_S", 0.0)
+    async with running(start_null()) as run:
+        os.kill(run.ranks.pids[0], signal.SIGSTOP)
+        await run.ranks.abandon("it hangs")
+        died = await run.death()
+    assert (died.exit_code, died.reason) == (-signal.SIGKILL, "it hangs")
+
+
+@pytest.mark.usefixtures("nothing_left")
 async def test_a_broken_ring_ends_its_rank() -> None:
     async with running(start_null()) as run:
         rank = run.ranks._ranks[0]

@@ -61,7 +61,7 @@ class Bench:
         self.inbox = Channel[ToScheduler](100)
         self.outbox = Channel[ToDetokenizer](1000)
         self.metrics = Metrics()
-        self.actor = SchedulerActor(Scheduler(config), ranks, self.inbox, self.outbox, depth=depth, meter=Meter(self.metrics),
+        self.actor = SchedulerActor(Scheduler(config), self.inbox, self.outbox, depth=depth, meter=Meter(self.metrics),
                                     limits=Limits(vocab_size=VOCAB, context_len=100, pool_tokens=252))
         self.seen: list[ToDetokenizer] = []
 
@@ -93,6 +93,7 @@ async def bench(ranks: FakeRanks | None = None, depth: int = 2) -> AsyncIterator
     it = Bench(ranks or FakeRanks(), depth)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(it.actor.run)
+        tasks.start_soon(it.actor.drive, it.ranks)
         try:
             yield it
         finally:
@@ -199,14 +200,73 @@ async def test_the_scheduler_checks_again() -> None:
             ("r", 400, "input_ids"), ("long", 400, "prompt")]
 
 
-async def test_a_dead_rank_ends_the_actor() -> None:
-    ranks = FakeRanks()
-    it = Bench(ranks, 2)
-    with pytest.raises(ExceptionGroup) as caught:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(it.actor.run)
-            await it.settle()
-            ranks.died = RankDied(0, -9)
-            ranks._wake()
+async def test_the_actor_goes_on_with_the_next_ranks() -> None:
+    it = Bench(FakeRanks(), 2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(it.actor.run)
+        it.inbox.send_nowait(Arrive(request("a", max_new_tokens=9)))
+        it.inbox.send_nowait(Arrive(request("gone", prompt=(8, 9), max_new_tokens=9)))
+        first = it.ranks
+        deaths: list[RankDied] = []
+
+        async def drive() -> None:
+            deaths.append(await it.actor.drive(it.ranks))
+
+        tasks.start_soon(drive)
+        await it.settle()
+        first.step()
+        first.died = RankDied(0, -9)
+        await it.settle()
+        assert deaths == [first.died] and len(it.tokens(0)) == 1, "what was done before the death counts"
+        lost = await it.actor.lose_ranks()
+        assert (lost.num_requests, lost.guilty) == (2, None)
+        it.inbox.send_nowait(Abort("gone"))
+        it.inbox.send_nowait(Arrive(request("late", prompt=(4, 5), max_new_tokens=3)))
+        await it.settle()
+        assert len(it.tokens(0)) == 1, "nothing runs between the generations"
+        it.ranks = FakeRanks()
+        it.ranks.rank.step = it.actor.scheduler.totals.steps
+        await it.actor.resume(64)
+        tasks.start_soon(drive)
+        await it.run_all()
+        tasks.cancel_scope.cancel()
     it.close()
-    assert caught.group_contains(RankDied)
+    assert it.tokens(0) == generate([1, 2, 3], set(), 12) and it.tokens(2) == generate([4, 5], set(), 5)
+    assert it.ends() == {0: FinishReason.LENGTH, 1: FinishReason.ABORT, 2: FinishReason.LENGTH}
+
+
+async def test_a_request_that_is_alone_at_two_deaths_fails() -> None:
+    it = Bench(FakeRanks(), 2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(it.actor.run)
+        it.inbox.send_nowait(Arrive(request(n=2)))
+        for num_failed in (0, 1):
+            ranks = FakeRanks()
+            tasks.start_soon(it.actor.drive, ranks)
+            await it.settle()
+            ranks.died = RankDied(0, 1)
+            ranks._wake()
+            await it.settle()
+            await it.actor.lose_ranks()
+            assert it.metrics.failed.value == num_failed
+        await it.settle()
+        tasks.cancel_scope.cancel()
+    it.close()
+    refused = [m for m in it.seen if isinstance(m, Refused)]
+    assert [(m.request_id, m.status) for m in refused] == [("r", 500)] and "r" in refused[0].message and it.ends() == {}
+    assert sum(it.metrics.e2e_s.counts) == 2 and not it.actor.scheduler.roster.live
+
+
+async def test_ranks_with_less_memory_refuse_what_has_no_room() -> None:
+    it = Bench(FakeRanks(room=0), 2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(it.actor.run)
+        it.inbox.send_nowait(Arrive(request("before", prompt=(1,) * 50)))
+        await it.settle()
+        await it.actor.lose_ranks()
+        await it.actor.resume(9)  # 32 tokens
+        it.inbox.send_nowait(Arrive(request("after", prompt=(1,) * 50)))
+        await it.settle()
+        tasks.cancel_scope.cancel()
+    it.close()
+    assert [(m.request_id, m.status) for m in it.seen if isinstance(m, Refused)] == [("before", 503), ("after", 400)]

@@ -97,6 +97,14 @@ def test_an_exception_in_a_step_tells_the_parent_its_class_and_the_log_its_stack
     assert code == 1 and "asked to fail at step 1" in log and "Traceback" in log
 
 
+def test_a_signal_makes_a_rank_write_its_stack_and_end(process: Process) -> None:
+    process.say(start_null())
+    process.hear_ready()
+    process.popen.send_signal(signal.SIGUSR1)
+    code, log = process.end()
+    assert code == -signal.SIGUSR1 and "in _receive" in log
+
+
 @pytest.mark.parametrize("messages,reason", [
     ([StopRank()], "not a StartRank"), ([start_null(), start_null()], "StepPlan or StopRank was due")], ids=["no start", "two starts"])
 def test_records_out_of_order_end_it(process: Process, messages: list[Any], reason: str) -> None:

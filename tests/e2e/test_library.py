@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 import runtime
-from runtime.errors import InvalidRequest, ModelError, OptionsError, RankDied, Unavailable
+from runtime.errors import InvalidRequest, ModelError, OptionsError, StartError, Unavailable
 
 Checkpoint = Callable[[str], Path]
 SMALL: dict[str, Any] = {"num_threads": 1, "context_length": 256, "max_total_tokens": 2048, "dtype": "float32"}
@@ -72,17 +73,19 @@ async def test_errors_have_names(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_dead_rank_fails_the_requests_and_not_the_app(checkpoint: Checkpoint) -> None:
-    async with runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as engine:
+async def test_ranks_that_cannot_be_started_again_fail_the_requests_and_not_the_app(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    async with runtime.Engine(model_path=str(folder), **SMALL) as engine:
         stream = engine.stream("x", max_new_tokens=200, ignore_eos=True)
         await anext(stream)
-        engine._core._ranks._ranks[0].process.kill()
+        (folder / "model.safetensors").unlink()
+        engine._core._supervisor.ranks._ranks[0].process.kill()
         with pytest.raises(Unavailable):
             async for _ in stream:
                 pass
         with pytest.raises(Unavailable):
             await engine.generate("x")
-        assert isinstance(engine._core.failure, RankDied)
+        assert isinstance(engine._core.failure, StartError) and "safetensors" in str(engine._core.failure)
 
 
 def test_blocking(checkpoint: Checkpoint) -> None:

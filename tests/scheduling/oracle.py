@@ -30,13 +30,13 @@ def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
 class OracleRank:
     """Executes plans in order; raises AssertionError on a plan that no rank could run."""
 
-    def __init__(self, num_pages: int, page_size: int, max_slots: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
         self.prompt_logprobs = np.full(max_slots, -1)
-        self.step = 0
+        self.step = step
 
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step == self.step + 1

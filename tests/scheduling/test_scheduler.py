@@ -10,6 +10,7 @@ from runtime.request import FinishReason, Request
 from runtime.sampling import SamplingParams
 from runtime.scheduling.order import POLICIES
 from runtime.scheduling.planner import Admission
+from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.oracle import OracleRank, generate
@@ -33,6 +34,7 @@ class World:
         self.reasons: dict[int, FinishReason] = {}
         self.prompts: dict[int, list] = {}
         self.requests: dict[int, Request] = {}
+        self.failed: set[int] = set()  # given up after a death of the ranks
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
 
     def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
@@ -44,6 +46,20 @@ class World:
             self.seen[i] = []
             self.requests[i] = request
         return ids
+
+    def die(self, num_pages: int | None = None) -> Lost:
+        """The ranks die with the steps in flight, and come again with nothing in their pages."""
+        num_pages = num_pages or self.config.num_pages
+        lost = self.scheduler.lose_ranks()
+        refused = self.scheduler.resume(num_pages)
+        self.config = self.scheduler.config
+        self.results.clear()
+        self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps)
+        for given_up in (lost.guilty, *refused):
+            for i in given_up.sequence_ids if given_up else ():
+                self.ends[i] += 1
+                self.failed.add(i)
+        return lost
 
     def submit(self) -> bool:
         if len(self.results) >= self.depth or (plan := self.scheduler.plan()) is None:
@@ -177,7 +193,7 @@ ADMISSIONS = st.fixed_dictionaries({
 
 
 class Machine(RuleBasedStateMachine):
-    """Random arrivals, aborts, stops, submissions and results, against the oracle."""
+    """Random arrivals, aborts, stops, submissions, results and deaths of the ranks, against the oracle."""
 
     @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans(),
                 order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]))
@@ -215,6 +231,11 @@ class Machine(RuleBasedStateMachine):
         self.world.scheduler.end([i])
 
     @rule()
+    def die(self) -> None:
+        lost = self.world.die()
+        assert lost.guilty is None or lost.num_steps
+
+    @rule()
     def flush(self) -> None:
         self.world.scheduler.cache.flush()
 
@@ -232,7 +253,7 @@ class Machine(RuleBasedStateMachine):
         self.world.run()  # nobody starves: all that wait get their turn in a bounded number of steps
         for i, tokens in self.world.seen.items():
             expected = self.world.expected(i)
-            complete = self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
+            complete = i not in self.world.failed and self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
             assert tokens == (expected if complete else expected[:len(tokens)])
             if complete and self.world.requests[i].params.prompt_logprobs is not None:
                 assert [t.token_id for t in self.world.prompts[i]] == self.world.requests[i].prompt_ids

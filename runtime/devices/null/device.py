@@ -9,8 +9,12 @@ biases and stop ids: an end-of-sequence token comes only from a script. Log prob
 Imports no torch.
 """
 
+import os
+import signal
+import threading
 import time
 from typing import Annotated as A
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -38,6 +42,8 @@ class NullOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     num_tokens: A[int, Meta(ge=1)] = 26
     script: list[_Token] = []
     fail_at_step: int | None = None  # the step at which to raise, for tests of recovery
+    poison_token: _Token | None = None  # a step that computes it, in a prompt or as the last one sampled, does what `poison` says
+    poison: Literal["raise", "kill", "hang"] = "raise"  # an exception; the end of the process as by the OOM killer; nothing, for ever
 
 
 class NullExecutor:
@@ -68,6 +74,8 @@ class NullExecutor:
             raise RuntimeError(f"asked to fail at step {plan.step}")
         for admit in plan.admits:
             self._admit(admit)
+        if options.poison_token is not None and options.poison_token in self._computed(plan):
+            _poison(options.poison)
         result = self._result(plan, begin_s) if self._rank == 0 else None
         duration_s = options.step_s
         if options.token_s:
@@ -87,14 +95,21 @@ class NullExecutor:
         self._widths[slot] = sampling.top_logprobs
         self._prompt_widths[slot] = sampling.prompt_logprobs
 
+    def _computed(self, plan: StepPlan) -> np.ndarray:
+        """The tokens that go into the forward pass: the last ones sampled in the slots that decode, and those of the prompts."""
+        slots, n = plan.slots[:plan.num_decodes], plan.num_decodes
+        return np.concatenate((self._tokens(plan.starts[:n] - self._offsets[slots]), plan.token_ids))
+
+    def _tokens(self, indices: np.ndarray) -> np.ndarray:
+        if self._script.size:
+            return self._script[indices % self._script.size]
+        return (indices % self._options.num_tokens + self._options.first_token).astype(np.int32)
+
     def _result(self, plan: StepPlan, begin_s: float) -> StepResult:
         rows = plan.samples.nonzero()[0]
         slots = plan.slots[rows]
         indices = plan.starts[rows] + plan.counts[rows] - self._offsets[slots]
-        if self._script.size:
-            tokens = self._script[indices % self._script.size]
-        else:
-            tokens = (indices % self._options.num_tokens + self._options.first_token).astype(np.int32)
+        tokens = self._tokens(indices)
         width = int(self._widths[slots].max(initial=-1))
         logprobs, top_ids, top_logprobs = _logprobs(rows.size, width)
         prompt = self._prompt_logprobs(plan) if plan.prompt_targets.size else []
@@ -113,6 +128,16 @@ class NullExecutor:
             results.append(PromptLogprobs(slot, width, logprobs, top_ids, top_logprobs))
             begin += count
         return results
+
+
+def _poison(kind: str) -> None:
+    match kind:
+        case "raise":
+            raise RuntimeError("asked to fail at this token")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            threading.Event().wait()
 
 
 def _logprobs(num_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

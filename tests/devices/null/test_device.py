@@ -100,7 +100,7 @@ def test_time_is_a_model_of_steps_and_tokens(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("options,message", [
     ({"step_ms": 1}, "step_ms"), ({"step_s": -1}, "step_s"), ({"vocab_size": 0}, "vocab_size"),
-    ({"script": [1, 50], "vocab_size": 50}, r"outside 0\.\.49"),
+    ({"script": [1, 50], "vocab_size": 50}, r"outside 0\.\.49"), ({"poison": "burn"}, "poison"),
 ])
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StartError, match=message):
@@ -112,6 +112,17 @@ def test_it_fails_where_it_is_told_to() -> None:
     run(executor, decodes(1))
     with pytest.raises(RuntimeError, match="step 2"):
         executor.step(decodes(2))
+
+
+def test_poison_works_in_a_prompt_and_as_the_last_token() -> None:
+    executor = opened(poison_token=3)
+    run(executor, decodes(1))
+    with pytest.raises(RuntimeError, match="this token"):
+        run(executor, prompt(admit(0, 4)))
+    executor = opened(poison_token=99)  # c
+    run(executor, decodes(1, position=1))  # computes b, samples c
+    with pytest.raises(RuntimeError, match="this token"):
+        run(executor, decodes(2, position=2))
 
 
 def test_torch_is_not_imported() -> None:

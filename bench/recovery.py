@@ -1,0 +1,102 @@
+"""From kill -9 of a rank to the next token of its streams, with the embedded model.
+
+    python -m bench.recovery [--streams 8] [--kills 5]
+
+Every stream is read to its end and compared with what it gives undisturbed; a lost, doubled or other token ends the bench. In float32: in
+bfloat16 a token that was decoded once and is computed again as part of a prompt differs by rounding, which may turn a later choice, as
+any change of a batch may.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench.load import request_bytes
+from bench.record import percentiles, record
+from bench.serve import get, server
+
+NEW_TOKENS = 128
+WANTED_S = 3.0
+
+
+class Stream:
+    """What one client has got, and when it came."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.reads: list[float] = []
+
+    async def read(self, port: int, body: dict[str, object]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes(port, "/v1/completions", body))
+        while not (line := await reader.readline()).startswith(b"data: [DONE]"):
+            if not line:
+                raise ConnectionError("a stream ended early")
+            if line.startswith(b"data: "):
+                self.reads.append(time.perf_counter())
+                self.text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+        writer.close()
+
+
+def body(i: int) -> dict[str, object]:
+    return {"model": "pocket", "prompt": [i + 1, *range(20, 52)], "max_tokens": NEW_TOKENS, "stream": True, "ignore_eos": True,
+            "temperature": 0.8 if i % 2 else 0, "seed": i}
+
+
+def rank_pids(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def run(port: int, pid: int, streams: int, is_disturbed: bool) -> tuple[list[str], list[float]]:
+    """-> what the streams said, and for each the seconds from the kill to its next token"""
+    clients = [Stream() for _ in range(streams)]
+    async with asyncio.TaskGroup() as tasks:
+        for i, client in enumerate(clients):
+            tasks.create_task(client.read(port, body(i)))
+        killed = 0.0
+        if is_disturbed:
+            while min(len(client.reads) for client in clients) < NEW_TOKENS // 8:
+                await asyncio.sleep(0.002)
+            killed = time.perf_counter()
+            os.kill(random.choice(rank_pids(pid)), signal.SIGKILL)
+    pauses = [min(at for at in client.reads if at > killed + pause_begin(client, killed)) - killed for client in clients]
+    return [client.text for client in clients], pauses
+
+
+def pause_begin(client: Stream, killed: float) -> float:
+    """Tokens that were on their way when the rank died do not count: the pause is the longest gap that ends after the kill."""
+    gaps = [(after - before, before) for before, after in zip(client.reads, client.reads[1:], strict=False) if after > killed]
+    return max(0.0, max(gaps)[1] - killed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=5)
+    args = parser.parse_args()
+    pauses: list[float] = []
+    with server("--log-level", "error", "--dtype", "float32") as (port, pid, ready_s):
+        expected, _ = uvloop.run(run(port, pid, args.streams, False))
+        for _ in range(args.kills):
+            texts, found = uvloop.run(run(port, pid, args.streams, True))
+            assert texts == expected, "an answer changed"
+            pauses += found
+        restarts = re.search(rb"^runtime_rank_restarts_total (\S+)$", get(port, "/metrics")[1], re.MULTILINE)
+    assert restarts is not None and float(restarts[1]) == args.kills
+    results: dict[str, Any] = {"streams": args.streams, "kills": args.kills, "cold_start_s": round(ready_s, 3),
+                               "kill_to_next_token_s": percentiles(pauses, 3), "wanted_s": WANTED_S, "answers_changed": 0}
+    print(json.dumps(results, indent=2))
+    record("recovery", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One generation of ranks after the other: when ranks die, new ones are started and the requests go on.
+
+    start ──► serve ──► a rank died ──► everybody waits again ──► stop the others ──► start the next generation ──► serve ...
+                ▲                       (Scheduler.lose_ranks)                           │ (Scheduler.resume)
+                └────────────────────────────────────────────────────────────────────────┘
+
+Deaths with steps in flight are bounded by what scheduling/suspects.py proves: in the end a request fails. Ranks that die for no request's
+sake, with no step in flight or while they start, are started again until that has happened MAX_IN_VAIN times with no step done in between.
+A rank that hangs is found by the watchdog: it dumps its stack to the log, and counts as dead.
+"""
+
+from time import monotonic
+from typing import NoReturn
+
+import anyio
+
+from runtime import log
+from runtime.actors.ranks import Ranks
+from runtime.actors.scheduler import SchedulerActor
+from runtime.errors import RankDied
+from runtime.messages import LoadProgress, RankReady, StartRank
+from runtime.metrics import Metrics
+from runtime.scheduling.scheduler import Scheduler
+
+MAX_IN_VAIN = 3
+LOOKS = 8  # of the watchdog within its time limit
+
+
+class Watchdog:
+    """Says when a step has been in flight for `limit_s` and none was done."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._last_step = -1
+        self._since_s = 0.0
+
+    def is_stuck(self, now_s: float, scheduler: Scheduler) -> bool:
+        """To be asked from time to time."""
+        if scheduler.last_step != self._last_step or not scheduler.num_in_flight:
+            self._last_step, self._since_s = scheduler.last_step, now_s
+        return now_s - self._since_s >= self.limit_s
+
+
+class Supervisor:
+    """Owns the ranks. `ranks` is the current generation; while `is_recovering` it takes no steps."""
+
+    def __init__(self, start: StartRank, metrics: Metrics, watchdog_s: float) -> None:
+        """`watchdog_s` 0: no watchdog."""
+        self.generation = 1
+        self.ranks = Ranks(start)
+        self.readies: list[RankReady] = []
+        self.is_recovering = False
+        self._start = start
+        self._metrics = metrics
+        self._watchdog_s = watchdog_s
+        self._log = log.get("ranks")
+
+    @property
+    def num_pages(self) -> int:
+        """What the smallest rank holds, padding page included."""
+        return min(ready.num_pages for ready in self.readies)
+
+    async def start(self) -> None:
+        """Starts the first generation. Raises StartError, RankDied."""
+        self.readies = await self.ranks.start(_report)
+
+    async def run(self, actor: SchedulerActor) -> NoReturn:
+        """Serves and recovers until cancelled. Raises RankDied when that was in vain too often, StartError when ranks cannot start."""
+        in_vain = 0
+        while True:
+            last_step = actor.scheduler.last_step
+            died = await self._serve(actor)
+            begin = monotonic()
+            self.is_recovering = True
+            lost = await actor.lose_ranks()
+            self._tell(died, lost.num_steps)
+            if lost.guilty is not None:
+                self._log.error("a request kills the ranks and was given up", request=lost.guilty.request_id)
+            if actor.scheduler.last_step > last_step:
+                in_vain = 0
+            in_vain = await self._start_again(died, in_vain + (not lost.num_steps))
+            await actor.resume(self.num_pages)
+            self._metrics.recovered_requests.add(lost.num_requests)
+            self.is_recovering = False
+            self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,
+                              seconds=round(monotonic() - begin, 3))
+
+    async def stop(self) -> None:
+        await self.ranks.stop()
+
+    async def _serve(self, actor: SchedulerActor) -> RankDied:
+        async with anyio.create_task_group() as tasks:
+            if self._watchdog_s:
+                tasks.start_soon(self._watch, actor.scheduler)
+            died = await actor.drive(self.ranks)
+            tasks.cancel_scope.cancel()
+        return died
+
+    async def _watch(self, scheduler: Scheduler) -> None:
+        watchdog = Watchdog(self._watchdog_s)
+        while not watchdog.is_stuck(monotonic(), scheduler):
+            await anyio.sleep(self._watchdog_s / LOOKS)
+        await self.ranks.abandon(f"no step was done in {self._watchdog_s:g} s (--watchdog-timeout); its stack is in the log")
+
+    async def _start_again(self, died: RankDied, in_vain: int) -> int:
+        """The next generation that gets ready. -> how often in a row ranks have died in vain"""
+        while in_vain < MAX_IN_VAIN:
+            await self.ranks.stop()
+            self.generation += 1
+            self.ranks = Ranks(self._start, generation=self.generation)
+            self._metrics.rank_restarts.add(1)
+            try:
+                self.readies = await self.ranks.start(_report)
+                return in_vain
+            except RankDied as again:
+                died, in_vain = again, in_vain + 1
+                self._tell(died, 0)
+        raise died
+
+    def _tell(self, died: RankDied, num_steps: int) -> None:
+        self._log.error("a rank died", rank=died.rank, exit_code=died.exit_code, generation=self.generation, steps=num_steps,
+                        reason=died.reason or "it said nothing")
+
+
+def _report(progress: LoadProgress) -> None:
+    log.get("start").debug("loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2))
