@@ -22,7 +22,7 @@ from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.tokenizer import TokenizerActor
 from runtime.channels import Channel
-from runtime.errors import OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
+from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
 from runtime.messages import Ask, StartRank, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
@@ -31,7 +31,10 @@ from runtime.options.plan import Plan
 from runtime.outputs import Outputs
 from runtime.request import Sink
 from runtime.sampling import Limits
+from runtime.scheduling.deadlines import Limit
+from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from runtime.scheduling.waiting import OrderConfig
 from runtime.service import Health, Load, ModelCard, State
 from runtime.supervisor import Supervisor
 from runtime.text.template import ChatTemplates
@@ -149,6 +152,9 @@ class Core:
     # ── Service ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, ask: Ask, sink: Sink) -> None:
+        plan = self.plan
+        if ask.priority is not None and plan.abort_on_priority_when_disabled and not has_priorities(plan):
+            raise InvalidRequest("priorities are off on this server (--enable-priority-scheduling); leave priority out", param="priority")
         try:
             self._router.submit(ask, sink)
         except (Overloaded, Unavailable) as error:
@@ -196,8 +202,12 @@ class Core:
         if self._scheduler is not None:
             totals = self._scheduler.totals
             for counter, value in ((metrics.prompt_tokens, totals.prompt_tokens), (metrics.cached_tokens, totals.cached_tokens),
-                                   (metrics.preemptions, totals.preemptions)):
+                                   (metrics.preemptions, totals.preemptions), (metrics.held_back, totals.held_back),
+                                   (metrics.priority_preemptions, totals.priority_preemptions),
+                                   (metrics.aged, self._scheduler.roster.waiting.num_aged)):
                 counter.value = value
+            metrics.timeouts.values.update(self._scheduler.timeouts)
+            metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
         return metrics.render(dict(enumerate(self._supervisor.ranks.pids)))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -235,11 +245,25 @@ def scheduler_config(plan: Plan, model: ModelConfig, num_pages: int) -> Schedule
     """What the scheduler must know of the plan; `num_pages` is what the smallest rank holds."""
     return SchedulerConfig(
         max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
-        page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids, shares_prefixes=not plan.disable_radix_cache)
+        page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids, shares_prefixes=not plan.disable_radix_cache,
+        conservativeness=plan.schedule_conservativeness, limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
+        order=OrderConfig(
+            policy=plan.schedule_policy, has_priorities=has_priorities(plan),
+            low_first=plan.schedule_low_priority_values_first, preemption_threshold=plan.priority_scheduling_preemption_threshold,
+            patience=plan.max_overtakes, fair=plan.fair_share != "off", weights=plan.fair_share_weights),
+        admission=Admission(
+            max_step_tokens=plan.max_step_tokens, max_prompts=plan.prefill_max_requests, has_chunks=plan.chunked_prefill_size > 0,
+            has_dynamic_chunks=plan.enable_dynamic_chunking, long_share=plan.long_prompt_share,
+            decode_steps=plan.num_continuous_decode_steps))
+
+
+def has_priorities(plan: Plan) -> bool:
+    return plan.enable_priority_scheduling or plan.schedule_policy == "priority"
 
 
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
-    return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens)
+    return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens,
+                  cuts=plan.allow_auto_truncate)
 
 
 def random_seeds(seed: int) -> Callable[[], int]:

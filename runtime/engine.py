@@ -32,6 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
+from runtime.http.face import face_of
 from runtime.messages import Ask, Chat, Prompt, Text, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
@@ -158,7 +159,7 @@ class Engine:
 
     def asgi(self) -> ASGIApp:
         """The HTTP API of this engine, to be mounted under any prefix while the engine is open."""
-        return http_app(self._core, max_body_bytes=self._core.plan.max_body_bytes)
+        return http_app(self._core, face_of(self._core.plan))
 
 
 class LLM:

@@ -52,6 +52,11 @@ class Ask(Struct, frozen=True, kw_only=True):
     prompt: Prompt
     params: SamplingParams
     arrival_s: float
+    priority: int | None = None  # this and the next: see Request
+    tenant: str = ""
+    routing_key: str = ""
+    queue_timeout_s: float | None = None
+    timeout_s: float | None = None
 
 
 # ── router, detokenizer → scheduler ────────────────────────────────────────────────────────────────────────────

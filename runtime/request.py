@@ -26,6 +26,11 @@ class Request(Struct, frozen=True, kw_only=True):
     params: SamplingParams
     seed: int
     arrival_s: float  # monotonic
+    priority: int | None = None  # None: after all that have one
+    tenant: str = ""  # whose share of the runtime it uses; "": nobody's in particular
+    routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
+    queue_timeout_s: float | None = None  # longest wait for its first step
+    timeout_s: float | None = None  # longest life
 
 
 class Sequence:
@@ -40,7 +45,7 @@ class Sequence:
     """
 
     __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
-                 "in_flight", "pages", "slot", "node", "first_cached_len", "is_finished", "stop_ids")
+                 "in_flight", "pages", "slot", "node", "first_cached_len", "is_finished", "stop_ids", "level", "match")
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
         self.id = id
@@ -58,6 +63,8 @@ class Sequence:
         self.node: Any = None  # cache.prefix.Node: deepest locked node of the prefix tree
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
         self.is_finished = False
+        self.level = 0  # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
+        self.match: Any = None  # cache.prefix.Node: where the tree was last seen to match, while waiting
 
     @property
     def num_generated(self) -> int:

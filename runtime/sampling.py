@@ -16,6 +16,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 4096
 
+Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = A[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -54,11 +55,17 @@ class Limits(Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_len: int  # tokens of prompt and output together
     pool_tokens: int  # tokens that the KV pages can hold for one sequence
+    cuts: bool = False  # prompts that are too long are cut instead of refused
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence, prompt and output together."""
         return min(self.context_len, self.pool_tokens)
+
+
+def cut(prompt_ids: list[int], limits: Limits) -> list[int]:
+    """The prompt, or as much of its beginning as fits with a token of output, where `limits` say so."""
+    return prompt_ids[:max(limits.longest - 1, 0)] if limits.cuts else prompt_ids
 
 
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:

@@ -13,6 +13,7 @@ from runtime import log
 from runtime.core import Core
 from runtime.errors import StartError
 from runtime.http.app import http_app
+from runtime.http.face import face_of
 from runtime.http.server import listen, serve
 from runtime.options.plan import Plan
 
@@ -34,7 +35,7 @@ async def main(plan: Plan) -> int:
         sockets = listen(plan.host, plan.port)
         port = sockets[0].getsockname()[1]
         log.get("server").info("listening", url=f"http://{plan.host}:{port}")
-        await serve(http_app(core, max_body_bytes=plan.max_body_bytes), sockets=sockets, shutdown=stop)
+        await serve(http_app(core, face_of(plan)), sockets=sockets, shutdown=stop)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
         raise core.failure

@@ -19,7 +19,7 @@ from runtime.errors import InvalidRequest, RankDied
 from runtime.messages import Abort, Arrive, Opened, Refused, StepPlan, StepResult, StepTokens, Stopped, ToDetokenizer, ToScheduler
 from runtime.metrics.meter import Meter
 from runtime.request import Request
-from runtime.sampling import Limits, check
+from runtime.sampling import Limits, check, cut
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
 
@@ -52,10 +52,26 @@ class SchedulerActor:
         self._outbox = outbox
         self._meter = meter
         self._wake = anyio.Event()
+        self._armed = anyio.Event()  # there is a new deadline
         self._unsent: StepPlan | None = None  # planned, but the ring was full
 
     async def run(self) -> None:
         """Takes messages in until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_clock)
+            await self._listen()
+
+    async def _watch_clock(self) -> None:
+        """Wakes the pipeline when a request's time is up."""
+        while True:
+            left_s = self.scheduler.deadlines.next_s - monotonic()
+            with anyio.move_on_after(max(left_s, 0.001)):
+                await self._armed.wait()
+                self._armed = anyio.Event()
+                continue
+            self._wake.set()
+
+    async def _listen(self) -> None:
         while True:
             for message in await self._inbox.drain():
                 match message:
@@ -69,11 +85,16 @@ class SchedulerActor:
             self._wake.set()
 
     def _take_in(self, request: Request) -> Opened | Refused:
+        if self.limits.cuts:  # the pages hold less than the tokenizer's limit where memory is short
+            request = structs.replace(request, prompt_ids=cut(request.prompt_ids, self.limits))
         try:
             check(request.params, request.prompt_ids, self.limits)
         except InvalidRequest as error:
             return Refused(request.id, error.status, error.message, error.param)
+        before_s = self.scheduler.deadlines.next_s
         ids = self.scheduler.add(request)
+        if self.scheduler.deadlines.next_s < before_s:
+            self._armed.set()
         self._meter.opened(request, ids)
         return Opened(request, ids)
 
@@ -91,6 +112,10 @@ class SchedulerActor:
                     await self._send(tokens)
             if steps.died is not None:
                 return steps.died
+            if self.scheduler.deadlines.next_s <= monotonic():
+                for refusal, ids in self.scheduler.expire(monotonic()):
+                    self._meter.refused(ids)
+                    await self._send(refusal)
             self._submit(steps)
             if not self.scheduler.num_in_flight and (ended := self.scheduler.take_ended()):
                 tokens = StepTokens([], [], ended, {}, {})

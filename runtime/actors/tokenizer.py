@@ -17,7 +17,7 @@ from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Request
-from runtime.sampling import Limits, check
+from runtime.sampling import Limits, check, cut
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
@@ -83,9 +83,10 @@ class TokenizerActor:
 
     def prepare(self, ask: Ask, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
-        prompt_ids = self._encode(ask.prompt)
+        prompt_ids = cut(self._encode(ask.prompt), self._limits)
         check(ask.params, prompt_ids, self._limits)
-        return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s)
+        return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
+                       tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         match prompt:
@@ -97,10 +98,13 @@ class TokenizerActor:
                 return self._encode_text(self._templates.render(prompt), add_special=False)
 
     def _encode_text(self, text: str, add_special: bool) -> list[int]:
-        """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be the same."""
+        """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be the same.
+        So would what is kept of it, where it is cut."""
         longest = self._limits.longest
         head = text[:HEAD_CHARS * longest]
-        if len(head) < len(text) and len(self._vocabulary.encode(head, add_special)) > SURE * longest:
+        if len(head) < len(text) and len(ids := self._vocabulary.encode(head, add_special)) > SURE * longest:
+            if self._limits.cuts:
+                return ids
             raise InvalidRequest(f"the prompt has far more than the {longest - 1} tokens that this server takes", param="prompt")
         return self._vocabulary.encode(text, add_special)
 

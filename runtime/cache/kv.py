@@ -14,6 +14,7 @@ from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
 from runtime.request import Sequence
 
+
 class KVCache:
     """Pages and prefixes together. `shares` False keeps every page private (no prefix cache)."""
 
@@ -35,8 +36,17 @@ class KVCache:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def admit(self, sequence: Sequence, *, reserve: int, use_prefix: bool) -> bool:
-        """Takes pages for all known tokens and the next one; `reserve` pages must remain available. False: no room, nothing taken.
+    def missing(self, sequence: Sequence) -> int:
+        """Pages that `admit` would take for a waiting sequence, those of the prefix cache that nobody uses now included."""
+        known = len(sequence.tokens)
+        wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
+        if not self.shares or sequence.wants_prompt_logprobs:
+            return wanted
+        sequence.match = self.tree.probe(sequence.match, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+        return wanted - self.tree.num_locked(sequence.match)
+
+    def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
+        """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
 
         Sets the sequence's pages, node, cached_len and computed_len.
         """
@@ -47,13 +57,9 @@ class KVCache:
             node = self.tree.match(memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
         self.tree.lock(node)
         missing = self.pages_for(known + 1 if known < sequence.max_len else known) - node.depth
-        if missing + reserve > self.num_available:
-            self.tree.unlock(node)
-            return False
         sequence.node = node
         sequence.pages = self.tree.path(node) + self._take(missing)
         sequence.cached_len = sequence.computed_len = node.depth * self.page_size
-        return True
 
     def grow(self, sequence: Sequence) -> bool:
         """One more page for the sequence. False: none to be had."""

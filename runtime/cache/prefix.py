@@ -54,6 +54,26 @@ class PrefixTree:
             node = child
         return node
 
+    def probe(self, node: Node | None, tokens: memoryview, max_pages: int) -> Node:
+        """`match` for somebody who only looks: nothing counts as used. `node` is what the last look at the same tokens gave, so that
+        looking again costs what has changed, not the length of the prompt."""
+        node = node or self.root
+        while node.parent is not None and node.parent.children.get(node.key) is not node:  # evicted, as all below it were before
+            node = node.parent
+        width = 4 * self.page_size
+        for start in range(node.depth * width, max_pages * width, width):
+            child = node.children.get(tokens[start:start + width].tobytes())
+            if child is None:
+                break
+            node = child
+        return node
+
+    def num_locked(self, node: Node) -> int:
+        """How many of the pages from the root to `node` sequences run through."""
+        while node.parent is not None and not node.locks:
+            node = node.parent
+        return node.depth
+
     def path(self, node: Node) -> list[int]:
         """Pages from the root to `node`."""
         pages = [n.page for n in self._up(node)]

@@ -4,6 +4,7 @@ It can be mounted under any prefix of another application: it has no lifespan an
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,21 +20,22 @@ from runtime.http import admin, errors
 from runtime.http.body import discard_body, read_body
 from runtime.http.connection import EXTENSION
 from runtime.http.exchange import DIRECT, Answer
+from runtime.http.face import DEFAULT, Face
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
 from runtime.http.openai.models import check_model, model_list, model_object
+from runtime.http.origin import origin
 from runtime.service import Service
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; raises RequestError
 
-MAX_BODY_BYTES = 16 * 2**20
 
 
-def http_app(service: Service, *, max_body_bytes: int = MAX_BODY_BYTES) -> ASGIApp:
-    """The application for one service. Bodies over `max_body_bytes` are refused with 413."""
-    app = Starlette(routes=_routes(service, max_body_bytes), exception_handlers={
+def http_app(service: Service, face: Face = DEFAULT) -> ASGIApp:
+    """The application for one service."""
+    app = Starlette(routes=_routes(service, face), exception_handlers={
         RequestError: errors.on_request_error,
         HTTPException: errors.on_http_error,
         ClientDisconnect: _on_disconnect,
@@ -50,18 +52,18 @@ def http_app(service: Service, *, max_body_bytes: int = MAX_BODY_BYTES) -> ASGIA
     return entry
 
 
-def _routes(service: Service, max_body_bytes: int) -> list[Route]:
+def _routes(service: Service, face: Face) -> list[Route]:
     def model(request: Request) -> Any:
         check_model(service.card, request.path_params["name"])
         return model_object(service.card)
 
     def takes_body(serve: Serve) -> Endpoint:
-        return _answering(service, serve, max_body_bytes)
+        return _answering(service, serve, face)
 
     return [
         Route("/v1/chat/completions", takes_body(chat), methods=["POST"]),
         Route("/v1/completions", takes_body(completions), methods=["POST"]),
-        Route("/generate", takes_body(generate), methods=["POST", "PUT"]),
+        Route("/generate", takes_body(partial(generate, is_disjoint=face.stream_output)), methods=["POST", "PUT"]),
         Route("/v1/models", _telling(lambda _: model_list(service.card))),
         Route("/v1/models/{name:path}", _telling(model)),
         Route("/v1/loads", _telling(lambda _: admin.loads(service.load()))),
@@ -72,14 +74,17 @@ def _routes(service: Service, max_body_bytes: int) -> list[Route]:
     ]
 
 
-def _answering(service: Service, serve: Serve, max_body_bytes: int) -> Endpoint:
+def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
     """Endpoint that reads a body and answers it."""
     async def endpoint(request: Request) -> ASGIApp:
         try:
-            body = await read_body(request.scope, request.receive, max_body_bytes)
+            body = await read_body(request.scope, request.receive, face.max_body_bytes)
         except TooLarge as error:
             return _refusing(errors.error_response(error))
-        return serve(service, body)
+        answer = serve(service, body)
+        answer.exchange.come_from(origin(request.headers, face.tenant_is))
+        answer.interval = face.stream_interval
+        return answer
 
     return endpoint
 

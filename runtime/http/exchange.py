@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import anyio
+from msgspec import structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,11 +20,13 @@ from runtime.errors import RequestError
 from runtime.http import sse
 from runtime.http.connection import Connection
 from runtime.http.errors import error_object, renamed
+from runtime.http.origin import Origin
 from runtime.messages import Ask
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.service import Service
 
 MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
+NOBODY = Origin()
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
 
 Take = Callable[[int, Delta], None]  # gets a delta with the number of its choice, counted over all prompts
@@ -82,6 +85,11 @@ class Exchange:
     @property
     def is_over(self) -> bool:
         return self.failure is not None or not self.running
+
+    def come_from(self, origin: Origin) -> None:
+        """Before `submit`: what the headers of the HTTP request say of its asks."""
+        if origin != NOBODY:
+            self.asks = [structs.replace(ask, **structs.asdict(origin)) for ask in self.asks]
 
     def submit(self, take: Take) -> None:
         """`take` gets each delta. Raises what the service raises; then nothing of this exchange runs."""
@@ -219,6 +227,24 @@ def _joined(first: list[TokenLogprob] | None, second: list[TokenLogprob] | None)
     return first + second if first and second else first or second
 
 
+class Pace:
+    """Passes a choice's first and last delta on at once, and in between only every so many tokens."""
+
+    def __init__(self, take: Take, interval: int) -> None:
+        self.take = take
+        self.interval = interval
+        self.held: dict[int, Delta] = {}  # by choice, from the first delta on
+
+    def __call__(self, choice: int, delta: Delta) -> None:
+        held = self.held.get(choice)
+        if held is not None:
+            delta = merged(held, delta)
+        if held is None or delta.finish is not None or len(delta.token_ids) >= self.interval:
+            self.take(choice, delta)
+            delta = Delta(delta.index, "", [])
+        self.held[choice] = delta
+
+
 class Answer:
     """ASGI application that serves one request: as a stream of events, or in one piece."""
 
@@ -231,6 +257,12 @@ class Answer:
         self.exchange = Exchange(service, asks)
         self.stream = Stream(dialect, num_choices, self.exchange.wake)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
+        self.interval = 1  # tokens between two events of a choice
+
+    def _take(self) -> Take:
+        if not self.is_stream:
+            return self._collect
+        return self.stream.take if self.interval == 1 else Pace(self.stream.take, self.interval)
 
     def _collect(self, choice: int, delta: Delta) -> None:
         self.outputs[choice].add(delta)
@@ -239,7 +271,7 @@ class Answer:
         """Raises RequestError for a request that failed before anything of its answer was sent."""
         exchange = self.exchange
         unsent: RequestError | None = None
-        exchange.submit(self.stream.take if self.is_stream else self._collect)
+        exchange.submit(self._take())
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, receive, tasks.cancel_scope)

@@ -72,6 +72,12 @@ class Meter:
                 self._metrics.finished["stop"] += 1
                 self._forget(now_s, i)
 
+    def refused(self, sequence_ids: list[int]) -> None:
+        """Sequences that ended before their first token: they count in no latency."""
+        for i in sequence_ids:
+            self._arrived.pop(i, None)
+        self._metrics.refused["503"] += 1
+
     def failed(self, now_s: float, sequence_ids: list[int]) -> None:
         """The sequences of a request that was given up."""
         self._metrics.failed.add(1)

@@ -41,6 +41,12 @@ class Metrics:
         self.rank_restarts = Counter("runtime_rank_restarts_total", "Generations of ranks that were started after a death.")
         self.recovered_requests = Counter("runtime_recovered_requests_total", "Running requests that went on after a death of the ranks.")
         self.preemptions = Counter("runtime_preemptions_total", "Sequences that gave their pages up and were computed again.")
+        self.priority_preemptions = Counter("runtime_priority_preemptions_total", "Of the preemptions, those for a better priority.")
+        self.aged = Counter("runtime_aged_admissions_total", "Sequences that were admitted because they had been overtaken too often.")
+        self.held_back = Counter("runtime_held_back_steps_total", "Steps in which long prompts left room for others.")
+        self.timeouts = Labelled("runtime_timeouts_total", "Requests whose time was up, in the queue or in total.", label="limit",
+                                 values=("queue", "total"))
+        self.tenant_tokens = Labelled("runtime_tenant_tokens_total", "Tokens computed for each tenant (--fair-share).", label="tenant")
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
         self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.", TOKEN_S)

@@ -56,7 +56,6 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
 
 # (option, its value, other option, the values that go with it)
 ALLOWS: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
-    ("enable_priority_scheduling", "True", "schedule_policy", ("fcfs", "lof")),
     ("hicache_mem_layout", "page_first_direct", "hicache_io_backend", ("direct", "kernel_ascend")),
     ("hicache_storage_backend", "mooncake", "hicache_mem_layout",
      ("page_first", "page_first_direct", "page_first_kv_split", "page_head")),

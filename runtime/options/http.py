@@ -18,8 +18,8 @@ class Http(Group, frozen=True, kw_only=True):
     skip_server_warmup: A[bool, superseded(
         "Don't send the warm-up request after start.", "the server sends none: a rank is ready when it says so.")] = False
     warmups: A[str | None, planned("Named warm-up routines to run before the server is ready.")] = None
-    stream_interval: A[Count, planned("Tokens of a sequence between two chunks of its stream.")] = 1
-    stream_output: A[bool, planned("Native streams carry new text only, not all of it so far.")] = False
+    stream_interval: A[Count, option("Tokens of a sequence between two chunks of its stream; the first one goes out at once.")] = 1
+    stream_output: A[bool, option("Native streams carry new text only, not all of it so far.")] = False
 
 
 class Api(Group, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Api(Group, frozen=True, kw_only=True):
     sampling_defaults: A[Literal["openai", "model"], planned(
         "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"
     preferred_sampling_params: A[Json | None, planned("Sampling values for requests that leave them open, as JSON.")] = None
-    allow_auto_truncate: A[bool, planned("Cut prompts that are too long instead of refusing them.")] = False
+    allow_auto_truncate: A[bool, option("Cut the end off prompts that are too long instead of refusing them.")] = False
     enable_custom_logit_processor: A[bool, planned("Let requests bring their own logit processors.")] = False
     enable_return_hidden_states: A[bool, planned("Let requests ask for hidden states.")] = False
     enable_return_routed_experts: A[bool, planned("Let requests ask which experts computed their tokens.")] = False

@@ -54,7 +54,24 @@ class Plan(Struct, frozen=True, kw_only=True):
     chunked_prefill_size: int  # -1: no chunks
     max_prefill_tokens: int
     max_step_tokens: int
+    prefill_max_requests: int | None
+    enable_dynamic_chunking: bool
+    long_prompt_share: float
     schedule_policy: str
+    max_overtakes: int
+    fair_share: str
+    fair_share_weights: dict[str, float]
+    enable_priority_scheduling: bool
+    abort_on_priority_when_disabled: bool
+    schedule_low_priority_values_first: bool
+    priority_scheduling_preemption_threshold: int
+    schedule_conservativeness: float
+    num_continuous_decode_steps: int
+    queue_timeout: float | None
+    request_timeout: float | None
+    stream_interval: int
+    stream_output: bool
+    allow_auto_truncate: bool
     disable_overlap_schedule: bool
     watchdog_timeout: float  # seconds; 0: off
     attention_backend: str

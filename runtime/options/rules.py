@@ -51,10 +51,18 @@ def pages_hold_a_sequence(plan: "Plan", model: ModelFacts, device: DeviceFacts) 
     return None
 
 
+def weights_are_positive(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    wrong = [name for name, weight in plan.fair_share_weights.items() if not (isinstance(weight, int | float) and 0 < weight < 1e9)]
+    if wrong:
+        return f"--fair-share-weights gives {wrong[0]!r} no positive number; give each tenant a weight like 2 or 0.5"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     heads_divide,
     kv_heads_divide,
     dtype_known,
     context_within_model,
     pages_hold_a_sequence,
+    weights_are_positive,
 )

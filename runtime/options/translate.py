@@ -175,6 +175,8 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple
         if not vllm.SWITCHES[key]:
             notes.append(f"{flag} is left out: it happens anyway, or there is nothing to turn off")
         yield from vllm.SWITCHES[key]
+    elif (key, *values[:1]) in vllm.CHOICES:
+        yield from vllm.CHOICES[key, values[0]]
     elif key == "--speculative-config":
         yield from _draft_of_vllm(values, notes)
     elif key == "--enable-expert-parallel":

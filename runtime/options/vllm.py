@@ -30,7 +30,6 @@ SAME: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--block-size", "--page-size", {}),
     ("--max-num-seqs", "--max-running-requests", {}),
     ("--max-num-batched-tokens", "--chunked-prefill-size", {}),
-    ("--scheduling-policy", "--schedule-policy", {}),
     ("--kv-cache-dtype", "--kv-cache-dtype", {"fp8": "fp8_e4m3"}),
     ("--max-loras", "--max-loras-per-batch", {}),
     ("--max-cpu-loras", "--max-loaded-loras", {}),
@@ -74,6 +73,12 @@ SWITCHES: dict[str, list[tuple[str, Any]]] = {
     "--disable-uvicorn-access-log": [],
     "--disable-frontend-multiprocessing": [],
     "--disable-hybrid-kv-cache-manager": [("--disable-hybrid-swa-memory", True)],
+}
+
+# (their flag, its word), as flags of ours with their values. Their lower priorities go first; who has none comes last here, not as 0
+CHOICES: dict[tuple[str, str], list[tuple[str, Any]]] = {
+    ("--scheduling-policy", "fcfs"): [],
+    ("--scheduling-policy", "priority"): [("--enable-priority-scheduling", True), ("--schedule-low-priority-values-first", True)],
 }
 
 # --speculative-config

@@ -4,6 +4,7 @@ import numpy as np
 
 from runtime.messages import Admit, SlotSampling, StepPlan
 from runtime.request import Sequence
+from runtime.scheduling.chunking import Work
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1
@@ -83,6 +84,12 @@ class StepBuilder:
             known = sequence.tokens[start + 1:stop + 1]
             targets[:len(known)] = known
             self._targets.append(targets)
+
+    def work(self) -> Work:
+        """How much the step computes."""
+        starts, counts = self._starts[self.num_decodes:], self._counts[self.num_decodes:]
+        attended = sum(count * start + count * count // 2 for start, count in zip(starts, counts, strict=True))
+        return Work(self.num_decodes, sum(counts), attended)
 
     def build(self, step: int) -> StepPlan:
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())

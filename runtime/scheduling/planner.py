@@ -7,8 +7,24 @@ from msgspec import Struct
 from runtime.messages import StepPlan
 from runtime.request import Sequence
 from runtime.scheduling.builder import StepBuilder
+from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
+
+LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it must leave room for others
+
+RETRY_STEPS = 8  # after which room is looked for again though nobody has left
+
+
+class Admission(Struct, frozen=True, kw_only=True):
+    """How known tokens get into steps."""
+
+    max_step_tokens: int  # known tokens that one step may compute
+    max_prompts: int | None = None  # of one step
+    has_chunks: bool = True  # False: a prompt is computed in one step, or waits for the next
+    has_dynamic_chunks: bool = False
+    long_share: float = 0.5  # of a step's known tokens that long prompts get together while others have some
+    decode_steps: int = 1  # from one step that admits to the next, while sequences decode
 
 
 class Flight(Struct, frozen=True):
@@ -19,6 +35,7 @@ class Flight(Struct, frozen=True):
     computed: list[Sequence]
     sampled: list[Sequence]
     prompt_parts: dict[int, PromptPart]
+    work: Work | None  # where its time is of interest
 
 
 class Totals(Struct):
@@ -28,39 +45,55 @@ class Totals(Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    priority_preemptions: int = 0  # of them, for somebody of a better priority
+    held_back: int = 0  # steps in which long prompts left room for others
+
+
+class Fill(Struct):
+    """The known tokens of one step while they are handed out: `left` of all, `long_left` of them for long prompts."""
+
+    left: int
+    long_left: int
+    rows: dict[int, tuple[Sequence, int]]  # by sequence id: with the row's first position, in row order
 
 
 class Planner:
-    """One plan after the other over one roster. `max_step_tokens` bounds the known tokens that a step computes."""
+    """One plan after the other over one roster."""
 
-    def __init__(self, roster: Roster, prompts: PromptCollector, *, max_step_tokens: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, roster: Roster, prompts: PromptCollector, *, admission: Admission, eos_ids: tuple[int, ...]) -> None:
         self.roster = roster
         self.prompts = prompts
-        self.max_step_tokens = max_step_tokens
+        self.admission = admission
         self.eos_ids = eos_ids
         self.totals = Totals()
         self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
+        self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
+        self._last_admission = 0  # the step
+        self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
     def plan(self) -> tuple[StepPlan, Flight] | None:
         """The next step, or None when there is nothing to compute now."""
+        roster = self.roster
+        roster.begin()
+        if roster.waiting.has_ready:
+            roster.waiting.turn += 1
+            if roster.order.has_priorities:
+                self._make_way()
         builder = StepBuilder()
         parts: dict[int, PromptPart] = {}
         self._decode(builder)
-        budget = self.max_step_tokens
-        for sequence in self.roster.extending:
-            budget -= self._extend(sequence, budget, builder, parts)
-            if budget == 0:
-                break
-        if budget and self.roster.has_free_slot and len(self.roster.waiting):
-            self._admit(budget, builder, parts)
-        self.roster.promote()
+        if roster.extending or (roster.waiting.has_ready and roster.has_free_slot):
+            self._fill(builder, parts)
         if not builder.sequences:
             return None
         self.totals.steps += 1
-        return builder.build(self.totals.steps), Flight(self.totals.steps, builder.sequences, builder.sampled, parts)
+        if roster.shares.is_on:
+            roster.shares.charge_decodes()
+        flight = Flight(self.totals.steps, builder.sequences, builder.sampled, parts, self._work(builder))
+        return builder.build(self.totals.steps), flight
 
     def _decode(self, builder: StepBuilder) -> None:
-        """A row for each decoding sequence that may still grow; when pages run out the youngest give way."""
+        """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
         page_size = self.roster.cache.page_size
         rows: list[Sequence] = []
         starts: list[int] = []
@@ -79,14 +112,18 @@ class Planner:
         builder.add_decodes(rows, starts)
 
     def _grow(self, sequence: Sequence) -> bool:
-        """One more page, taken from the youngest if need be. False: the sequence was the youngest, and gave way itself."""
+        """One more page, taken from the last in precedence if need be. False: that was the sequence itself, and it gave way."""
         while not self.roster.cache.grow(sequence):
-            victim = self.roster.youngest()
-            self.totals.preemptions += 1
-            self.put_back(victim)
+            victim = self.roster.last()
+            self.roster.forecast.preempted()
+            self._preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.totals.preemptions += 1
+        self.put_back(victim)
 
     def put_back(self, sequence: Sequence) -> None:
         """A running sequence gives way to others."""
@@ -94,31 +131,105 @@ class Planner:
             self.prompts.drop(sequence)
         self.roster.put_back(sequence)
 
-    def _admit(self, budget: int, builder: StepBuilder, parts: dict[int, PromptPart]) -> None:
-        """Takes waiting sequences in order while slots, pages and the step's budget last."""
-        for sequence in self.roster.waiting.ready(self.roster.is_ready):
-            if budget == 0 or not self.roster.has_free_slot or not self.roster.start(sequence):
+    def _make_way(self) -> None:
+        """Running sequences give way to the head of the queue if its priority is better by enough, and if that makes room."""
+        roster = self.roster
+        head = roster.waiting.head()
+        if head is None or not roster.num_running:
+            return
+        worst_level = head.level + roster.order.preemption_threshold
+        if roster.last().level < worst_level or roster.has_room(head):
+            return
+        victims = [s for s in (*roster.extending, *roster.decoding) if s.level >= worst_level]
+        if roster.cache.missing(head) > roster.cache.num_available + sum(len(s.pages) for s in victims):
+            return
+        while roster.num_running and roster.last().level >= worst_level and not roster.has_room(head):
+            self.totals.priority_preemptions += 1
+            self._preempt(roster.last())
+
+    def _fill(self, builder: StepBuilder, parts: dict[int, PromptPart]) -> None:
+        """Known tokens: of prompts that are under way, then of newcomers; what nobody else wants goes to the long ones."""
+        roster, admission = self.roster, self.admission
+        size = admission.max_step_tokens
+        is_due = not roster.decoding or self.totals.steps + 1 - self._last_admission >= admission.decode_steps
+        has_others = len(roster.extending) > 1 or (roster.has_free_slot and roster.waiting.has_ready)
+        fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
+        for sequence in roster.extending:
+            self._extend(sequence, fill)
+        if is_due:
+            self._admit(fill, builder)
+        if fill.left and has_others:
+            fill.long_left = fill.left
+            for sequence in roster.extending:
+                self._extend(sequence, fill)
+        elif has_others and not fill.long_left:
+            self.totals.held_back += 1
+        for sequence, start in fill.rows.values():
+            count = sequence.computed_len - start
+            builder.add_extend(sequence, start, count)
+            roster.shares.charge(sequence.request.tenant, count)
+            if sequence.wants_prompt_logprobs:
+                parts[sequence.slot] = self.prompts.expect(sequence, start, count)
+        roster.promote()
+
+    def _admit(self, fill: Fill, builder: StepBuilder) -> None:
+        """Takes waiting sequences in order while slots, pages and the step's tokens last."""
+        roster, admission = self.roster, self.admission
+        while fill.left and roster.has_free_slot and (sequence := roster.waiting.head()) is not None:
+            if admission.max_prompts is not None and len(fill.rows) >= admission.max_prompts:
                 return
+            if not admission.has_chunks and fill.rows and len(sequence.tokens) > fill.left:
+                return
+            if not self._has_room(sequence):
+                return
+            roster.start(sequence)
             if sequence.first_cached_len < 0:
                 sequence.first_cached_len = sequence.cached_len
                 self.admitted.append(sequence.id)
                 self.totals.prompt_tokens += sequence.prompt_len
                 self.totals.cached_tokens += sequence.cached_len
             builder.admit(sequence, self.eos_ids)
-            budget -= self._extend(sequence, budget, builder, parts)
+            self._last_admission = self.totals.steps + 1
+            self._extend(sequence, fill)
 
-    def _extend(self, sequence: Sequence, budget: int, builder: StepBuilder, parts: dict[int, PromptPart]) -> int:
-        """A row of at most `budget` known tokens. -> tokens planned"""
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Asks again when somebody has left, or after a few steps: the answer may take a look at all that run."""
+        state = (sequence.id, self.roster.num_left, self.totals.steps // RETRY_STEPS)
+        if self._no_room == state:
+            return False
+        if self.roster.has_room(sequence):
+            return True
+        self._no_room = state
+        return False
+
+    def _extend(self, sequence: Sequence, fill: Fill) -> None:
+        """Plans as many of its known tokens as the step has left for it."""
         start = sequence.computed_len
-        count = min(budget, len(sequence.tokens) - start)
-        builder.add_extend(sequence, start, count)
-        if sequence.wants_prompt_logprobs:
-            parts[sequence.slot] = self.prompts.expect(sequence, start, count)
+        known = len(sequence.tokens)
+        begun = fill.rows.get(sequence.id)
+        if start == known or (begun is None and len(fill.rows) == self.admission.max_prompts):
+            return
+        is_long = known - start > LONG_STEPS * self.admission.max_step_tokens
+        room = min(fill.left, fill.long_left) if is_long else fill.left
+        if self.chunking is not None:
+            first = start if begun is None else begun[1]
+            room = min(room, self.chunking.size(first, self.admission.max_step_tokens) - (start - first))
+        count = min(room, known - start)
+        if count <= 0:
+            return
+        fill.left -= count
+        if is_long:
+            fill.long_left -= count
+        fill.rows.setdefault(sequence.id, (sequence, start))
         sequence.computed_len = start + count
-        if sequence.computed_len == len(sequence.tokens):
+        if sequence.computed_len == known:
             sequence.in_flight += 1
+            if known == sequence.prompt_len and sequence.request.params.n > 1 and not sequence.index:
+                self.roster.follow(sequence)
         self.roster.cache.publish(sequence)
-        return count
+
+    def _work(self, builder: StepBuilder) -> Work | None:
+        return builder.work() if self.chunking is not None else None
 
 
 def _as_it_shrinks(sequences: list[Sequence]) -> Iterable[Sequence]:

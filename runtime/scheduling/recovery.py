@@ -68,4 +68,4 @@ class Recovery:
         roster = self._planner.roster
         if not any(s.id in self.marks for s in roster.siblings(request_id)):
             self._suspects.passed(request_id)
-        roster.admits_only = self._suspects.trial
+        roster.waiting.admits_only = self._suspects.trial

@@ -1,25 +1,41 @@
 """Who waits, who runs, and what they hold."""
 
+from bisect import insort
+
 from runtime.cache.kv import KVCache
 from runtime.request import Request, Sequence
-from runtime.scheduling.waiting import WaitingQueue
+from runtime.scheduling.forecast import Forecast
+from runtime.scheduling.order import Now
+from runtime.scheduling.shares import Shares
+from runtime.scheduling.waiting import OrderConfig, WaitingQueue
+
+
+def precedence(sequence: Sequence) -> tuple[int, int]:
+    """Who gives way last stands first: the better level, then the older one."""
+    return sequence.level, sequence.id
 
 
 class Roster:
     """Every sequence that has not ended is in exactly one place: waiting (no slot, no pages), extending (its known tokens are
     not all planned) or decoding (they are). Extending and decoding sequences hold a slot and pages."""
 
-    def __init__(self, cache: KVCache, max_running: int) -> None:
+    def __init__(self, cache: KVCache, max_running: int, order: OrderConfig | None = None, conservativeness: float = 1.0) -> None:
         self.cache = cache
         self.max_running = max_running
-        self.waiting = WaitingQueue()
-        self.extending: list[Sequence] = []
-        self.decoding: list[Sequence] = []  # oldest first
+        self.order = order or OrderConfig()
+        self.forecast = Forecast(conservativeness)
+        self.shares = Shares(is_on=self.order.fair, weights=self.order.weights)
+        self.extending: list[Sequence] = []  # in order of admission
+        self.decoding: list[Sequence] = []  # by precedence
         self.live: dict[int, Sequence] = {}
         self._siblings: dict[str, list[Sequence]] = {}  # by request id; a request leaves when all of its sequences have ended
         self._running: dict[str, int] = {}  # running sequences by request id
+        self._running_keys: dict[str, int] = {}  # and by routing key
+        self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
+        self._future: int | None = None  # tokens that the running ones are expected to take yet; None: to be counted
+        self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
+        self.num_left = 0  # sequences that ran and gave their pages back
         self._free_slots = list(range(max_running - 1, -1, -1))
-        self.admits_only: frozenset[str] = frozenset()  # ids of the only requests that may start to run; while empty, all may
 
     @property
     def num_running(self) -> int:
@@ -37,80 +53,132 @@ class Roster:
         return self._siblings.get(request_id, [])
 
     def join(self, request: Request, sequences: list[Sequence]) -> None:
-        """New sequences wait."""
+        """New sequences wait. All but the first do so until it has computed their common prompt, to find it in the prefix cache."""
         self._siblings[request.id] = sequences
+        self.shares.join(request.tenant, len(sequences))
         for sequence in sequences:
             self.live[sequence.id] = sequence
-            self.waiting.add(sequence)
+            sequence.level = self.order.level(request.priority)
+            (self.waiting.park if sequence.index else self.waiting.add)(sequence)
 
-    def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence could run now: its tokens are all known, and the first of its siblings has computed
-        their common prompt, so that the others find it in the prefix cache, and no other request is on trial (suspects.py)."""
-        if sequence.in_flight or (self.admits_only and sequence.request.id not in self.admits_only):
+    def follow(self, first: Sequence) -> None:
+        """The first of siblings has computed their prompt, or has ended: the others take their turn."""
+        for sequence in self._siblings[first.request.id][1:]:
+            if self.waiting.is_parked(sequence) and sequence not in self._landing:
+                self.waiting.add(sequence)
+
+    def begin(self) -> None:
+        """A step is planned. Sequences that gave way join the queue when all their tokens are known."""
+        self.forecast.step()
+        self._future = None
+        if self._landing:
+            for sequence in self._landing:
+                if not sequence.in_flight and not sequence.is_finished:
+                    self.waiting.add(sequence, is_new=False)
+            self._landing = [s for s in self._landing if s.in_flight and not s.is_finished]
+
+    def has_room(self, newcomer: Sequence) -> bool:
+        """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run finds room as well."""
+        if not self._free_slots:
             return False
-        first = self._siblings[sequence.request.id][0]
-        return sequence is first or first.is_finished or first.is_decoding
-
-    def start(self, sequence: Sequence) -> bool:
-        """Moves a waiting sequence to the running ones. False: no room for it now.
-
-        One page for each running sequence stays available, so that the newcomer does not make them give way at once.
-        """
-        use_prefix = not sequence.wants_prompt_logprobs
-        if not self.cache.admit(sequence, reserve=self.num_running, use_prefix=use_prefix):
+        spare = self.cache.num_available - self.cache.missing(newcomer)
+        count = self.num_running
+        if spare < count:  # a page for each: nobody gives way at once
             return False
-        self.waiting.remove(sequence)
+        if self._future is None:
+            self._future = sum([self.forecast.future(s) for s in (*self.extending, *self.decoding)])
+        if not count or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size:
+            return True  # even if nobody ended meanwhile
+        return self.forecast.peak((*self.extending, *self.decoding, newcomer)) <= (spare - count) * self.cache.page_size
+
+    def start(self, sequence: Sequence) -> None:
+        """Moves the head of the queue, for which there is room, to the running ones."""
+        self.cache.admit(sequence, use_prefix=not sequence.wants_prompt_logprobs)
+        request = sequence.request
+        if self._future is not None:
+            self._future += self.forecast.future(sequence)
+        self.waiting.take(sequence)
         sequence.slot = self._free_slots.pop()
         self.extending.append(sequence)
-        self._running[sequence.request.id] = self._running.get(sequence.request.id, 0) + 1
-        return True
+        self._running[request.id] = self._running.get(request.id, 0) + 1
+        if request.routing_key:
+            self._running_keys[request.routing_key] = self._running_keys.get(request.routing_key, 0) + 1
 
     def promote(self) -> None:
         """Sequences whose known tokens are all planned go on to decode."""
         if self.extending:
-            self.decoding += [s for s in self.extending if s.computed_len == len(s.tokens)]
+            for sequence in self.extending:
+                if sequence.computed_len == len(sequence.tokens):
+                    insort(self.decoding, sequence, key=precedence)
+                    self.shares.start(sequence.request.tenant)
             self.extending = [s for s in self.extending if s.computed_len < len(s.tokens)]
 
-    def youngest(self) -> Sequence:
+    def last(self) -> Sequence:
         """The running sequence that gives way first."""
-        return self.extending[-1] if self.extending else self.decoding[-1]
+        if not self.extending:
+            return self.decoding[-1]
+        worst = max(self.extending, key=precedence)
+        return max(worst, self.decoding[-1], key=precedence) if self.decoding else worst
 
     def put_back(self, sequence: Sequence) -> None:
         """A running sequence gives way: its tokens stay, its keys and values are computed again later."""
         self._leave(sequence)
-        self.waiting.put_back(sequence)
+        self.waiting.park(sequence)
+        self._landing.append(sequence)
 
     def restart(self, cache: KVCache) -> set[str]:
         """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that are known here, and no
         token is in flight. Pages are taken from the empty `cache` from now on. -> the requests that ran"""
         running, request_ids = [*self.decoding, *self.extending], set(self._running)
+        for sequence in self.decoding:
+            self.shares.stop(sequence.request.tenant)
+        for sequence in self.live.values():
+            sequence.in_flight, sequence.match = 0, None
         for sequence in running:
             sequence.slot, sequence.pages, sequence.node = -1, [], None
             sequence.cached_len = sequence.computed_len = 0
-            self.waiting.put_back(sequence)
-        for sequence in self.live.values():
-            sequence.in_flight = 0
+        for sequence in sorted([*running, *(s for s in self._landing if not s.is_finished)], key=precedence):
+            self.waiting.add(sequence, is_new=False)
         self.cache = cache
-        self.extending, self.decoding, self._running = [], [], {}
+        self.waiting.restart(cache.tree)
+        self.extending, self.decoding, self._running, self._landing = [], [], {}, []
+        self._running_keys.clear()
+        self._future = None
+        self.num_left += len(running)
         self._free_slots = list(range(self.max_running - 1, -1, -1))
         return request_ids
 
     def end(self, sequence: Sequence) -> None:
         sequence.is_finished = True
+        self.forecast.ended(sequence.num_generated, sequence.max_len - sequence.prompt_len)
+        self.shares.leave(sequence.request.tenant)
         if sequence.slot >= 0:
             self._leave(sequence)
         else:
             self.waiting.remove(sequence)
         del self.live[sequence.id]
-        if all(s.is_finished for s in self._siblings[sequence.request.id]):
+        siblings = self._siblings[sequence.request.id]
+        if all(s.is_finished for s in siblings):
             del self._siblings[sequence.request.id]
+        elif not sequence.index and not sequence.is_decoding:
+            self.follow(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Gives back slot and pages. Steps in flight may still write there: they run before any step that reuses them."""
-        (self.extending if sequence in self.extending else self.decoding).remove(sequence)
+        if sequence in self.extending:
+            self.extending.remove(sequence)
+        else:
+            self.decoding.remove(sequence)
+            self.shares.stop(sequence.request.tenant)
         self.cache.release(sequence)
-        if (left := self._running.pop(sequence.request.id) - 1) > 0:
-            self._running[sequence.request.id] = left
+        self.num_left += 1
+        self._future = None
+        request = sequence.request
+        for counts, key in ((self._running, request.id), (self._running_keys, request.routing_key)):
+            if key in counts:
+                counts[key] -= 1
+                if not counts[key]:
+                    del counts[key]
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.cached_len = sequence.computed_len = 0

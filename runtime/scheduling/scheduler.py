@@ -11,12 +11,17 @@ from collections import deque
 from msgspec import Struct, structs
 
 from runtime.cache.kv import KVCache
-from runtime.messages import Ended, StepPlan, StepResult, StepTokens
+from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
-from runtime.scheduling.planner import Flight, Planner
+from runtime.scheduling.deadlines import Deadlines, Limit
+from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
+from runtime.scheduling.waiting import OrderConfig
+
+TIME_IS_UP = {True: "the request waited too long for its turn; try again later",
+              False: "the request's time was up before its first token; try again later"}
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
@@ -29,10 +34,18 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     num_pages: int  # of the smallest rank, padding page included
     eos_ids: tuple[int, ...]
     shares_prefixes: bool = True
+    order: OrderConfig = OrderConfig()
+    admission: Admission | None = None  # None: nothing but max_step_tokens
+    conservativeness: float = 1.0
+    limit: Limit = Limit()  # in time
 
     @property
     def pool_tokens(self) -> int:
         return (self.num_pages - 1) * self.page_size
+
+
+def empty_cache(config: SchedulerConfig) -> KVCache:
+    return KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
 
 
 class Scheduler:
@@ -40,11 +53,14 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.roster = Roster(self._empty_cache(), config.max_running)
+        self.roster = Roster(empty_cache(self.config), config.max_running, config.order, config.conservativeness)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
-        self._planner = Planner(self.roster, self._prompts, max_step_tokens=config.max_step_tokens, eos_ids=config.eos_ids)
+        admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
+        self._planner = Planner(self.roster, self._prompts, admission=admission, eos_ids=config.eos_ids)
         self.totals = self._planner.totals
+        self.deadlines = Deadlines(config.limit)
+        self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self.last_step = 0  # the latest whose result was taken in
         self._recovery = Recovery(self._planner)
         self._flights: deque[Flight] = deque()
@@ -67,6 +83,7 @@ class Scheduler:
         sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
         self._next_id += params.n
         self.roster.join(request, sequences)
+        self.deadlines.add(request)
         return [s.id for s in sequences]
 
     def abort(self, request_id: str) -> None:
@@ -74,6 +91,23 @@ class Scheduler:
         for sequence in list(self.roster.siblings(request_id)):
             if not sequence.is_finished:
                 self._end(sequence, FinishReason.ABORT, None, self._ended)
+
+    def expire(self, now_s: float) -> list[tuple[Refused, list[int]]]:
+        """Ends requests whose time is up. Those without a token are refused (-> with their sequences' ids); the others
+        end with what they have, as if aborted."""
+        refused: list[tuple[Refused, list[int]]] = []
+        for request_id, is_queue in self.deadlines.due(now_s):
+            siblings = self.roster.siblings(request_id)
+            if not siblings or (is_queue and any(s.first_cached_len >= 0 for s in siblings)):
+                continue
+            self.timeouts["queue" if is_queue else "total"] += 1
+            if any(s.num_generated for s in siblings):
+                self.abort(request_id)
+            else:
+                ids = [s.id for s in siblings if not s.is_finished]
+                refused.append((Refused(request_id, 503, TIME_IS_UP[is_queue]), ids))
+                self.end(ids)
+        return refused
 
     def end(self, sequence_ids: list[int]) -> None:
         """Ends sequences whose text is complete (a stop string was found). Unknown ids have ended already."""
@@ -83,7 +117,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
-        if self.roster.admits_only and not self._recovery.isolate(self._flights):
+        if self.roster.waiting.admits_only and not self._recovery.isolate(self._flights):
             return None
         planned = self._planner.plan()
         if planned is None:
@@ -96,6 +130,8 @@ class Scheduler:
         """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
         flight = self._flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
+        if flight.work is not None and self._planner.chunking is not None:
+            self._planner.chunking.learn(flight.work, result.compute_s)
         self.last_step = flight.step
         ids: list[int] = []
         tokens: list[int] = []
@@ -129,7 +165,7 @@ class Scheduler:
         num_steps = len(self._flights)
         self._flights.clear()
         self._prompts.clear()
-        recovered = self.roster.restart(self._empty_cache()) - {guilty}
+        recovered = self.roster.restart(empty_cache(self.config)) - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
     def resume(self, num_pages: int) -> list[GivenUp]:
@@ -137,7 +173,8 @@ class Scheduler:
         if num_pages == self.config.num_pages:
             return []
         self.config = structs.replace(self.config, num_pages=num_pages)
-        self.roster.cache = self._empty_cache()
+        self.roster.cache = empty_cache(self.config)
+        self.roster.waiting.restart(self.cache.tree)
         refused: dict[str, None] = {}
         for sequence in list(self.roster.live.values()):
             sequence.max_len = self._longest(sequence.request)
@@ -158,9 +195,6 @@ class Scheduler:
         """Sequences that ended since the last result."""
         ended, self._ended = self._ended, []
         return ended
-
-    def _empty_cache(self) -> KVCache:
-        return KVCache(self.config.num_pages, self.config.page_size, shares=self.config.shares_prefixes)
 
     def _longest(self, request: Request) -> int:
         """Tokens that a sequence of it may have, prompt included."""

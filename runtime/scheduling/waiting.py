@@ -1,37 +1,171 @@
-"""The waiting queue: who is admitted next. First come, first served; who was running before goes first."""
+"""The waiting queue: who is admitted next.
 
-from collections.abc import Callable, Iterator
+    1. whoever has been overtaken too often (ageing), at most every AGED_EVERY-th time
+    2. the best level (priority)
+    3. within it, the tenant that has got least (fair shares)
+    4. of that one's, who has run before and gave way; then by policy (order.py)
+"""
 
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from runtime.cache.prefix import PrefixTree
 from runtime.request import Sequence
+from runtime.scheduling.order import POLICIES, WINDOW, Now, Policy
+from runtime.scheduling.shares import Shares
+
+AGED_EVERY = 8  # at least so many admissions by policy between two by age: priorities keep a meaning under permanent overload
+AGED_LEVEL = -(2**63) - 1  # before every priority: who was admitted by age is not preempted by priority
+LAST_LEVEL = 2**63  # after every priority
+
+
+class OrderConfig(Struct, frozen=True, kw_only=True):
+    """What the options say about order."""
+
+    policy: str = "fcfs"
+    has_priorities: bool = False
+    low_first: bool = False  # the lower number is the higher priority
+    preemption_threshold: int = 10  # levels that a running sequence must be worse by to give way to a waiting one
+    patience: int = 256  # later ones that may overtake a sequence; 0: any number
+    fair: bool = False  # among tenants
+    weights: Mapping[str, float] = {}  # of tenants; 1 where none is given
+
+    def level(self, priority: int | None) -> int:
+        if not self.has_priorities:
+            return 0
+        if priority is None:
+            return LAST_LEVEL
+        return priority if self.low_first else -priority
+
+
+class Lane:
+    """Waiting sequences of one level and tenant: those that ran before, then by the policy's key."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.entries: list[tuple[bool, int, int, Sequence]] = []  # is new, key, id, sequence: sorted
+        self._ranked: list[Sequence] = []  # what `rank` made of the first few, the next one last
+        self._ranked_in = -1
+
+    def add(self, sequence: Sequence, *, is_new: bool) -> tuple[bool, int, int, Sequence]:
+        entry = (is_new, self.policy.key(sequence) if is_new else 0, sequence.id, sequence)
+        insort(self.entries, entry)
+        self._ranked_in = -1
+        return entry
+
+    def remove(self, entry: tuple[bool, int, int, Sequence]) -> None:
+        del self.entries[bisect_left(self.entries, entry)]
+        if self._ranked and self._ranked[-1] is entry[3]:
+            self._ranked.pop()
+        else:
+            self._ranked_in = -1
+
+    def head(self, turn: int, now: Now) -> Sequence:
+        """Ranks once a turn, or when the lane has changed."""
+        first = self.entries[0]
+        if self.policy.rank is None or not first[0] or len(self.entries) == 1:
+            return first[3]
+        if self._ranked_in != turn or not self._ranked:
+            self._ranked_in = turn
+            self._ranked = self.policy.rank([entry[3] for entry in self.entries[:WINDOW]], now)
+            self._ranked.reverse()
+        return self._ranked[-1]
+
+
+class Place(Struct):
+    """Where a waiting sequence stands, and how many came before it."""
+
+    ordinal: int
+    lane: tuple[int, str]
+    entry: Any
 
 
 class WaitingQueue:
-    """Sequences without slot and pages, in order of admission. Removal from anywhere is O(1)."""
+    """Sequences without slot and pages. `turn` counts the plans: what a policy saw of the world holds for one."""
 
-    def __init__(self) -> None:
-        self._returned: dict[int, Sequence] = {}  # preempted, by id
-        self._new: dict[int, Sequence] = {}  # by id, in order of arrival
+    def __init__(self, order: OrderConfig, now: Now, shares: Shares) -> None:
+        self.order = order
+        self.turn = 0
+        self.num_aged = 0  # admitted by age
+        self.admits_only: frozenset[str] = frozenset()  # ids of the only requests that may be taken; while empty, all may
+        self._policy = POLICIES[order.policy]
+        self._now = now
+        self._shares = shares
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._places: OrderedDict[int, Place] = OrderedDict()  # by id, in order of entry
+        self._parked: dict[int, Sequence] = {}
+        self._entered = 0
+        self._left = 0
+        self._last_aged = -AGED_EVERY
 
     def __len__(self) -> int:
-        return len(self._returned) + len(self._new)
+        return len(self._places) + len(self._parked)
 
-    def add(self, sequence: Sequence) -> None:
-        self._new[sequence.id] = sequence
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._places)
 
-    def put_back(self, sequence: Sequence) -> None:
-        """A preempted sequence: it goes before all that have not run yet, the oldest first."""
-        self._returned[sequence.id] = sequence
-        self._returned = dict(sorted(self._returned.items()))
+    def add(self, sequence: Sequence, *, is_new: bool = True) -> None:
+        """The sequence can run from now on. Not `is_new`: it did before, and gave way."""
+        self._parked.pop(sequence.id, None)
+        key = (sequence.level, self._shares.tenant(sequence.request.tenant))
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(self._policy)
+        self._places[sequence.id] = Place(self._entered, key, lane.add(sequence, is_new=is_new))
+        self._entered += 1
+
+    def park(self, sequence: Sequence) -> None:
+        """The sequence waits for something else than its turn, until `add`."""
+        self._parked[sequence.id] = sequence
+
+    def is_parked(self, sequence: Sequence) -> bool:
+        return sequence.id in self._parked
 
     def remove(self, sequence: Sequence) -> None:
-        if self._returned.pop(sequence.id, None) is None:
-            del self._new[sequence.id]
+        if self._parked.pop(sequence.id, None) is None:
+            place = self._places.pop(sequence.id)
+            lane = self._lanes[place.lane]
+            lane.remove(place.entry)
+            if not lane.entries:
+                del self._lanes[place.lane]
+            self._left += 1
+        sequence.match = None
 
-    def ready(self, is_ready: Callable[[Sequence], bool]) -> Iterator[Sequence]:
-        """Those that can be admitted, in order; the queue may lose what was yielded while this runs."""
-        for sequence in [*self._returned.values()]:
-            if is_ready(sequence):
-                yield sequence
-        for sequence in [*self._new.values()]:
-            if is_ready(sequence):
-                yield sequence
+    def take(self, sequence: Sequence) -> None:
+        """The head has been admitted."""
+        if self._overdue() is sequence:
+            self._last_aged = self._left
+            self.num_aged += 1
+            sequence.level = AGED_LEVEL
+        self.remove(sequence)
+
+    def restart(self, tree: PrefixTree) -> None:
+        """The cache is another one, and empty."""
+        self._now.tree = tree
+        self.turn += 1
+
+    def head(self) -> Sequence | None:
+        """Who is next; stays so until somebody comes, goes or a new turn begins."""
+        if not self._places:
+            return None
+        if self.admits_only:
+            return next((p.entry[3] for p in self._places.values() if p.entry[3].request.id in self.admits_only), None)
+        if (overdue := self._overdue()) is not None:
+            return overdue
+        if len(self._lanes) == 1:
+            (lane,) = self._lanes.values()
+        else:
+            lane = self._lanes[min(self._lanes, key=lambda key: (key[0], self._shares.clock(key[1]), key[1]))]
+        return lane.head(self.turn, self._now)
+
+    def _overdue(self) -> Sequence | None:
+        """The longest in the queue, if it was overtaken too often: all that have left since it was the first to come, came later."""
+        if not self.order.patience or self._left - self._last_aged < AGED_EVERY:
+            return None
+        oldest = next(iter(self._places.values()))
+        return oldest.entry[3] if self._left - oldest.ordinal >= self.order.patience else None

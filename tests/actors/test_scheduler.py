@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import anyio
+import msgspec
 import pytest
 
 from runtime.actors.scheduler import SchedulerActor
@@ -112,6 +114,29 @@ async def test_tokens_come_out_in_order(depth: int) -> None:
         assert b.tokens(0) == generate([1, 2, 3], set(), 9)
         assert b.ends() == {0: FinishReason.LENGTH}
         assert b.metrics.ttft_s.counts != b.metrics.itl_s.counts and sum(b.metrics.itl_s.counts) == 5
+
+
+async def test_a_request_whose_time_is_up_is_refused() -> None:
+    """Nothing runs and no message comes: the clock alone wakes the actor."""
+    async with bench(FakeRanks(room=0)) as b:
+        b.inbox.send_nowait(Arrive(request("waits", max_new_tokens=6)))
+        await b.settle()
+        late = msgspec.structs.replace(request("late"), arrival_s=monotonic(), queue_timeout_s=1e-9, timeout_s=1e-6)
+        b.inbox.send_nowait(Arrive(late))
+        with anyio.fail_after(5):
+            while not any(isinstance(message, Refused) for message in b.seen):
+                b.seen += await b.outbox.drain()
+        (refusal,) = [message for message in b.seen if isinstance(message, Refused)]
+        assert (refusal.request_id, refusal.status) == ("late", 503)
+        assert b.actor.scheduler.roster.siblings("waits") and b.metrics.refused["503"] == 1
+
+
+async def test_prompts_are_cut_where_that_is_asked_for() -> None:
+    async with bench() as b:
+        b.actor.limits = Limits(vocab_size=VOCAB, context_len=100, pool_tokens=10, cuts=True)
+        b.inbox.send_nowait(Arrive(request(prompt=tuple(range(40)), max_new_tokens=1)))
+        await b.run_all()
+        assert isinstance(b.seen[0], Opened) and b.seen[0].request.prompt_ids == list(range(9))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

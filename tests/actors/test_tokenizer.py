@@ -192,3 +192,23 @@ async def test_a_bug_is_pinned_on_its_request() -> None:
 ])
 async def test_length_of_a_prompt(prompt: Prompt, is_long: bool) -> None:
     assert (num_chars(prompt, 100) > 100) is is_long
+
+
+@pytest.mark.parametrize("prompt", [Text("hello " * 40_000), Text("hello " * 20), Tokens([5] * 30)])
+async def test_prompts_are_cut_where_that_is_asked_for(prompt: Prompt) -> None:
+    """The far too long, of which only the head is looked at, and the slightly too long."""
+    bench = Bench()
+    limits = Limits(vocab_size=LLAMA.size, context_len=10, pool_tokens=50, cuts=True)
+    actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=limits)
+    request = actor.prepare(Ask(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0), 1)
+    whole = prompt.ids if isinstance(prompt, Tokens) else LLAMA.encode("hello " * 20, True)
+    assert request.prompt_ids == whole[:9]
+    bench.inbox.discard()
+
+
+async def test_who_asks_is_handed_on() -> None:
+    bench = Bench()
+    told = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
+    request = bench.actor.prepare(Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1)
+    assert {name: getattr(request, name) for name in told} == told
+    bench.inbox.discard()

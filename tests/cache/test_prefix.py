@@ -87,21 +87,25 @@ def sequence(*tokens: int, max_len: int = 100) -> Sequence:
 def test_admit_reserves_exactly() -> None:
     cache = KVCache(5, 2)
     first = sequence(1, 2, 3)  # and room for one more: two pages
-    assert cache.admit(first, reserve=0, use_prefix=True) and len(first.pages) == 2
-    assert not cache.admit(sequence(5, 6, 7), reserve=1, use_prefix=True), "one page must stay"
-    assert cache.num_available == 2, "a refusal takes nothing"
-    assert cache.admit(sequence(5, 6, 7), reserve=0, use_prefix=True)
+    assert cache.missing(first) == 2
+    cache.admit(first, use_prefix=True)
+    assert len(first.pages) == 2 and cache.num_available == 2
+    first.computed_len = 3
+    cache.publish(first)
+    assert cache.missing(sequence(1, 2, 7)) == 1, "the first page is shared with a running sequence"
+    cache.release(first)
+    assert (cache.missing(sequence(1, 2, 7)), cache.num_available) == (2, 4), "shared with nobody: available, and to be taken"
 
 
 def test_released_pages_are_found_again() -> None:
     cache = KVCache(9, 2)
     first = sequence(1, 2, 3, 4, 5)
-    cache.admit(first, reserve=0, use_prefix=True)
+    cache.admit(first, use_prefix=True)
     first.computed_len = 5
     cache.release(first)
     assert (cache.num_used, cache.tree.num_pages) == (2, 2)
     again = sequence(1, 2, 3, 4)
-    cache.admit(again, reserve=0, use_prefix=True)
+    cache.admit(again, use_prefix=True)
     assert again.cached_len == 2, "one token is always computed"
     cache.release(again)
     assert cache.flush() == 2 and cache.num_used == 0
@@ -111,7 +115,7 @@ def test_a_duplicate_is_given_up_at_release_only() -> None:
     cache = KVCache(9, 2)
     first, second = sequence(1, 2, 3), sequence(1, 2, 3)
     for s in (first, second):
-        cache.admit(s, reserve=0, use_prefix=True)
+        cache.admit(s, use_prefix=True)
         s.computed_len = 3
     cache.publish(first)
     before = list(second.pages)

@@ -10,6 +10,7 @@ import pytest
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unavailable
 from runtime.http.app import http_app
 from runtime.http.errors import error_object
+from runtime.http.face import DEFAULT, Face
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 
@@ -93,8 +94,8 @@ OWN: list[tuple[str, dict[str, Any], str]] = [
 CASES = [(path, fields, param) for path in OPENAI for fields, param in SHARED] + OWN
 
 
-def client(service: FakeService, **options: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, **options)), base_url="http://test")
+def client(service: FakeService, face: Face = DEFAULT) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, face)), base_url="http://test")
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -197,7 +198,7 @@ async def test_bodies_over_the_limit_on_the_wire() -> None:
 
 
 async def test_the_limit_is_an_option() -> None:
-    async with client(FakeService(), max_body_bytes=10) as http:
+    async with client(FakeService(), Face(max_body_bytes=10)) as http:
         error_of(await http.post(CHAT, json=BASE[CHAT]), 413)
 
 

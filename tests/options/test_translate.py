@@ -33,6 +33,8 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     (VLLM + "-tp 2 --max-model-len 8k", "--model-path /m --tensor-parallel-size 2 --context-length 8000", ""),
     (VLLM + "--max-model-len 8K --max-num-seqs 32", "--model-path /m --context-length 8192 --max-running-requests 32", ""),
     (VLLM + "--gpu-memory-utilization 0.8 --block-size 32", "--model-path /m --mem-fraction-static 0.8 --page-size 32", ""),
+    (VLLM + "--scheduling-policy fcfs", "--model-path /m", ""),
+    (VLLM + "--scheduling-policy priority", "--model-path /m --enable-priority-scheduling --schedule-low-priority-values-first", ""),
     (VLLM + "--enforce-eager", "--model-path /m", "no device of this version captures graphs"),
     (VLLM + "--no-enable-prefix-caching", "--model-path /m --disable-radix-cache", ""),
     (VLLM + "--no-enable-chunked-prefill", "--model-path /m --chunked-prefill-size -1", ""),

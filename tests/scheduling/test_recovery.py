@@ -67,7 +67,7 @@ def test_who_ran_goes_first_and_oldest_first() -> None:
     world.submit()
     assert world.die().num_requests == 2
     waiting = world.scheduler.roster.waiting
-    assert [s.id for s in waiting.ready(lambda _: True)] == ids
+    assert [entry[3].id for lane in waiting._lanes.values() for entry in lane.entries] == ids
     assert all(s.in_flight == s.computed_len == 0 and s.slot == -1 for s in world.scheduler.roster.live.values())
     assert len(world.scheduler.roster.live[ids[0]].tokens) == 4, "its first token is known and stays"
 
@@ -175,9 +175,9 @@ def test_others_wait_while_a_request_is_on_trial() -> None:
     running: list[set[str]] = []
     while world.submit():
         running.append({s.request.id for s in world.scheduler._flights[-1].computed})
-        if world.scheduler.roster.admits_only:
-            assert running[-1] <= world.scheduler.roster.admits_only
-            assert {s.request.id for f in world.scheduler._flights for s in f.computed} <= world.scheduler.roster.admits_only
+        if world.scheduler.roster.waiting.admits_only:
+            assert running[-1] <= world.scheduler.roster.waiting.admits_only
+            assert {s.request.id for f in world.scheduler._flights for s in f.computed} <= world.scheduler.roster.waiting.admits_only
         world.receive()
     assert running[0] == {"r0", "r1"} and running[-1] >= {"r4"}
     world.check_idle()

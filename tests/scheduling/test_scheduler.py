@@ -8,8 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.messages import StepTokens
 from runtime.request import FinishReason, Request
 from runtime.sampling import SamplingParams
+from runtime.scheduling.order import POLICIES
+from runtime.scheduling.planner import Admission
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.oracle import OracleRank, generate
 
 EOS = 7
@@ -19,9 +22,9 @@ class World:
     """A scheduler, a rank and what the clients have seen."""
 
     def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
-                 shares: bool = True) -> None:
-        self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=200, page_size=page_size,
-                                      num_pages=num_pages, eos_ids=(EOS,), shares_prefixes=shares)
+                 shares: bool = True, max_len: int = 200, **more: object) -> None:
+        self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
+                                      num_pages=num_pages, eos_ids=(EOS,), shares_prefixes=shares, **more)
         self.scheduler = Scheduler(self.config)
         self.rank = OracleRank(num_pages, page_size, max_running)
         self.depth = depth
@@ -34,8 +37,10 @@ class World:
         self.failed: set[int] = set()  # given up after a death of the ranks
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
 
-    def add(self, prompt: list[int], **params: object) -> list[int]:
-        request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0)
+    def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
+            timeout_s: float | None = None, queue_timeout_s: float | None = None, **params: object) -> list[int]:
+        request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0,
+                          priority=priority, tenant=tenant, routing_key=routing_key, timeout_s=timeout_s, queue_timeout_s=queue_timeout_s)
         ids = self.scheduler.add(request)
         for i in ids:
             self.seen[i] = []
@@ -133,7 +138,7 @@ def test_output_does_not_depend_on_the_schedule(depth: int, page_size: int, chun
 
 
 def test_preemption_loses_nothing() -> None:
-    world = World(num_pages=9, page_size=4, max_running=4)
+    world = World(num_pages=9, page_size=4, max_running=4, conservativeness=0.0)
     ids = [world.add([k, 1, 2, 3, 4], max_new_tokens=20, ignore_eos=True)[0] for k in range(4)]
     world.run()
     assert world.scheduler.totals.preemptions > 0
@@ -179,18 +184,29 @@ def test_reasons_and_matches() -> None:
     assert len(world.seen[length]) == 3 and len(world.seen[stop]) == 1
 
 
+ORDERS = st.builds(OrderConfig, policy=st.sampled_from(sorted(POLICIES)), has_priorities=st.booleans(), low_first=st.booleans(),
+                   preemption_threshold=st.integers(1, 12), patience=st.integers(0, 5), fair=st.booleans(),
+                   weights=st.dictionaries(st.sampled_from("abc"), st.floats(0.1, 10)))
+ADMISSIONS = st.fixed_dictionaries({
+    "max_prompts": st.none() | st.integers(1, 3), "has_dynamic_chunks": st.booleans(),
+    "long_share": st.sampled_from([0.1, 0.5, 1.0]), "decode_steps": st.integers(1, 4)})
+
+
 class Machine(RuleBasedStateMachine):
     """Random arrivals, aborts, stops, submissions, results and deaths of the ranks, against the oracle."""
 
-    @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans())
-    def begin(self, depth: int, page_size: int, chunk: int, shares: bool) -> None:
-        self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares)
+    @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans(),
+                order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]))
+    def begin(self, depth: int, page_size: int, chunk: int, shares: bool, order: OrderConfig, admission: dict,
+              conservativeness: float) -> None:
+        self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares, order=order,
+                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness)
 
     @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
-          prompt_logprobs=st.booleans())
-    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool) -> None:
+          prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"))
+    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool, priority: int | None, tenant: str) -> None:
         self.world.add(([head] * 6 + [1, 2, 3, 4] * 5)[:length], n=n, max_new_tokens=new, ignore_eos=not eos,
-                       prompt_logprobs=0 if prompt_logprobs else None)
+                       prompt_logprobs=0 if prompt_logprobs else None, priority=priority, tenant=tenant, routing_key=tenant)
 
     @rule()
     def submit(self) -> None:
@@ -234,7 +250,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        self.world.run()
+        self.world.run()  # nobody starves: all that wait get their turn in a bounded number of steps
         for i, tokens in self.world.seen.items():
             expected = self.world.expected(i)
             complete = i not in self.world.failed and self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)

@@ -37,8 +37,8 @@ class LogprobWish(msgspec.Struct, frozen=True):
     num_top: int
 
 
-def generate(service: Service, body: bytes) -> Answer:
-    """Raises RequestError."""
+def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Answer:
+    """Raises RequestError. Stream events carry all text so far, or with `is_disjoint` what is new."""
     arrival_s = time.monotonic()
     wish = decode(body, _decoder)
     refuse_later(wish, LATER)
@@ -53,10 +53,11 @@ def generate(service: Service, body: bytes) -> Answer:
     ]
     params = [_params(*pair) for pair in zip(sampling, logprobs, strict=True)]
     asks = [
-        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s)
+        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority)
         for id, prompt, one in zip(_ids(wish.rid, count), prompts, params, strict=True)
     ]
-    dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs))
+    dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
+                              is_disjoint=is_disjoint)
     return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=_NAMES | {"prompt": field, "input_ids": field})
 
 
@@ -117,9 +118,11 @@ def _params(body: SamplingBody, logprobs: LogprobWish) -> SamplingParams:
 class GenerateDialect:
     """Answers {"text", "output_ids", "meta_info"}; in a batch, events have the `index` of their answer."""
 
-    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], *, is_batch: bool, with_texts: bool) -> None:
+    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], *, is_batch: bool, with_texts: bool,
+                 is_disjoint: bool = False) -> None:
         self.service = service
         self.with_texts = with_texts
+        self.is_disjoint = is_disjoint
         # each choice's ask and wish
         self.choices = [pair for pair in zip(asks, logprobs, strict=True) for _ in range(pair[0].params.n)]
         self.is_list = is_batch or len(self.choices) > 1
@@ -128,6 +131,8 @@ class GenerateDialect:
     def events(self, choice: int, delta: Delta) -> bytes:
         self.outputs[choice].add(delta)
         answer = self._answer(choice, self.outputs[choice])
+        if self.is_disjoint:
+            answer |= {"text": delta.text, "output_ids": delta.token_ids}
         return sse.event(answer | {"index": choice} if self.is_list else answer)
 
     def tail(self) -> bytes:

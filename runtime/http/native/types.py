@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.sampling import Priority
 
 MAX_PROMPTS = 1_024
 
@@ -66,11 +67,11 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_path: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
-    priority: Any = None
+    priority: Priority | None = None
 
 
 LATER = ("image_data", "video_data", "audio_data", "input_embeds", "token_ids_logprob", "return_hidden_states", "lora_path",
-         "session_params", "custom_logit_processor", "priority")
+         "session_params", "custom_logit_processor")
 SAMPLING_LATER = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 
 

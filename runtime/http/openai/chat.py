@@ -38,7 +38,7 @@ def chat(service: Service, body: bytes) -> Answer:
     params = sampling_params(wish, service.card.sampling_defaults, names, max_new_tokens=wish.max_completion_tokens,
                              logprobs=wish.logprobs, top_logprobs=wish.top_logprobs)
     envelope = Envelope("chatcmpl", "chat.completion", service.card.name, params.n, wish.stream_options)
-    ask = Ask(id=envelope.id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s)
+    ask = Ask(id=envelope.id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s, priority=wish.priority)
     return Answer(service, [ask], ChatDialect(service, envelope), is_stream=bool(wish.stream), names=names)
 
 

@@ -42,7 +42,8 @@ def completions(service: Service, body: bytes) -> Answer:
     )
     envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options)
     asks = [
-        Ask(id=envelope.id if len(prompts) == 1 else f"{envelope.id}-{i}", prompt=prompt, params=params, arrival_s=arrival_s)
+        Ask(id=envelope.id if len(prompts) == 1 else f"{envelope.id}-{i}", prompt=prompt, params=params, arrival_s=arrival_s,
+            priority=wish.priority)
         for i, prompt in enumerate(prompts)
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.sampling import Priority
 
 MAX_MESSAGES = 16_384
 MAX_PROMPTS = 1_024
@@ -87,6 +88,7 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None  # vLLM's name for
     no_stop_trim: bool | None = None  # SGLang's
+    priority: Priority | None = None  # see --enable-priority-scheduling
     # real clients set these; they change nothing here
     user: str | None = None
     metadata: dict[str, Any] | None = None
