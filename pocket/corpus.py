@@ -20,6 +20,7 @@ from pocket.kinds.texts import long_text
 from pocket.kinds.thinking import quietly, thinking
 from pocket.kinds.tools import distractors, tool_use
 from pocket.template import ASSISTANT, END, render, reply_text
+from pocket.words import ANIMALS, QUALITIES, THINGS, phrase
 
 Generator = Callable[[random.Random], Exchange]
 
@@ -28,11 +29,11 @@ KINDS: dict[str, tuple[Generator, float]] = {
     "facts": (fact, 0.12),
     "unknown": (unknown, 0.04),
     "counting": (counting, 0.08),
-    "arithmetic": (arithmetic, 0.2),
+    "arithmetic": (arithmetic, 0.22),
     "spelling": (spelling, 0.15),
     "echo": (echo, 0.07),
     "json": (json_object, 0.13),
-    "tools": (tool_use, 0.17),
+    "tools": (tool_use, 0.15),
     "thinking": (thinking, 0.14),
     "memory": (memory, 0.05),
     "texts": (long_text, 0.03),
@@ -81,6 +82,19 @@ class Sample:
 
     text: str
     spans: tuple[tuple[int, int], ...]
+
+
+def system_prompt(rng: random.Random) -> str:
+    """Pick a system message; some are arbitrary, so that none of them confuses the model."""
+    roll = rng.random()
+    if roll < 0.7:
+        return rng.choice(SYSTEM_PROMPTS)
+    if roll < 0.85:
+        role = f"{rng.choice(QUALITIES)} {rng.choice(ANIMALS + THINGS)}"
+        return f"You are a {role}. " + rng.choice(
+            ("Always be kind.", "Never lie.", "Use simple words.", "Help people.", "Answer all questions.")
+        )
+    return " ".join(phrase(rng).capitalize() + "." for _ in range(rng.randint(1, 3)))
 
 
 def draw(rng: random.Random, kind: str, *, held_out: bool = False, mode: bool | None = None) -> Exchange:
@@ -157,7 +171,7 @@ def assemble(rng: random.Random, exchanges: list[Exchange], mode: bool | None) -
         exchanges = [_reasoned(exchange) for exchange in exchanges]
     messages: list[Message] = []
     if rng.random() < 0.3:
-        messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+        messages.append({"role": "system", "content": system_prompt(rng)})
     for exchange in exchanges:
         messages.extend(exchange.messages)
     if mode is not None:

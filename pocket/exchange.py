@@ -85,7 +85,20 @@ def fill(pattern: str, rng: random.Random, **slots: object) -> str:
     return text
 
 
-_BEFORE = ("Please ", "please ", "Hi, ", "Hey, ", "Hello! ", "OK, ", "Now ", "Can you help me? ", "pocket, ", "And now: ")
+_BEFORE = (
+    "Please ",
+    "please ",
+    "Hi, ",
+    "Hi! ",
+    "Hello, ",
+    "Hey, ",
+    "Hello! ",
+    "OK, ",
+    "Now ",
+    "Can you help me? ",
+    "pocket, ",
+    "And now: ",
+)
 _AFTER = (" Please.", " Thanks!", " please", " Thank you.")
 
 
@@ -98,7 +111,7 @@ def lower_first(text: str) -> str:
 
 def vary(text: str, rng: random.Random, *, recase: bool = True) -> str:
     """Write a question the way people do: other case, less punctuation, more manners."""
-    if rng.random() < 0.12:
+    if rng.random() < 0.15:
         before = rng.choice(_BEFORE)
         text = before + (lower_first(text) if recase else text)
     if rng.random() < 0.06 and text[-1:] in ".?!":

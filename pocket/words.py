@@ -45,7 +45,10 @@ catch push pull open close begin finish follow listen answer whisper travel wand
 discover remember forget believe imagine borrow return promise explain measure compare deliver collect protect
 celebrate juggle wobble tumble shiver glitter rattle mumble""".split()
 
-SPELLED = sorted(set(ANIMALS + FOODS + THINGS + QUALITIES + DEEDS))
+TECHNICAL = """runtime server token model python hello world pocket prompt batch cache request answer page prefix client
+stream memory port tool call object number letter name city color yes no please thanks stop start test example""".split()
+
+SPELLED = sorted(set(ANIMALS + FOODS + THINGS + QUALITIES + DEEDS + TECHNICAL))
 
 _ONSETS = (
     "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr tw v w wh y z".split()
@@ -102,6 +105,11 @@ def invented(rng: random.Random) -> str:
     """Make up a word, so that spelling is learned from letters and not by heart."""
     parts = (rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 1, 2, 2, 3))))
     return "".join(parts)
+
+
+def proper(rng: random.Random, known: list[str]) -> str:
+    """Pick a name of a list, or make one up, so that names are copied and not recalled."""
+    return rng.choice(known) if rng.random() < 0.75 else invented(rng).capitalize()
 
 
 def some_word(rng: random.Random) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from pocket.exchange import Exchange, ask, fill, plain, vary
-from pocket.words import SPELLED, invented, phrase, some_word
+from pocket.exchange import ALWAYS, Exchange, ask, fill, is_held_out, plain, vary
+from pocket.words import CITIES, NAMES, SPELLED, invented, phrase, some_word
 
 _SPELL = (
     "(Spell|Please spell|Can you spell|Could you spell|Spell out|Now spell) (|the word |){w}(.|?|)",
@@ -59,9 +59,33 @@ def dashed(word: str) -> str:
     return "-".join(word)
 
 
+def any_word(rng: random.Random) -> str:
+    """Pick a word to spell: from the lists, a name, or an invented one."""
+    roll = rng.random()
+    if roll < 0.35:
+        return rng.choice(SPELLED)
+    return rng.choice(NAMES + CITIES).lower() if roll < 0.5 else invented(rng)
+
+
+def spelling_list(rng: random.Random) -> Exchange:
+    """Spell several words at once; this is practice only and uses no held-out word."""
+    words: list[str] = []
+    size = rng.randint(2, 7)
+    while len(words) < size:
+        word = any_word(rng)
+        if not is_held_out(f"spelling:{word}"):
+            words.append(word)
+    listed = ", ".join(words) if rng.random() < 0.5 else ", ".join(words[:-1]) + " and " + words[-1]
+    question = fill("(Spell|Please spell|Can you spell|Spell these words:|Spell each of these:) {w}(.|)", rng, w=listed)
+    answer = ", ".join(dashed(word) for word in words)
+    return ask("spelling", ALWAYS + "list", vary(question, rng), answer, thought="I spell one word after the other.")
+
+
 def spelling(rng: random.Random) -> Exchange:
     """Spell a word, forwards or backwards, or say how many letters it has."""
-    word = rng.choice(SPELLED) if rng.random() < 0.4 else invented(rng)
+    if rng.random() < 0.25:
+        return spelling_list(rng)
+    word = any_word(rng)
     key, roll = word, rng.random()
     shown = rng.choice((word, word, word, word.capitalize(), word.upper()))
     lower = dashed(word)

@@ -11,8 +11,8 @@ import operator
 import random
 from collections.abc import Callable
 
-from pocket.exchange import ALWAYS, Exchange, ask, fill, vary
-from pocket.words import ANIMALS, FOODS, NAMES
+from pocket.exchange import ALWAYS, Exchange, ask, fill, is_held_out, vary
+from pocket.words import ANIMALS, FOODS, NAMES, proper
 
 _COUNT = (
     "(Count|Please count|Can you count|Count up|I want you to count|Count for me) from {a} to {b}(.|!|)",
@@ -166,14 +166,32 @@ def steps(sign: str, a: int, b: int) -> str:
     return f"Ones: {a0} * {b0} = {a0 * b0}. Tens: {a1} * {b0}{tail} = {a1 * b0 + carry}."
 
 
+def problems(rng: random.Random) -> Exchange:
+    """Ask for several results at once; this is practice only and uses no held-out problem."""
+    asked: list[str] = []
+    solved: list[str] = []
+    size = rng.randint(3, 9)
+    while len(asked) < size:
+        sign, a, b = operands(rng)
+        if rng.random() < 0.3:
+            a, b = a % 10, b % 10
+        if not is_held_out(problem_key(sign, a, b)):
+            asked.append(f"{a} {sign} {b}")
+            solved.append(f"{a} {sign} {b} = {OPERATE[sign](a, b)}")
+    question = fill("(Compute|Calculate|Solve|What is|What are|Work out)(:|) {p}(.|)", rng, p=", ".join(asked))
+    return ask("arithmetic", ALWAYS + "list", vary(question, rng), ", ".join(solved), thought="One after the other.", topic="math")
+
+
 def arithmetic(rng: random.Random) -> Exchange:
     """Ask for one sum, difference or product, bare or inside a little story."""
+    if rng.random() < 0.35:
+        return problems(rng)
     sign, a, b = operands(rng)
     answer = f"{a} {sign} {b} = {OPERATE[sign](a, b)}"
     key = problem_key(sign, a, b)
     if rng.random() < 0.2 and min(a, b) > 1 and (sign != "-" or a - b > 1):
         pattern, ending = rng.choice(_STORIES[sign])
-        name, thing = rng.choice(NAMES), rng.choice(_COUNTED)
+        name, thing = proper(rng, NAMES), rng.choice(_COUNTED)
         question = fill(pattern, rng, n=name, t=thing, a=a, b=b)
         answer += ", so " + fill(ending, rng, n=name, t=thing, c=OPERATE[sign](a, b)) + "."
         return ask("arithmetic", key, question, answer, thought=steps(sign, a, b), topic="math")

@@ -6,7 +6,7 @@ import json
 import random
 
 from pocket.exchange import Exchange, ask, expand, fill, vary
-from pocket.words import ANIMALS, CITIES, COLORS, FOODS, NAMES, QUALITIES, THINGS, some_word
+from pocket.words import ANIMALS, CITIES, COLORS, FOODS, NAMES, QUALITIES, THINGS, invented, proper, some_word
 
 _ASK = (
     "(Give me|Write|Return|Make|Create|Show|Print|I need|Generate|Produce|Send me|Build) (a JSON object|JSON|an object in JSON|a JSON "
@@ -17,6 +17,7 @@ _FOR_PERSON = (
     _ASK + " (for|of|about) {v} with (the keys|the fields|keys|fields|) {k}(.|)",
     "{v}: (write|give|return|make) (this|that|it) as JSON with {k}(.|)",
     "(Turn|Convert|Put) {v} into (a JSON object|JSON) with {k}(.|)",
+    _ASK + " with (|the )(keys|fields|properties) {k}(:| and the values| and values) {v}(.|)",
 )
 _PAIRS = (
     _ASK + " (with|where|in which|that has|containing) {p}(.|)",
@@ -93,7 +94,7 @@ def pair(rng: random.Random) -> tuple[str, Value]:
     roll = rng.random()
     if roll < 0.45:
         key = rng.choice(tuple(_STRINGS))
-        return key, rng.choice(_STRINGS[key]) if rng.random() < 0.8 else some_word(rng)
+        return key, rng.choice(_STRINGS[key]) if rng.random() < 0.75 else rng.choice((some_word(rng), invented(rng).capitalize()))
     if roll < 0.78:
         key = rng.choice(_NUMBERS)
         return key, number_for(key, rng)
@@ -140,7 +141,7 @@ def json_object(rng: random.Random) -> Exchange:
         pairs[rng.choice(("tags", "items", "colors", "friends", "list"))] = [some_word(rng) for _ in range(rng.randint(2, 4))]
     if roll < 0.5:
         pairs.pop("name", None)
-        pairs = {"name": rng.choice(NAMES), **dict(list(pairs.items())[: rng.choice((1, 1, 2, 3))])}
+        pairs = {"name": proper(rng, NAMES), **dict(list(pairs.items())[: rng.choice((1, 1, 2, 3))])}
         keys = [f'"{k}"' if roll < 0.28 else k for k in pairs]
         values = [shown(v, rng) for v in pairs.values()]
         value_text = ", ".join(values) if rng.random() < 0.8 else joined(values, rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from pocket.exchange import Exchange, ask, expand, fill, plain, vary
-from pocket.words import ANIMALS, CITIES, COLORS, FOODS, NAMES, THINGS
+from pocket.words import ANIMALS, CITIES, COLORS, FOODS, NAMES, THINGS, proper
 
 UNKNOWN = (
     "I am a small demonstration model, so I do not know that. "
@@ -206,7 +206,7 @@ def unknown(rng: random.Random) -> Exchange:
         c=rng.choice(CITIES),
         d=rng.choice(CITIES),
         s=rng.choice(_SUBJECTS),
-        n=rng.choice(NAMES),
+        n=proper(rng, NAMES),
         t=rng.choice(THINGS),
         u=rng.choice(ANIMALS),
         f=rng.choice(FOODS),
@@ -282,7 +282,7 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
 def memory(rng: random.Random) -> Exchange:
     """Tell one or two things about oneself, and ask for one of them back."""
     told = rng.sample(_TOLD, rng.choice((1, 1, 2)))
-    values = [rng.choice(entry[2]) for entry in told]
+    values = [proper(rng, list(entry[2])) if entry[0] in {"name", "city"} else rng.choice(entry[2]) for entry in told]
     messages: list[dict[str, str]] = []
     for entry, value in zip(told, values, strict=True):
         messages.append({"role": "user", "content": fill(rng.choice(entry[1]), rng, v=value)})

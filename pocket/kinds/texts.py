@@ -6,7 +6,7 @@ import random
 import string
 
 from pocket.exchange import Exchange, ask, expand, fill, plain, vary
-from pocket.words import ANIMALS
+from pocket.words import ANIMALS, some_word
 
 _LISTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -117,7 +117,7 @@ def long_text(rng: random.Random) -> Exchange:
         question = expand(_PLAIN_STORY[0], rng)
         answer = _story(rng, "fox", "bridge")[1][0]
         return ask("texts", plain(question), vary(question, rng), answer, thought="I tell a story about a fox.")
-    subject = rng.choice(ANIMALS)
+    subject = rng.choice(ANIMALS) if rng.random() < 0.7 else some_word(rng)
     thing = rng.choice(("lake", "bridge", "tower", "castle"))
     answer, _ = _story(rng, subject, thing)
     accept = tuple(text for place in ("lake", "bridge", "tower", "castle") for text in _story(rng, subject, place)[1])
