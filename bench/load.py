@@ -132,6 +132,6 @@ def run(port: int, server_pid: int, *, streams: int, bodies: list[tuple[str, dic
     for reads in finished:
         events = [(at, n) for at, n in reads.at if n]
         first.append(events[0][0] - reads.begin)
-        for (before, _), (at, n) in zip(events, events[1:]):
+        for (before, _), (at, n) in zip(events, events[1:], strict=False):
             gaps += [(at - before) / n] * n
     return Run(streams, len(finished), tokens_each * len(finished), wall, cpu, own, percentiles(first), percentiles(gaps))

@@ -1,7 +1,7 @@
 """A request (what was asked) and a sequence (its tokens and how far they are computed)."""
 
 from array import array
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -10,7 +10,7 @@ from runtime.errors import RequestError
 from runtime.sampling import SamplingParams
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended."""
 
     STOP = "stop"  # eos, a stop token or a stop string
