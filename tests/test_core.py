@@ -1,0 +1,82 @@
+"""The runtime without a face, on the null device: doors that close, and what it tells of itself."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import anyio
+import pytest
+
+from runtime.core import Core
+from runtime.errors import Overloaded, Unavailable
+from runtime.messages import Ask, Tokens
+from runtime.options.given import from_values
+from runtime.options.plan import plan_for
+from runtime.sampling import SamplingParams
+from tests.actors.sink import ListSink
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[Core]:
+    core = Core(plan_for(from_values({"device": "null", **options})))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(core.run)
+        await core.wait_ready()
+        yield core
+        tasks.cancel_scope.cancel()
+
+
+def ask(core: Core, name: str, **params: Any) -> ListSink:
+    sink = ListSink()
+    core.submit(Ask(id=name, prompt=Tokens([1, 2, 3]), params=SamplingParams(**params), arrival_s=monotonic()), sink)
+    return sink
+
+
+async def until(is_so: Any) -> None:
+    with anyio.fail_after(30):
+        while not is_so():
+            await anyio.sleep(0)
+
+
+async def test_a_full_queue_refuses_and_says_so() -> None:
+    async with running(max_running_requests=1, max_queued_requests=1, null_step_s=0.01) as core:
+        first = ask(core, "runs", max_new_tokens=50)
+        await until(lambda: core.load().running == 1)
+        second = ask(core, "waits", max_new_tokens=1)
+        with pytest.raises(Overloaded, match="--max-queued-requests"):
+            ask(core, "refused")
+        await until(lambda: second.finishes)
+        assert len(first.token_ids()) == 50
+        assert b'runtime_refused_requests_total{status="429"} 1' in core.metrics()
+
+
+async def test_draining_lets_the_open_ones_end_and_nobody_in() -> None:
+    async with running(null_step_s=0.001) as core:
+        sink = ask(core, "open", max_new_tokens=30)
+        await core.drain(30)
+        assert len(sink.token_ids()) == 30 and sink.finishes
+        assert core.health().state == "draining"
+        with pytest.raises(Unavailable):
+            ask(core, "late")
+
+
+async def test_a_drain_that_takes_too_long_tells_the_rest() -> None:
+    async with running(null_step_s=0.01) as core:
+        sink = ask(core, "open", max_new_tokens=1000)
+        await core.drain(0.05)
+        assert [error.status for error in sink.errors] == [503]
+
+
+async def test_counters_count_each_request_once() -> None:
+    async with running() as core:
+        sinks = [ask(core, f"r{i}", max_new_tokens=4, n=2) for i in range(10)]
+        await until(lambda: all(len(sink.finishes) == 2 for sink in sinks))
+        text = core.metrics().decode()
+        for line in ("runtime_requests_total 10", "runtime_generated_tokens_total 80",
+                     'runtime_finished_sequences_total{reason="length"} 20', "runtime_running_sequences 0", "runtime_time_to_first_token_seconds_count 20"):
+            assert f"\n{line}\n" in text
+        json.dumps(core.server_info())
