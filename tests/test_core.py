@@ -76,8 +76,12 @@ async def test_counters_count_each_request_once() -> None:
         sinks = [ask(core, f"r{i}", max_new_tokens=4, n=2) for i in range(10)]
         await until(lambda: all(len(sink.finishes) == 2 for sink in sinks))
         text = core.metrics().decode()
-        for line in ("runtime_requests_total 10", "runtime_generated_tokens_total 80",
-                     'runtime_finished_sequences_total{reason="length"} 20',
-                     "runtime_running_sequences 0", "runtime_time_to_first_token_seconds_count 20"):
+        for line in (
+            "runtime_requests_total 10",
+            "runtime_generated_tokens_total 80",
+            'runtime_finished_sequences_total{reason="length"} 20',
+            "runtime_running_sequences 0",
+            "runtime_time_to_first_token_seconds_count 20",
+        ):
             assert f"\n{line}\n" in text
         json.dumps(core.server_info())
