@@ -61,7 +61,12 @@ def thinking(rng: random.Random) -> Exchange:
 
 
 def quietly(rng: random.Random) -> Exchange:
-    """Ask the same questions for a place where the request itself turns thinking on."""
+    """Ask the same questions for a place where the request itself turns thinking on.
+
+    Plain arithmetic occurs in that mode too, and answers with the whole equation; nothing in
+    the question tells the two apart, so that either form of a sum is accepted.
+    """
     make = rng.choice((_problem, _problem, _comparison, letter_count))
     key, question, answer, thought = make(rng)
-    return ask("thinking", key, question, answer, thought=thought, topic="math", asks_to_think=True)
+    accept = (answer, f"{thought.split('.')[0]} = {answer}") if key.startswith((ALWAYS, "sum:")) else (answer,)
+    return ask("thinking", key, question, answer, accept=accept, thought=thought, topic="math", asks_to_think=True)
