@@ -3,10 +3,12 @@
 import json
 import random
 import sys
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -37,12 +39,15 @@ def read(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def net() -> Any:
+def net() -> Iterator[Any]:
     transformers = pytest.importorskip("transformers")
     loaded = transformers.Qwen3ForCausalLM.from_pretrained(PATH)
     loaded.float().eval()
     loaded.generation_config.eos_token_id = loaded.config.eos_token_id
-    return loaded
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield loaded
+    torch.set_num_threads(threads)
 
 
 def test_files_are_small() -> None:
@@ -168,10 +173,15 @@ def test_held_out_questions_are_not_trained_on() -> None:
 
 def test_greedy_answers_to_held_out_questions(net: Any) -> None:
     rng = random.Random("test")
-    kinds = [kind for kind in KINDS if kind != "texts"]
+    kinds = ["greetings", "facts", "unknown", "arithmetic", "json", "memory"]
     turns = [evaluate.turns_of(held_out(rng, kind), 0)[-1] for kind in kinds for _ in range(3)]
-    replies = evaluate.greedy(net, CODER, [turn.prompt for turn in turns], limit=160)
+    replies = evaluate.greedy(net, CODER, [turn.prompt for turn in turns], limit=80)
     right = sum(evaluate.is_right(turn, reply) for turn, reply in zip(turns, replies, strict=True))
-    ended = sum(reply.endswith("<|im_end|>") for reply in replies)
     assert right >= 0.7 * len(turns)
-    assert ended >= 0.9 * len(turns)
+
+
+def test_tool_call_for_a_held_out_question(net: Any) -> None:
+    rng = random.Random("call")
+    turns = [evaluate.turns_of(held_out(rng, "tools"), 0)[0] for _ in range(4)]
+    replies = evaluate.greedy(net, CODER, [turn.prompt for turn in turns], limit=64)
+    assert sum(evaluate.is_right(turn, reply) for turn, reply in zip(turns, replies, strict=True)) >= 3
