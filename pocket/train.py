@@ -30,7 +30,7 @@ class Plan:
     """The settings of a run; the same settings give the same run."""
 
     seed: int = 0
-    steps: int = 1850
+    steps: int = 2400
     tokens: int = 4608
     rate: float = 3e-3
     warm: int = 100
