@@ -175,17 +175,15 @@ class DetokenizerActor:
         sequence.sink.push(delta)
 
     def _give_up(self, sequence: SequenceOutput) -> None:
-        """A sink or a text that raises is our bug; it ends that request and no other."""
+        """A sink or a text that raises is our bug; it ends that request, whose client is told, and no other."""
         request_id = sequence.request.id
         self._log.exception("a step's output could not be delivered", request=request_id, exc_info=True)
-        sink = self._outputs.close(request_id)
-        if sink is None:
-            return
-        self._to_scheduler(Abort(request_id))
+        if self._outputs.close(request_id) is not None:
+            self._to_scheduler(Abort(request_id))
         try:
-            sink.fail(InternalFault(f"the output could not be delivered; the server's log has the details under {request_id}"))
+            sequence.sink.fail(InternalFault(f"the output could not be delivered; the server's log has the details under {request_id}"))
         except Exception:
-            self._log.exception("the sink could not be told either", request=request_id, exc_info=True)
+            self._log.exception("nor could its client be told", request=request_id, exc_info=True)
 
     def _forget(self, request_id: str) -> None:
         for sequence_id in self._requests.pop(request_id, ()):
