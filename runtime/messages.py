@@ -145,6 +145,9 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
     seed: int
     device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
+    host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
+    host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
+    host_layout: str = "layer_first"  # or page_first: which of the two stands outside in host memory (devices/host.py)
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -175,13 +178,25 @@ class Admit(Struct, frozen=True, array_like=True):
     history: np.ndarray  # int32: all tokens known so far when penalties need them, else empty
 
 
+class Moves(Struct, frozen=True, array_like=True):
+    """Pages that change tiers in a step, before its forward: all saves (device to host), then all loads (host to device).
+
+    A page that a step computes can be saved by a later step only. When a step's result is there, its saves are in host memory.
+    """
+
+    save_pages: np.ndarray  # int32 [S]: device pages
+    save_hosts: np.ndarray  # int32 [S]: the host pages they are copied to
+    load_hosts: np.ndarray  # int32 [L]
+    load_pages: np.ndarray  # int32 [L]
+
+
 class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     """One step: `R` rows, the first `num_decodes` of them decodes.
 
     A decode row computes one token, the last one sampled in its slot, which only the ranks know.
     An extend row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other.
-    Effects apply in this order: admits, page updates, forward, sample. Ranks run steps in the order of submission, so a page
-    or slot given up by a step may be reused by the next one.
+    Effects apply in this order: moves, admits, page updates, forward, sample. A plan without rows only moves. Ranks run steps in
+    the order of submission, so a page or slot given up by a step may be reused by the next one.
     """
 
     step: int
@@ -196,6 +211,7 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     page_rows: np.ndarray  # int32 [P]
     page_ids: np.ndarray  # int32 [P]
     prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
+    moves: Moves | None = None
 
 
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
@@ -224,6 +240,8 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     pages_bytes: int
     device_name: str
     phases_s: dict[str, float]  # seconds of each start-up phase
+    num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
+    host_page_bytes: int = 0
 
 
 class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
