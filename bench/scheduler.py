@@ -94,9 +94,9 @@ def prefixes() -> dict[str, Any]:
     steps(it, 1)
     tokens = memoryview(array("i", prompt)).cast("B")
     tree = it.cache.tree
-    match_us = min(_timed(lambda: tree.match(tokens, 2047)) for _ in range(50))
-    node = tree.match(tokens, 2047)
-    probe_us = min(_timed(lambda: tree.probe(node, tokens, 2047)) for _ in range(50))
+    match_us = min(_timed(lambda: tree.match("", tokens, 2047)) for _ in range(50))
+    node = tree.match("", tokens, 2047)
+    probe_us = min(_timed(lambda: tree.probe(node, "", tokens, 2047)) for _ in range(50))
     take_us = min(_timed(lambda: (tree.lock(node), tree.path(node), tree.unlock(node))) for _ in range(50))
     full = scheduler(64)
     for i in range(100):

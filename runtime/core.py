@@ -134,7 +134,7 @@ class Core:
         vocabulary = self._vocabulary = await anyio.to_thread.run_sync(Vocabulary.load, folder, self.model.vocab_size)
         templates = chat_templates(vocabulary, self.plan.chat_template)
         tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
-                                   limits=self.card.limits, seed=self._draw_seed)
+                                   limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants)
         detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
         tasks.start_soon(tokenizer.run)
         tasks.start_soon(detokenizer.run)

@@ -121,13 +121,14 @@ class Engine:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def stream(self, prompt: PromptLike, **sampling: Any) -> AsyncIterator[Delta]:
-        """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams.
+    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", **sampling: Any) -> AsyncIterator[Delta]:
+        """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached prefixes are shared with
+        requests of the same `cache_salt` only.
 
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
         params = _params(sampling)
-        ask = Ask(id=f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic())
+        ask = Ask(id=f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt)
         sink = StreamSink(params.n)
         self._core.submit(ask, sink)
         try:

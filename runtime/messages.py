@@ -55,6 +55,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     priority: int | None = None  # this and the next: see Request
     tenant: str = ""
     routing_key: str = ""
+    cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
 

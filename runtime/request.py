@@ -29,6 +29,7 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int | None = None  # None: after all that have one
     tenant: str = ""  # whose share of the runtime it uses; "": nobody's in particular
     routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
+    namespace: str = ""  # of the prefix cache: nothing is shared across, in any tier (see cache/namespace.py)
     queue_timeout_s: float | None = None  # longest wait for its first step
     timeout_s: float | None = None  # longest life
 

@@ -17,6 +17,7 @@ MAX_STOP_CHARS = 1024
 MAX_BIASES = 4096
 
 Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
+CacheSalt = A[str, Meta(max_length=1024)]
 TokenId = A[int, Meta(ge=0, le=2**31 - 1)]
 
 

@@ -12,6 +12,7 @@ from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
 
 from runtime import log
+from runtime.cache.namespace import namespace
 from runtime.channels import Channel
 from runtime.errors import InternalFault, InvalidRequest, RequestError
 from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
@@ -38,7 +39,8 @@ class TokenizerActor:
     """
 
     def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, outputs: Outputs, inbox: Channel[Ask],
-                 to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed) -> None:
+                 to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed,
+                 isolates_tenants: bool = False) -> None:
         self._vocabulary = vocabulary
         self._templates = templates
         self._outputs = outputs
@@ -46,6 +48,7 @@ class TokenizerActor:
         self._to_scheduler = to_scheduler
         self._limits = limits
         self._seed = seed
+        self._isolates_tenants = isolates_tenants
         self._threads = anyio.CapacityLimiter(THREADS)
         self._log = log.get("tokenizer")
 
@@ -86,7 +89,8 @@ class TokenizerActor:
         prompt_ids = cut(self._encode(ask.prompt), self._limits)
         check(ask.params, prompt_ids, self._limits)
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
-                       tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s)
+                       tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
+                       namespace=namespace(tenant=ask.tenant if self._isolates_tenants else "", salt=ask.cache_salt))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         match prompt:

@@ -42,7 +42,8 @@ class KVCache:
         wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
         if not self.shares or sequence.wants_prompt_logprobs:
             return wanted
-        sequence.match = self.tree.probe(sequence.match, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+        tokens = memoryview(sequence.tokens).cast("B")
+        sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
         return wanted - self.tree.num_locked(sequence.match)
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
@@ -51,10 +52,12 @@ class KVCache:
         Sets the sequence's pages, node, cached_len and computed_len.
         """
         known = len(sequence.tokens)
-        node = self.tree.root
+        namespace = sequence.request.namespace
         if use_prefix and self.shares:
             # at least one token must be computed: its logits are needed
-            node = self.tree.match(memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+            node = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+        else:
+            node = self.tree.enter(namespace)
         self.tree.lock(node)
         missing = self.pages_for(known + 1 if known < sequence.max_len else known) - node.depth
         sequence.node = node

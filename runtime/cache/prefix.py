@@ -3,12 +3,12 @@
 One node is one full page; its key is the page's token ids as bytes, so a match is one dict look-up per page.
 A node is locked by every sequence that runs through it. What no sequence runs through is evictable, least recently used
 leaf first; a parent is always younger than its children, so evicting leaves in order of use never strands a page.
+Each namespace has a root of its own, and nothing is found from another one (see namespace.py).
 
 The idea of sharing prefixes through a tree is RadixAttention's (Zheng et al., 2023, arXiv:2312.07104); ours keeps
 fixed pages instead of compressed edges.
 """
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
 
@@ -34,18 +34,27 @@ class PrefixTree:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.root = Node(None, b"", 0, 0)
+        self.root = Node(None, b"", 0, 0)  # of the namespace ""; it stays, others go when they are empty
+        self.roots = {"": self.root}
+        self._nowhere = Node(None, b"", 0, 0)  # what is found in a namespace that has no root
         self.num_pages = 0
         self.num_evictable = 0
         self._clock = count(1)
         self._heap: list[tuple[int, int, Node]] = []  # (last_used, tie-breaker, leaf); entries may be stale
         self._ties = count()
 
-    def match(self, tokens: memoryview, max_pages: int) -> Node:
-        """The deepest node whose path spells the first pages of `tokens` (int32 as bytes), at most `max_pages` deep."""
+    def enter(self, namespace: str) -> Node:
+        """The root of a namespace, for somebody who locks it or something below it at once."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(None, namespace.encode(), 0, 0)
+        return root
+
+    def match(self, namespace: str, tokens: memoryview, max_pages: int) -> Node:
+        """The deepest node whose path spells the first pages of `tokens` (int32 as bytes), at most `max_pages` deep; to be locked."""
         width = 4 * self.page_size
         now = next(self._clock)
-        node = self.root
+        node = self.enter(namespace)
         for start in range(0, max_pages * width, width):
             child = node.children.get(tokens[start:start + width].tobytes())
             if child is None:
@@ -54,12 +63,14 @@ class PrefixTree:
             node = child
         return node
 
-    def probe(self, node: Node | None, tokens: memoryview, max_pages: int) -> Node:
+    def probe(self, node: Node | None, namespace: str, tokens: memoryview, max_pages: int) -> Node:
         """`match` for somebody who only looks: nothing counts as used. `node` is what the last look at the same tokens gave, so that
         looking again costs what has changed, not the length of the prompt."""
-        node = node or self.root
+        node = node or self._nowhere
         while node.parent is not None and node.parent.children.get(node.key) is not node:  # evicted, as all below it were before
             node = node.parent
+        if node.parent is None:
+            node = self.roots.get(namespace, self._nowhere)
         width = 4 * self.page_size
         for start in range(node.depth * width, max_pages * width, width):
             child = node.children.get(tokens[start:start + width].tobytes())
@@ -76,23 +87,31 @@ class PrefixTree:
 
     def path(self, node: Node) -> list[int]:
         """Pages from the root to `node`."""
-        pages = [n.page for n in self._up(node)]
+        pages = []
+        while node.parent is not None:
+            pages.append(node.page)
+            node = node.parent
         pages.reverse()
         return pages
 
     def lock(self, node: Node) -> None:
         """A sequence runs through `node` and all above it."""
-        for n in self._up(node):
-            if n.locks == 0:
+        while node.parent is not None:
+            if node.locks == 0:
                 self.num_evictable -= 1
-            n.locks += 1
+            node.locks += 1
+            node = node.parent
+        node.locks += 1
 
     def unlock(self, node: Node) -> None:
-        for n in self._up(node):
-            n.locks -= 1
-            if n.locks == 0:
+        while node.parent is not None:
+            node.locks -= 1
+            if node.locks == 0:
                 self.num_evictable += 1
-                self._offer(n)
+                self._offer(node)
+            node = node.parent
+        node.locks -= 1
+        self._drop_if_empty(node)
 
     def extend(self, node: Node, key: bytes, page: int) -> Node:
         """The child of the locked `node` for `key`, locked as well: a new one that takes `page`, or the one that is there.
@@ -125,19 +144,20 @@ class PrefixTree:
             assert node.parent is not None
             del node.parent.children[node.key]
             pages.append(node.page)
-            self._offer(node.parent)
+            if node.parent.parent is None:
+                self._drop_if_empty(node.parent)
+            else:
+                self._offer(node.parent)
         self.num_pages -= len(pages)
         self.num_evictable -= len(pages)
         return pages
 
     def _offer(self, node: Node) -> None:
         """Queues `node` for eviction if it is an unlocked leaf."""
-        if not (node.locks or node.children or node.is_queued) and node.parent is not None:
+        if not (node.locks or node.children or node.is_queued):
             node.is_queued = True
             heappush(self._heap, (node.last_used, next(self._ties), node))
 
-    @staticmethod
-    def _up(node: Node) -> Iterator[Node]:
-        while node.parent is not None:
-            yield node
-            node = node.parent
+    def _drop_if_empty(self, root: Node) -> None:
+        if not (root.locks or root.children) and root is not self.root:
+            del self.roots[root.key.decode()]

@@ -21,6 +21,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hicache_", ("enable_hierarchical_cache", "disaggregation_decode_enable_offload_kvcache")),
     ("prefill_delayer_", ("enable_prefill_delayer",)),
     ("priority_scheduling_", ("enable_priority_scheduling",)),
+    ("isolate_tenants", ("fair_share",)),
     ("schedule_low_priority_values_first", ("enable_priority_scheduling",)),
     ("eplb_", ("enable_eplb",)),
     ("export_metrics_to_file_dir", ("export_metrics_to_file",)),

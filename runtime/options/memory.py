@@ -21,6 +21,7 @@ class Memory(Group, frozen=True, kw_only=True):
     disable_radix_cache: A[bool, option("Don't keep the pages of finished requests for prompts that begin the same.")] = False
     radix_eviction_policy: A[Literal["lru", "lfu"], option(
         "Which cached pages go first when room is needed: the least recently used.", later=("lfu",))] = "lru"
+    isolate_tenants: A[bool, option("Don't share cached prefixes between tenants (what makes a tenant: --fair-share).")] = False
     swa_full_tokens_ratio: A[Fraction, planned("Cache of sliding-window layers in relation to that of full layers.")] = 0.8
     disable_hybrid_swa_memory: A[bool, planned("Give sliding-window layers as much cache as full ones.")] = False
     disable_chunked_prefix_cache: A[bool, on_device("cuda", "Don't attend to long cached prefixes in chunks (MLA).")] = False

@@ -49,6 +49,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     page_size: int
     disable_radix_cache: bool
     radix_eviction_policy: str
+    isolate_tenants: bool
     max_running_requests: int
     max_queued_requests: int
     chunked_prefill_size: int  # -1: no chunks

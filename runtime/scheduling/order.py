@@ -51,7 +51,8 @@ def longest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
     """Who finds most of its prompt in the cache goes first."""
     for sequence in window:
         tokens = memoryview(sequence.tokens).cast("B")
-        sequence.match = now.tree.probe(sequence.match, tokens, (len(sequence.tokens) - 1) // now.tree.page_size)
+        longest = (len(sequence.tokens) - 1) // now.tree.page_size
+        sequence.match = now.tree.probe(sequence.match, sequence.request.namespace, tokens, longest)
     return sorted(window, key=lambda s: -s.match.depth)
 
 

@@ -211,4 +211,15 @@ async def test_who_asks_is_handed_on() -> None:
     told = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
     request = bench.actor.prepare(Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1)
     assert {name: getattr(request, name) for name in told} == told
+    assert request.namespace == ""
+    bench.inbox.discard()
+
+
+async def test_salts_and_isolated_tenants_make_namespaces() -> None:
+    bench = Bench()
+    isolating = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, isolates_tenants=True)
+    asks = [Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=tenant, cache_salt=salt)
+            for tenant in ("t", "u") for salt in ("", "s")]
+    assert len({bench.actor.prepare(ask, 1).namespace for ask in asks}) == 2, "tenants share what has the same salt"
+    assert len({isolating.prepare(ask, 1).namespace for ask in asks}) == 4
     bench.inbox.discard()

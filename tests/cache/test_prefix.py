@@ -3,6 +3,7 @@ from array import array
 import pytest
 
 from runtime.cache.kv import KVCache
+from runtime.cache.namespace import namespace
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import Node, PrefixTree
 from runtime.request import Request, Sequence
@@ -19,6 +20,7 @@ def key(*tokens: int) -> bytes:
 
 def grow(tree: PrefixTree, *pages: tuple[tuple[int, ...], int]) -> Node:
     node = tree.root
+    tree.lock(node)
     for tokens, page in pages:
         node = tree.extend(node, key(*tokens), page)
     return node
@@ -27,10 +29,10 @@ def grow(tree: PrefixTree, *pages: tuple[tuple[int, ...], int]) -> Node:
 def test_match_finds_the_longest_path() -> None:
     tree = PrefixTree(2)
     node = grow(tree, ((1, 2), 10), ((3, 4), 11))
-    assert tree.path(tree.match(view(1, 2, 3, 4, 5, 6), 3)) == [10, 11]
-    assert tree.path(tree.match(view(1, 2, 9, 9), 2)) == [10]
-    assert tree.match(view(2, 1), 1) is tree.root
-    assert tree.path(tree.match(view(1, 2, 3, 4), 1)) == [10], "no deeper than asked"
+    assert tree.path(tree.match("", view(1, 2, 3, 4, 5, 6), 3)) == [10, 11]
+    assert tree.path(tree.match("", view(1, 2, 9, 9), 2)) == [10]
+    assert tree.match("", view(2, 1), 1) is tree.root
+    assert tree.path(tree.match("", view(1, 2, 3, 4), 1)) == [10], "no deeper than asked"
     assert tree.path(node) == [10, 11]
 
 
@@ -55,7 +57,7 @@ def test_least_recently_used_goes_first() -> None:
     tree = PrefixTree(1)
     for token, page in ((1, 10), (2, 11), (3, 12)):
         tree.unlock(grow(tree, ((token,), page)))
-    tree.match(view(1), 1)
+    tree.match("", view(1), 1)
     assert [tree.evict(1) for _ in range(3)] == [[11], [12], [10]]
 
 
@@ -69,6 +71,35 @@ def test_a_parent_is_evictable_after_its_children() -> None:
     assert tree.evict(9) == [12, 10]
 
 
+def test_namespaces_share_nothing_and_leave_nothing() -> None:
+    cache = KVCache(30, 2)
+    mine, other, plain = sequence(1, 2, 3, 4, 5, namespace="a"), sequence(1, 2, 3, 4, 5, namespace="b"), sequence(1, 2, 3, 4, 5)
+    for s in (mine, other, plain):
+        assert cache.missing(s) == 3 and cache.tree.probe(s.match, s.request.namespace, view(1, 2), 1).depth == 0
+        cache.admit(s, use_prefix=True)
+        assert s.cached_len == 0
+        s.computed_len = 5
+        cache.release(s)
+    assert set(cache.tree.roots) == {"", "a", "b"} and cache.tree.num_pages == 6
+    again = sequence(1, 2, 3, 4, 5, namespace="a")
+    cache.missing(again)
+    stale = again.match
+    assert (cache.flush(), set(cache.tree.roots)) == (6, {""})
+    assert stale.depth == 2 and cache.tree.probe(stale, "a", view(1, 2, 3, 4), 2).depth == 0
+    cache.admit(again, use_prefix=True)
+    assert cache.missing(sequence(1, 2, 3, namespace="a")) == 2 and set(cache.tree.roots) == {"", "a"}, "it stays while somebody is there"
+    cache.release(again)
+    assert set(cache.tree.roots) == {""}
+
+
+@pytest.mark.parametrize("parts", [{}, {"salt": "a"}, {"tenant": "a"}, {"adapter": "a"}, {"weight_version": "a"},
+                                   {"tenant": "a", "salt": "a"},
+                                   {"salt": '["","","","a"]'}, {"tenant": '","'}, {"tenant": '"', "salt": ","}])
+def test_namespaces_differ_where_anything_does(parts: dict[str, str]) -> None:
+    others = ({}, {"salt": "a"}, {"tenant": "a"}, {"adapter": "a"}, {"weight_version": "a"}, {"tenant": '"', "salt": ","})
+    assert [other for other in others if namespace(**other) == namespace(**parts)] == [other for other in others if other == parts]
+
+
 def test_pool_knows_its_pages() -> None:
     pool = PagePool(5)
     pages = pool.allocate(4)
@@ -79,8 +110,8 @@ def test_pool_knows_its_pages() -> None:
         pool.release([1])
 
 
-def sequence(*tokens: int, max_len: int = 100) -> Sequence:
-    request = Request(id="r", prompt_ids=list(tokens), params=SamplingParams(), seed=0, arrival_s=0)
+def sequence(*tokens: int, max_len: int = 100, namespace: str = "") -> Sequence:
+    request = Request(id="r", prompt_ids=list(tokens), params=SamplingParams(), seed=0, arrival_s=0, namespace=namespace)
     return Sequence(0, request, 0, max_len, frozenset())
 
 

@@ -38,9 +38,10 @@ class World:
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
 
     def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
-            timeout_s: float | None = None, queue_timeout_s: float | None = None, **params: object) -> list[int]:
+            timeout_s: float | None = None, queue_timeout_s: float | None = None, namespace: str = "", **params: object) -> list[int]:
         request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0,
-                          priority=priority, tenant=tenant, routing_key=routing_key, timeout_s=timeout_s, queue_timeout_s=queue_timeout_s)
+                          priority=priority, tenant=tenant, routing_key=routing_key, timeout_s=timeout_s, queue_timeout_s=queue_timeout_s,
+                          namespace=namespace)
         ids = self.scheduler.add(request)
         for i in ids:
             self.seen[i] = []
@@ -102,11 +103,12 @@ class World:
         """No page is owned twice, none is lost."""
         cache = self.scheduler.cache
         owned = Counter(cache.pool._free)
-        nodes, evictable = [cache.tree.root], 0
+        assert all(root.children or root.locks for name, root in cache.tree.roots.items() if name)
+        nodes, evictable = list(cache.tree.roots.values()), 0
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
-            if node is not cache.tree.root:
+            if node.parent is not None:
                 owned[node.page] += 1
                 evictable += node.locks == 0
         for sequence in self.scheduler.roster.live.values():
@@ -203,10 +205,13 @@ class Machine(RuleBasedStateMachine):
                            admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness)
 
     @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
-          prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"))
-    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool, priority: int | None, tenant: str) -> None:
+          prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"),
+          namespace=st.sampled_from(["", "", "x"]))
+    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool, priority: int | None, tenant: str,
+            namespace: str) -> None:
         self.world.add(([head] * 6 + [1, 2, 3, 4] * 5)[:length], n=n, max_new_tokens=new, ignore_eos=not eos,
-                       prompt_logprobs=0 if prompt_logprobs else None, priority=priority, tenant=tenant, routing_key=tenant)
+                       prompt_logprobs=0 if prompt_logprobs else None, priority=priority, tenant=tenant, routing_key=tenant,
+                       namespace=namespace)
 
     @rule()
     def submit(self) -> None:

@@ -12,6 +12,7 @@ from runtime.http import sse
 from runtime.http.errors import convert, decode
 from runtime.http.exchange import Answer, Output
 from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
+from runtime.http.salts import salts
 from runtime.messages import Ask, Text, Tokens
 from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.sampling import SamplingParams
@@ -53,8 +54,8 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     ]
     params = [_params(*pair) for pair in zip(sampling, logprobs, strict=True)]
     asks = [
-        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority)
-        for id, prompt, one in zip(_ids(wish.rid, count), prompts, params, strict=True)
+        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt)
+        for id, prompt, one, salt in zip(_ids(wish.rid, count), prompts, params, salts(wish, count), strict=True)
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)

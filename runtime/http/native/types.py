@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
-from runtime.sampling import Priority
+from runtime.sampling import CacheSalt, Priority
 
 MAX_PROMPTS = 1_024
 
@@ -68,6 +68,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     session_params: Any = None
     custom_logit_processor: Any = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
+    extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
 
 
 LATER = ("image_data", "video_data", "audio_data", "input_embeds", "token_ids_logprob", "return_hidden_states", "lora_path",

@@ -15,6 +15,7 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import check_model
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.types import ChatBody, refuse_later
+from runtime.http.salts import salts
 from runtime.messages import Ask
 from runtime.request import Delta, TokenLogprob
 from runtime.service import Service
@@ -38,7 +39,8 @@ def chat(service: Service, body: bytes) -> Answer:
     params = sampling_params(wish, service.card.sampling_defaults, names, max_new_tokens=wish.max_completion_tokens,
                              logprobs=wish.logprobs, top_logprobs=wish.top_logprobs)
     envelope = Envelope("chatcmpl", "chat.completion", service.card.name, params.n, wish.stream_options)
-    ask = Ask(id=envelope.id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s, priority=wish.priority)
+    ask = Ask(id=envelope.id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s, priority=wish.priority,
+              cache_salt=salts(wish, 1)[0])
     return Answer(service, [ask], ChatDialect(service, envelope), is_stream=bool(wish.stream), names=names)
 
 

@@ -14,6 +14,7 @@ from runtime.http.openai.logprobs import TextLogprobs
 from runtime.http.openai.models import check_model
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.types import MAX_PROMPTS, CompletionBody, refuse_later
+from runtime.http.salts import salts
 from runtime.messages import Ask, Text, Tokens
 from runtime.request import Delta, TokenLogprob
 from runtime.sampling import SamplingParams
@@ -43,8 +44,8 @@ def completions(service: Service, body: bytes) -> Answer:
     envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options)
     asks = [
         Ask(id=envelope.id if len(prompts) == 1 else f"{envelope.id}-{i}", prompt=prompt, params=params, arrival_s=arrival_s,
-            priority=wish.priority)
-        for i, prompt in enumerate(prompts)
+            priority=wish.priority, cache_salt=salt)
+        for i, (prompt, salt) in enumerate(zip(prompts, salts(wish, len(prompts)), strict=True))
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
     return Answer(service, asks, CompletionDialect(service, envelope, params, echoes), is_stream=bool(wish.stream), names=NAMES)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
-from runtime.sampling import Priority
+from runtime.sampling import CacheSalt, Priority
 
 MAX_MESSAGES = 16_384
 MAX_PROMPTS = 1_024
@@ -89,6 +89,8 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None  # vLLM's name for
     no_stop_trim: bool | None = None  # SGLang's
     priority: Priority | None = None  # see --enable-priority-scheduling
+    cache_salt: CacheSalt | list[CacheSalt] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
+    extra_key: CacheSalt | list[CacheSalt] | None = None  # and in SGLang's
     # real clients set these; they change nothing here
     user: str | None = None
     metadata: dict[str, Any] | None = None

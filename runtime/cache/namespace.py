@@ -1,0 +1,14 @@
+"""Namespaces of the prefix cache: requests share pages only within one.
+
+The tokens of a prefix decide its keys and values only together with the adapter and the version of the weights that computed them; and
+who may know (from the time to the first token) that somebody else sent the same prefix is a question of tenants and salts. The model itself
+is no part: one runtime serves one, and tiers that outlive it put its identity before the namespace.
+"""
+
+import msgspec
+
+
+def namespace(*, adapter: str = "", weight_version: str = "", tenant: str = "", salt: str = "") -> str:
+    """A name that no other combination of these has; "" where all are empty."""
+    parts = [adapter, weight_version, tenant, salt]
+    return msgspec.json.encode(parts).decode() if any(parts) else ""
