@@ -22,6 +22,7 @@ from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.tokenizer import TokenizerActor
 from runtime.channels import Channel
+from runtime.control import Control
 from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
 from runtime.messages import Ask, StartRank, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
@@ -65,6 +66,7 @@ class Core:
         self._to_detokenizer = Channel[ToDetokenizer](64)
         self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
         self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout)
+        self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics)
         self._draw_seed = random_seeds(plan.random_seed)
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
@@ -84,6 +86,7 @@ class Core:
         except RuntimeFault as fault:
             self._fail(fault)
         finally:
+            self.control.close(Unavailable("the server is stopping; try again later"))
             self._router.fail_all(Unavailable("the server is stopping; try again later"))
             with anyio.CancelScope(shield=True):
                 await self._supervisor.stop()
@@ -115,7 +118,7 @@ class Core:
                 for phase, seconds in ready.phases_s.items():
                     log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages)
-            self._scheduler = Scheduler(config)
+            self._scheduler = self.control.scheduler = Scheduler(config)
             actor = SchedulerActor(
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH)
@@ -136,6 +139,7 @@ class Core:
         tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
                                    limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants)
         detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
+        self.control.tokenizer = tokenizer
         tasks.start_soon(tokenizer.run)
         tasks.start_soon(detokenizer.run)
         log.get("start").info("tokenizer", seconds=round(time.monotonic() - begin, 3))
@@ -173,7 +177,9 @@ class Core:
         self._router.abort(request_id)
 
     def health(self) -> Health:
-        return Health("recovering" if self._state == "ready" and self._supervisor.is_recovering else self._state)
+        if self._state != "ready":
+            return Health(self._state)
+        return Health("recovering" if self._supervisor.is_recovering else "paused" if self.control.is_paused else "ready")
 
     def load(self) -> Load:
         if (scheduler := self._scheduler) is None:
@@ -182,7 +188,10 @@ class Core:
         cache = scheduler.cache
         return Load(running=scheduler.roster.num_running, waiting=len(scheduler.roster.waiting), used_pages=cache.num_used,
                     cached_pages=cache.tree.num_evictable, total_pages=cache.pool.num_pages, page_size=cache.page_size,
-                    steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()))
+                    steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()),
+                    max_running=self.plan.max_running_requests, prompt_tokens=scheduler.totals.prompt_tokens,
+                    cached_tokens=scheduler.totals.cached_tokens, weights_bytes=sum(r.weights_bytes for r in self._supervisor.readies),
+                    pages_bytes=sum(r.pages_bytes for r in self._supervisor.readies))
 
     def server_info(self) -> dict[str, Any]:
         options = self.plan.public()
@@ -214,10 +223,10 @@ class Core:
         assert self._vocabulary is not None, "a token, but no tokenizer"
         return self._vocabulary.token_bytes(token_id)
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         if self._vocabulary is None:
             raise Unavailable("the tokenizer is loading; try again in a moment")
-        return self._vocabulary.decode(token_ids, skip_special=False)
+        return self._vocabulary.decode(token_ids, skip_special=skip_special)
 
 
 def start_rank(plan: Plan, model: ModelConfig) -> StartRank:

@@ -33,7 +33,7 @@ from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
 from runtime.http.face import face_of
-from runtime.messages import Ask, Chat, Prompt, Text, Tokens
+from runtime.messages import Ask, Chat, PauseMode, Prompt, Text, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
@@ -121,14 +121,14 @@ class Engine:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", **sampling: Any) -> AsyncIterator[Delta]:
+    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None, **sampling: Any) -> AsyncIterator[Delta]:
         """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached prefixes are shared with
-        requests of the same `cache_salt` only.
+        requests of the same `cache_salt` only. `rid` is the request's id, for `abort_request`.
 
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
         params = _params(sampling)
-        ask = Ask(id=f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt)
+        ask = Ask(id=rid or f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt)
         sink = StreamSink(params.n)
         self._core.submit(ask, sink)
         try:
@@ -153,6 +153,21 @@ class Engine:
     def load(self) -> Load:
         """How busy the engine is now."""
         return self._core.load()
+
+    async def flush_cache(self) -> int:
+        """Empties the prefix cache. -> pages freed. Raises Busy while sequences run."""
+        return await self._core.control.flush()
+
+    async def pause_generation(self, mode: PauseMode = "abort") -> None:
+        """Plans no more steps; what runs ends (abort), waits again (retract) or stays where it is (in_place)."""
+        await self._core.control.pause(mode)
+
+    async def continue_generation(self) -> None:
+        await self._core.control.resume()
+
+    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
+        """Ends the requests whose ids begin with `rid`, or all. -> how many"""
+        return self._core.control.abort("" if abort_all else rid) if rid or abort_all else 0
 
     def metrics(self) -> bytes:
         """Prometheus text."""
@@ -182,6 +197,19 @@ class LLM:
         if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
             return self._portal.call(self._generate_all, prompts, sampling)
         return self._portal.call(self._generate_one, prompts, sampling)
+
+    def flush_cache(self) -> int:
+        """See Engine; so for the next three."""
+        return self._portal.call(self._engine.flush_cache)
+
+    def pause_generation(self, mode: PauseMode = "abort") -> None:
+        self._portal.call(self._engine.pause_generation, mode)
+
+    def continue_generation(self) -> None:
+        self._portal.call(self._engine.continue_generation)
+
+    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
+        return self._portal.call(lambda: self._engine.abort_request(rid, abort_all=abort_all))
 
     async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
         return await self._engine.generate(prompt, **sampling)

@@ -7,6 +7,7 @@
     ├── RequestError               one request cannot be served; becomes an HTTP error, harms nobody else
     │   ├── InvalidRequest   400   a field is wrong; `param` names it
     │   ├── NotFound         404   no such model, route or object
+    │   ├── Busy             400   not while requests run (400 and not 409, because clients of SGLang look for it)
     │   ├── TooLarge         413   the body is over the limit
     │   ├── Overloaded       429   the queue is full; try again later
     │   ├── InternalFault    500   our bug, or a death of the ranks, pinned on this request; the log has the details, the message has not
@@ -63,6 +64,12 @@ class NotFound(RequestError):
     """There is no such model, route or stored object."""
 
     status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class Busy(RequestError):
+    """It cannot be done while requests run."""
+
+    status, type, code = 400, "invalid_request_error", "busy"
 
 
 class TooLarge(RequestError):

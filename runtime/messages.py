@@ -9,11 +9,13 @@ Channels carry the objects themselves. Rings carry msgpack headers and raw array
 array_like to be small. Arrays are one-dimensional numpy arrays; the comment gives dtype and shape.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
 
+from runtime.errors import RequestError
 from runtime.request import FinishReason, Request, TokenLogprob
 from runtime.sampling import SamplingParams
 
@@ -81,7 +83,27 @@ class Arrive(Struct, frozen=True, tag=True):
     request: Request
 
 
-ToScheduler = Arrive | Abort | Stopped
+PauseMode = Literal["abort", "retract", "in_place"]  # what becomes of the sequences that run: they end, wait again, or stay where they are
+
+
+class Pause(Struct, frozen=True, tag=True):
+    """Plan no steps until Continue. `answer` is called when no step is in flight any more."""
+
+    mode: PauseMode
+    answer: Callable[[None], None]
+
+
+class Continue(Struct, frozen=True, tag=True):
+    """Plan steps again."""
+
+
+class Flush(Struct, frozen=True, tag=True):
+    """Empty the prefix cache. `answer` gets the number of pages that were freed, or why that cannot be done now."""
+
+    answer: Callable[[int | RequestError], None]
+
+
+ToScheduler = Arrive | Abort | Stopped | Pause | Continue | Flush
 
 # ── scheduler → detokenizer, one message a step ────────────────────────────────────────────────────────────────
 

@@ -7,15 +7,15 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from runtime.messages import Ask
+from runtime.messages import Ask, PauseMode, Prompt
 from runtime.request import Sink
 from runtime.sampling import Limits
 
-State = Literal["loading", "ready", "recovering", "draining", "failed"]
+State = Literal["loading", "ready", "paused", "recovering", "draining", "failed"]
 
 
 class Health(Struct, frozen=True):
-    """The truth about this moment. While it is loading or recovering, requests are taken in and wait. `detail` is safe to show."""
+    """The truth about this moment. While it is loading, paused or recovering, requests are taken in and wait. `detail` is safe to show."""
 
     state: State
     detail: str = ""
@@ -41,12 +41,45 @@ class Load(Struct, frozen=True, kw_only=True):
     page_size: int
     steps: int
     tokens_per_s: float
+    max_running: int = 0  # sequences that can run at once
+    prompt_tokens: int = 0  # of prompts admitted since the start
+    cached_tokens: int = 0  # of them, found in the prefix cache
+    weights_bytes: int = 0
+    pages_bytes: int = 0
+
+
+class Controls(Protocol):
+    """What may be asked of the runtime besides answers, by operators mostly.
+
+    Everything raises Unavailable while the model loads, and when it cannot be served any more.
+    """
+
+    async def pause(self, mode: PauseMode) -> None:
+        """No steps are planned from now on; returns when none is in flight. Requests that come wait."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def flush(self) -> int:
+        """Empties the prefix cache. -> pages freed. Raises Busy while sequences run."""
+        ...
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt. Raises InvalidRequest."""
+        ...
+
+    def abort(self, prefix: str) -> int:
+        """Ends all requests whose id begins with `prefix`; their clients get what there is, with reason abort. -> how many"""
+        ...
 
 
 class Service(Protocol):
     """The runtime as its faces see it. All methods are synchronous and run on the event loop."""
 
     card: ModelCard
+
+    @property
+    def control(self) -> Controls: ...
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never called.
@@ -75,6 +108,6 @@ class Service(Protocol):
         """The bytes that a token stands for (may be half a character)."""
         ...
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of tokens, special ones included."""
+    def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
+        """The text of tokens. Raises Unavailable while the tokenizer loads."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from runtime.channels import Channel
-from runtime.errors import Overloaded, RequestError
+from runtime.errors import Overloaded, RequestError, Unavailable
 from runtime.messages import Abort, Ask, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Sink
@@ -39,7 +39,7 @@ class Router:
         Raises what `check_open` raises, InvalidRequest when a request of this id is open, Overloaded when the tokenizer is behind.
         """
         self._check_open()
-        self._outputs.open(ask.id, sink)
+        self._outputs.open(ask.id, sink, ask)
         try:
             self._tokenizer.send_nowait(ask)
         except anyio.WouldBlock:
@@ -50,6 +50,18 @@ class Router:
         """Ends a request; its sink hears nothing from now on. Unknown and finished ids are ignored."""
         if self._outputs.close(request_id) is not None:
             self._to_scheduler(Abort(request_id))
+
+    def cancel(self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool]) -> int:
+        """Ends requests by an operator's word: unlike those that left, their clients are told. -> how many
+
+        What the scheduler knows ends with the tokens that it has, in its Ended; what it does not know yet has none, and is refused.
+        """
+        request_ids = [request_id for request_id in self._outputs.ids if matches(request_id)]
+        for request_id in request_ids:
+            if not is_scheduled(request_id):
+                self._outputs.fail(request_id, Unavailable("the request was aborted by the operator before it began"))
+            self._to_scheduler(Abort(request_id))
+        return len(request_ids)
 
     def fail_all(self, error: RequestError) -> int:
         """Ends all open requests with `error`; the scheduler is not told (it is gone, or will be). -> how many there were"""

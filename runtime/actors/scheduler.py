@@ -15,8 +15,22 @@ import anyio
 from msgspec import structs
 
 from runtime.channels import Channel
-from runtime.errors import InvalidRequest, RankDied
-from runtime.messages import Abort, Arrive, Opened, Refused, StepPlan, StepResult, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.errors import Busy, InvalidRequest, RankDied
+from runtime.messages import (
+    Abort,
+    Arrive,
+    Continue,
+    Flush,
+    Opened,
+    Pause,
+    Refused,
+    StepPlan,
+    StepResult,
+    StepTokens,
+    Stopped,
+    ToDetokenizer,
+    ToScheduler,
+)
 from runtime.metrics.meter import Meter
 from runtime.request import Request
 from runtime.sampling import Limits, check, cut
@@ -41,7 +55,7 @@ class Steps(Protocol):
 
 
 class SchedulerActor:
-    """Owns the scheduler. Messages in: Arrive, Abort, Stopped. Messages out: Opened, StepTokens, Refused."""
+    """Owns the scheduler. Messages in: Arrive, Abort, Stopped, Pause, Continue, Flush. Messages out: Opened, StepTokens, Refused."""
 
     def __init__(self, scheduler: Scheduler, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
                  limits: Limits, depth: int, meter: Meter) -> None:
@@ -54,6 +68,7 @@ class SchedulerActor:
         self._wake = anyio.Event()
         self._armed = anyio.Event()  # there is a new deadline
         self._unsent: StepPlan | None = None  # planned, but the ring was full
+        self._pausing: list[Pause] = []  # to be answered when no step is in flight
 
     async def run(self) -> None:
         """Takes messages in until cancelled."""
@@ -82,7 +97,25 @@ class SchedulerActor:
                     case Stopped(sequence_ids=ids):
                         self._meter.stopped(monotonic(), ids)
                         self.scheduler.end(ids)
+                    case Pause(mode=mode):
+                        self.scheduler.pause(mode)
+                        self._pausing.append(message)
+                        self._tell_paused()
+                    case Continue():
+                        self.scheduler.unpause()
+                        self._tell_paused()
+                    case Flush(answer=answer):
+                        freed = self.scheduler.flush()
+                        answer(Busy("the cache is in use: sequences are running; try again when none is, or pause generation with mode "
+                                    "retract or abort first") if freed is None else freed)
             self._wake.set()
+
+    def _tell_paused(self) -> None:
+        """Answers those who pause when the last step is back, or when there is no pause any more."""
+        if self._pausing and not (self.scheduler.is_paused and self.scheduler.num_in_flight):
+            pausing, self._pausing = self._pausing, []
+            for pause in pausing:
+                pause.answer(None)
 
     def _take_in(self, request: Request) -> Opened | Refused:
         if self.limits.cuts:  # the pages hold less than the tokenizer's limit where memory is short
@@ -112,6 +145,7 @@ class SchedulerActor:
                     await self._send(tokens)
             if steps.died is not None:
                 return steps.died
+            self._tell_paused()
             if self.scheduler.deadlines.next_s <= monotonic():
                 for refusal, ids in self.scheduler.expire(monotonic()):
                     self._meter.refused(ids)
@@ -126,6 +160,7 @@ class SchedulerActor:
         """The ranks are dead: all that ran waits. The request that killed them, where it is known, fails."""
         self._unsent = None
         lost = self.scheduler.lose_ranks()
+        self._tell_paused()
         if lost.guilty is not None:
             await self._fail(lost.guilty, 500, "the model process ended each time it computed this request; the server's log has the "
                                                f"details under {lost.guilty.request_id}")

@@ -65,13 +65,15 @@ class TokenizerActor:
                         tasks.start_soon(self._tokenize_aside, ask, seed)
 
     async def _tokenize_aside(self, ask: Ask, seed: int) -> None:
-        if ask.id in self._outputs:
+        if self._outputs.awaits(ask.id, ask):
             self._settle(ask, await run_sync(self._try, ask, seed, limiter=self._threads, abandon_on_cancel=True))
 
     def _settle(self, ask: Ask, outcome: Request | RequestError) -> None:
+        if not self._outputs.awaits(ask.id, ask):
+            return
         if isinstance(outcome, RequestError):
             self._outputs.fail(ask.id, outcome)
-        elif ask.id in self._outputs:
+        else:
             self._to_scheduler(Arrive(outcome))
 
     def _try(self, ask: Ask, seed: int) -> Request | RequestError:
@@ -91,6 +93,12 @@ class TokenizerActor:
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
                        namespace=namespace(tenant=ask.tenant if self._isolates_tenants else "", salt=ask.cache_salt))
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt that nobody wants an answer to. Raises InvalidRequest."""
+        if num_chars(prompt, INLINE_CHARS) <= INLINE_CHARS:
+            return self._encode(prompt)
+        return await run_sync(self._encode, prompt, limiter=self._threads, abandon_on_cancel=True)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         match prompt:

@@ -1,16 +1,41 @@
-"""What operators and load balancers ask: is it well, how busy is it, what is it."""
+"""What operators ask and order: is it well, how busy is it; pause, go on, empty the cache, abort requests of others."""
 
 import time
 from typing import Any
 from uuid import uuid4
 
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.errors import InvalidRequest, Unavailable
 from runtime.http.exchange import Answer, Output
-from runtime.messages import Ask, Tokens
+from runtime.http.face import Face
+from runtime.http.replies import taking, telling
+from runtime.messages import Ask, PauseMode, Tokens
 from runtime.request import Delta
 from runtime.sampling import SamplingParams
 from runtime.service import Load, Service
 
 PROBE_TOKEN = 0  # a vocabulary has at least this one
+EITHER = ["GET", "POST"]
+
+
+class PauseBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """/pause_generation"""
+
+    mode: PauseMode = "abort"  # as in SGLang
+
+
+class AbortBody(Struct, frozen=True):
+    """/abort_request: the beginning of the ids, or `abort_all`."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class NoBody(Struct, frozen=True):
+    """Whatever is sent is as good as nothing."""
 
 
 class ProbeDialect:
@@ -27,27 +52,80 @@ class ProbeDialect:
 
 
 def probe(service: Service) -> Answer:
-    """Generates one token, through everything that a request goes through."""
+    """Generates one token, through everything that a request goes through. Raises Unavailable while generation is paused."""
+    if service.health().state == "paused":
+        raise Unavailable("generation is paused (/pause_generation); /continue_generation ends that")
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     ask = Ask(id=f"probe-{uuid4().hex}", prompt=Tokens([PROBE_TOKEN]), params=params, arrival_s=time.monotonic())
     return Answer(service, [ask], ProbeDialect(), is_stream=False, names={})
 
 
+def routes(service: Service, face: Face) -> list[Route]:
+    control = service.control
+
+    async def pause(body: PauseBody) -> Any:
+        await control.pause(body.mode)
+        return {"status": "ok", "message": "Generation paused successfully."}
+
+    async def go_on(_: NoBody) -> Any:
+        await control.resume()
+        return {"status": "ok", "message": "Generation continued successfully."}
+
+    async def flush(_: NoBody) -> Any:
+        pages = await control.flush()
+        return Response(f"Cache flushed: {pages} pages are free again.\n", media_type="text/plain")
+
+    async def abort(body: AbortBody) -> Any:
+        if not body.rid and not body.abort_all:
+            raise InvalidRequest("give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid")
+        return {"aborted": control.abort("" if body.abort_all else body.rid)}
+
+    size = face.max_body_bytes
+    return [
+        Route("/pause_generation", taking(PauseBody, pause, size), methods=["POST"]),
+        Route("/continue_generation", taking(NoBody, go_on, size), methods=["POST"]),
+        Route("/flush_cache", taking(NoBody, flush, size), methods=EITHER),
+        Route("/abort_request", taking(AbortBody, abort, size), methods=["POST"]),
+        Route("/v1/loads", telling(lambda _: loads(service.load()))),
+        Route("/get_load", telling(lambda _: old_loads(service.load()))),
+    ]
+
+
 def loads(load: Load) -> dict[str, Any]:
-    """The load in SGLang's names, one entry for each scheduler."""
+    """The load in SGLang's names, one entry for each scheduler. What only we tell: num_cached_tokens, num_steps, page_size."""
+    used = (load.used_pages - load.cached_pages) * load.page_size
+    usage = (load.used_pages - load.cached_pages) / max(load.total_pages, 1)
     return {
         "timestamp": time.time(),
         "dp_rank_count": 1,
         "loads": [{
             "dp_rank": 0,
+            "timestamp": time.time(),
             "num_running_reqs": load.running,
             "num_waiting_reqs": load.waiting,
             "num_total_reqs": load.running + load.waiting,
-            "num_used_tokens": (load.used_pages - load.cached_pages) * load.page_size,
+            "num_used_tokens": used,
+            "num_total_tokens": used,
             "num_cached_tokens": load.cached_pages * load.page_size,
             "max_total_num_tokens": load.total_pages * load.page_size,
-            "token_usage": (load.used_pages - load.cached_pages) / max(load.total_pages, 1),
+            "token_usage": usage,
             "gen_throughput": load.tokens_per_s,
+            "cache_hit_rate": load.cached_tokens / max(load.prompt_tokens, 1),
+            "utilization": max(usage, load.running / max(load.max_running, 1)),
+            "max_running_requests": load.max_running,
             "num_steps": load.steps,
+            "page_size": load.page_size,
+            "memory": {"weight_gb": load.weights_bytes / 1e9, "kv_cache_gb": load.pages_bytes / 1e9, "graph_gb": 0.0,
+                       "token_capacity": load.total_pages * load.page_size},
+            "queues": {"waiting": load.waiting, "grammar": 0, "paused": 0, "retracted": 0},
         }],
+        "aggregate": {"total_running_reqs": load.running, "total_waiting_reqs": load.waiting,
+                      "total_reqs": load.running + load.waiting, "avg_token_usage": usage, "avg_throughput": load.tokens_per_s},
     }
+
+
+def old_loads(load: Load) -> list[dict[str, Any]]:
+    """The load as SGLang's older /get_load has it."""
+    used = (load.used_pages - load.cached_pages) * load.page_size
+    return [{"dp_rank": 0, "num_reqs": load.running + load.waiting, "num_waiting_reqs": load.waiting, "num_tokens": used,
+             "ts_tic": time.monotonic()}]

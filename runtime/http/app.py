@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,11 +20,13 @@ from runtime.http.body import discard_body, read_body
 from runtime.http.connection import EXTENSION
 from runtime.http.exchange import DIRECT, Answer
 from runtime.http.face import DEFAULT, Face
+from runtime.http.native import info
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
 from runtime.http.openai.models import check_model, model_list, model_object
 from runtime.http.origin import origin
+from runtime.http.replies import json, telling
 from runtime.service import Service
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -64,13 +65,14 @@ def _routes(service: Service, face: Face) -> list[Route]:
         Route("/v1/chat/completions", takes_body(chat), methods=["POST"]),
         Route("/v1/completions", takes_body(completions), methods=["POST"]),
         Route("/generate", takes_body(partial(generate, is_disjoint=face.stream_output)), methods=["POST", "PUT"]),
-        Route("/v1/models", _telling(lambda _: model_list(service.card))),
-        Route("/v1/models/{name:path}", _telling(model)),
-        Route("/v1/loads", _telling(lambda _: admin.loads(service.load()))),
-        Route("/server_info", _telling(lambda _: service.server_info())),
+        Route("/v1/models", telling(lambda _: model_list(service.card))),
+        Route("/v1/models/{name:path}", telling(model)),
         Route("/health", _health(service)),
         Route("/health_generate", _probe(service)),
+        Route("/ping", _health(service)),
         Route("/metrics", _metrics(service)),
+        *info.routes(service, face),
+        *admin.routes(service, face),
     ]
 
 
@@ -102,18 +104,10 @@ def _refusing(response: Response) -> ASGIApp:
     return refuse
 
 
-def _telling(tell: Callable[[Request], Any]) -> Endpoint:
-    """Endpoint that answers with what `tell` returns, as JSON."""
-    async def endpoint(request: Request) -> Response:
-        return _json(tell(request))
-
-    return endpoint
-
-
 def _health(service: Service) -> Endpoint:
     async def endpoint(_: Request) -> Response:
         health = service.health()
-        return _json(health, 200 if health.state == "ready" else 503)
+        return json(health, 200 if health.state in ("ready", "paused") else 503)  # paused is what somebody wished
 
     return endpoint
 
@@ -130,10 +124,6 @@ def _metrics(service: Service) -> Endpoint:
         return Response(service.metrics(), media_type="text/plain; version=0.0.4")
 
     return endpoint
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

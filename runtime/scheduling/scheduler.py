@@ -11,7 +11,7 @@ from collections import deque
 from msgspec import Struct, structs
 
 from runtime.cache.kv import KVCache
-from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
+from runtime.messages import Ended, PauseMode, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
@@ -62,6 +62,7 @@ class Scheduler:
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self.last_step = 0  # the latest whose result was taken in
+        self.is_paused = False  # no steps are planned
         self._recovery = Recovery(self._planner)
         self._flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
@@ -115,8 +116,28 @@ class Scheduler:
             if (sequence := self.roster.live.get(sequence_id)) is not None:
                 self._end(sequence, FinishReason.STOP, None, [])
 
+    def pause(self, mode: PauseMode) -> None:
+        """Plans no more steps until `unpause`. Who runs now ends, waits again with its tokens, or stays where it is; who waits, waits."""
+        self.is_paused = True
+        running = [*self.roster.extending, *self.roster.decoding]
+        if mode == "retract":
+            for sequence in running:
+                self._planner.put_back(sequence)
+        elif mode == "abort":
+            for sequence in list(self.roster.live.values()):
+                self._end(sequence, FinishReason.ABORT, None, self._ended)
+
+    def unpause(self) -> None:
+        self.is_paused = False
+
+    def flush(self) -> int | None:
+        """Empties the prefix cache. -> pages freed; None, and nothing done, while sequences or steps use it"""
+        return None if self.roster.num_running or self._flights else self.cache.flush()
+
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
+        if self.is_paused:
+            return None
         if self.roster.waiting.admits_only and not self._recovery.isolate(self._flights):
             return None
         planned = self._planner.plan()

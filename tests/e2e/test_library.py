@@ -46,6 +46,24 @@ async def test_leaving_a_stream_aborts_it(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.anyio
+async def test_pause_flush_and_abort(checkpoint: Checkpoint) -> None:
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+        whole = await engine.generate("Hello", max_new_tokens=40, ignore_eos=True, seed=5)
+        stream = engine.stream("Hello", max_new_tokens=40, ignore_eos=True, seed=5, rid="mine")
+        deltas = [await anext(stream)]
+        await engine.pause_generation("retract")
+        assert await engine.flush_cache() > 0
+        await engine.continue_generation()
+        deltas += [delta async for delta in stream]
+        assert [i for delta in deltas for i in delta.token_ids] == whole.token_ids  # computed again without the cache
+        stream = engine.stream("Hello", max_new_tokens=200, ignore_eos=True, rid="mine")
+        await anext(stream)
+        assert engine.abort_request("mi") == 1 and engine.abort_request("") == 0
+        last = [delta async for delta in stream][-1]
+        assert last.finish is not None and last.finish.reason == "abort"
+
+
+@pytest.mark.anyio
 async def test_two_engines_share_a_process_and_touch_nothing(checkpoint: Checkpoint) -> None:
     before = [signal.getsignal(s) for s in signal.valid_signals()], logging.root.handlers[:], asyncio.get_event_loop_policy()
     async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as one, \

@@ -49,6 +49,37 @@ class Running:
 
 
 @dataclass
+class FakeControls:
+    """Notes what it is told."""
+
+    told: list[Any] = field(default_factory=list)
+    busy: RequestError | None = None  # raised by everything
+
+    async def pause(self, mode: str) -> None:
+        self.tell(("pause", mode))
+
+    async def resume(self) -> None:
+        self.tell("resume")
+
+    async def flush(self) -> int:
+        self.tell("flush")
+        return 7
+
+    def abort(self, prefix: str) -> int:
+        self.tell(("abort", prefix))
+        return 2
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        self.tell(prompt)
+        return ids(prompt)
+
+    def tell(self, what: Any) -> None:
+        if self.busy is not None:
+            raise self.busy
+        self.told.append(what)
+
+
+@dataclass
 class FakeService:
     """Answers at once, or step by step with `hold`."""
 
@@ -61,6 +92,7 @@ class FakeService:
     asks: list[Ask] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     state: Any = "ready"
+    controls: FakeControls = field(default_factory=FakeControls)
 
     @property
     def card(self) -> ModelCard:
@@ -118,6 +150,10 @@ class FakeService:
         return Delta(index, word, [token_id], [logprob(token_id, -0.5, params.top_logprobs)] if params.logprobs else None,
                      prompt, finish, len(prompt_ids) if is_first else 0)
 
+    @property
+    def control(self) -> FakeControls:
+        return self.controls
+
     def health(self) -> Health:
         return Health(self.state, "as the test says")
 
@@ -134,7 +170,7 @@ class FakeService:
     def token_bytes(self, token_id: int) -> bytes:
         return b"\xf0\x9f" if token_id == 999 else f"<{token_id}>".encode()
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         return "".join(f"<{token_id}>" for token_id in token_ids)
 
 

@@ -117,7 +117,7 @@ async def test_what_operators_ask() -> None:
         assert service.asks[0].params.max_new_tokens == 1
         load = (await http.get("/v1/loads")).json()["loads"][0]
         assert (load["num_used_tokens"], load["num_cached_tokens"], load["max_total_num_tokens"]) == (48, 16, 160)
-        assert (await http.get("/server_info")).json() == service.server_info()
+        assert (await http.get("/server_info")).json().items() >= service.server_info().items()
         metrics = await http.get("/metrics")
         assert metrics.text == service.metrics().decode() and metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert (await http.head("/health")).status_code == 200

@@ -1,0 +1,96 @@
+"""What operators do to a running runtime: pause and go on, empty the cache, abort requests of others. Behind Service.control.
+
+    Control ── Pause, Continue, Flush ──► scheduler       answers come back by the function in the message
+            ── cancel ──► router ── Abort ──► scheduler
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from runtime.actors.router import Router
+from runtime.actors.tokenizer import TokenizerActor
+from runtime.errors import RequestError, Unavailable
+from runtime.messages import Continue, Flush, Pause, PauseMode, Prompt, ToScheduler
+from runtime.metrics import Metrics
+from runtime.scheduling.scheduler import Scheduler
+
+
+class Reply:
+    """An answer that is still to come, or an error in its place."""
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._given = anyio.Event()
+
+    def give(self, value: Any) -> None:
+        self._value = value
+        self._given.set()
+
+    async def take(self) -> Any:
+        await self._given.wait()
+        if isinstance(self._value, RequestError):
+            raise self._value
+        return self._value
+
+
+class Control:
+    """The Controls protocol (service.py). `scheduler` and `tokenizer` are there as soon as they are loaded."""
+
+    def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics) -> None:
+        self.scheduler: Scheduler | None = None
+        self.tokenizer: TokenizerActor | None = None
+        self._router = router
+        self._to_scheduler = to_scheduler
+        self._metrics = metrics
+        self._replies: set[Reply] = set()
+        self._end: RequestError | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.scheduler is not None and self.scheduler.is_paused
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._ask(lambda answer: Pause(mode, answer))
+
+    async def resume(self) -> None:
+        self._check()
+        self._to_scheduler(Continue())
+
+    async def flush(self) -> int:
+        return int(await self._ask(Flush))
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        if self.tokenizer is None:
+            raise self._end or Unavailable("the tokenizer is loading; try again in a moment")
+        return await self.tokenizer.encode(prompt)
+
+    def abort(self, prefix: str) -> int:
+        self._check()
+        scheduler = self.scheduler
+        count = self._router.cancel(lambda i: i.startswith(prefix), lambda i: scheduler is not None and bool(scheduler.roster.siblings(i)))
+        self._metrics.aborted.add(count)
+        return count
+
+    def close(self, error: RequestError) -> None:
+        """The scheduler answers no more: who still waits for it is told."""
+        self._end = error
+        for reply in self._replies:
+            reply.give(error)
+
+    async def _ask(self, message: Callable[[Callable[[Any], None]], ToScheduler]) -> Any:
+        self._check()
+        reply = Reply()
+        self._replies.add(reply)
+        try:
+            self._to_scheduler(message(reply.give))
+            return await reply.take()
+        finally:
+            self._replies.discard(reply)
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise self._end
+        if self.scheduler is None:
+            raise Unavailable("the model is loading; try again when /health says ready")

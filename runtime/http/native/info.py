@@ -1,0 +1,132 @@
+"""What the model and the server are, and texts to tokens and back: routes of SGLang and vLLM."""
+
+from typing import Any
+
+from msgspec import Struct
+from starlette.routing import Route
+
+from runtime.errors import InvalidRequest
+from runtime.http.face import Face
+from runtime.http.replies import taking, telling
+from runtime.messages import Chat, Text
+from runtime.service import Service
+
+EITHER = ["GET", "POST"]
+MAX_TEXTS = 1_024
+
+
+class TokenizeBody(Struct, frozen=True, kw_only=True):
+    """/tokenize: a prompt, several, or a chat."""
+
+    model: str | None = None
+    prompt: str | list[str] | None = None
+    add_special_tokens: bool | None = None  # a prompt gets them unless told otherwise, a chat has them by its template
+    return_token_strs: bool = False
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class DetokenizeBody(Struct, frozen=True, kw_only=True):
+    """/detokenize: the tokens of a text, or of several."""
+
+    tokens: list[int | list[int]]
+    model: str | None = None
+    skip_special_tokens: bool = True
+
+
+class EncodeBody(Struct, frozen=True, kw_only=True):
+    """/encode, of a model that makes no embeddings."""
+
+
+def routes(service: Service, face: Face) -> list[Route]:
+    size = face.max_body_bytes
+
+    async def tokenize(body: TokenizeBody) -> Any:
+        return await tokens_of(service, body)
+
+    async def detokenize(body: DetokenizeBody) -> Any:
+        return text_of(service, body)
+
+    async def encode(_: EncodeBody) -> Any:
+        raise InvalidRequest("this model generates text; /encode needs an embedding model (--is-embedding)")
+
+    return [
+        Route("/tokenize", taking(TokenizeBody, tokenize, size), methods=["POST"]),
+        Route("/v1/tokenize", taking(TokenizeBody, tokenize, size), methods=["POST"]),
+        Route("/detokenize", taking(DetokenizeBody, detokenize, size), methods=["POST"]),
+        Route("/v1/detokenize", taking(DetokenizeBody, detokenize, size), methods=["POST"]),
+        Route("/encode", taking(EncodeBody, encode, size), methods=["POST", "PUT"]),
+        Route("/get_model_info", telling(lambda _: model_info(service))),
+        Route("/model_info", telling(lambda _: model_info(service))),
+        Route("/server_info", telling(lambda _: server_info(service))),
+        Route("/get_server_info", telling(lambda _: server_info(service))),
+        Route("/version", telling(lambda _: {"version": service.server_info()["version"]})),
+    ]
+
+
+async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
+    """Raises InvalidRequest."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    longest = service.card.limits.context_len
+    if isinstance(body.prompt, list):
+        if len(body.prompt) > MAX_TEXTS:
+            raise InvalidRequest(f"prompt has {len(body.prompt)} texts; the most is {MAX_TEXTS}", param="prompt")
+        several = [await service.control.tokenize(Text(text, body.add_special_tokens is not False)) for text in body.prompt]
+        return {"tokens": several, "count": [len(ids) for ids in several], "max_model_len": longest}
+    if body.messages is not None:
+        args = body.chat_template_kwargs | ({} if body.add_generation_prompt else {"add_generation_prompt": False})
+        ids = await service.control.tokenize(Chat(body.messages, body.tools, args, body.continue_final_message))
+    else:
+        ids = await service.control.tokenize(Text(body.prompt or "", body.add_special_tokens is not False))
+    names = [service.decode([i]) for i in ids] if body.return_token_strs else None
+    return {"tokens": ids, "count": len(ids), "max_model_len": longest, "token_strs": names}
+
+
+def text_of(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+    """In the field `text` of SGLang and in `prompt` of vLLM. Raises InvalidRequest."""
+    vocab = service.card.limits.vocab_size
+    several = [ids for ids in body.tokens if isinstance(ids, list)]
+    is_one = len(several) < len(body.tokens) or not body.tokens
+    lists: list[Any] = [body.tokens] if is_one else several
+    for ids in lists:
+        if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
+            raise InvalidRequest(f"tokens must be token ids in 0..{vocab - 1}", param="tokens")
+    texts = [service.decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
+    return {"text": texts[0], "prompt": texts[0]} if is_one else {"text": texts, "prompt": texts}
+
+
+def model_info(service: Service) -> dict[str, Any]:
+    """In SGLang's names."""
+    info, options = service.server_info(), service.server_info()["options"]
+    return {
+        "model_path": _value(options, "model_path"),
+        "tokenizer_path": _value(options, "tokenizer_path"),
+        "served_model_name": service.card.name,
+        "is_generation": True,
+        "preferred_sampling_params": service.card.sampling_defaults or None,
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "architectures": [info.get("architecture")],
+        "context_length": service.card.limits.context_len,
+        "vocab_size": service.card.limits.vocab_size,
+    }
+
+
+def server_info(service: Service) -> dict[str, Any]:
+    """The options in force as SGLang tells them, flat, beside ours with their sources; secrets are hidden in both."""
+    info, load = service.server_info(), service.load()
+    flat = {name: _value(info["options"], name) for name in info["options"]}
+    state = {"last_gen_throughput": load.tokens_per_s, "max_running_requests_per_dp": load.max_running,
+             "memory_usage": {"weight": load.weights_bytes / 1e9, "kvcache": load.pages_bytes / 1e9,
+                              "token_capacity": load.total_pages * load.page_size}}
+    return flat | {"max_total_num_tokens": load.total_pages * load.page_size, "internal_states": [state]} | info
+
+
+def _value(options: dict[str, Any], name: str) -> Any:
+    option = options.get(name)
+    return option.get("value") if isinstance(option, dict) else option

@@ -1,0 +1,38 @@
+"""Routes that answer at once, in one piece of JSON."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.http.body import read_body
+from runtime.http.errors import decode
+
+T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def json(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def telling(tell: Callable[[Request], Any]) -> Endpoint:
+    """Endpoint that answers with what `tell` returns, as JSON."""
+    async def endpoint(request: Request) -> Response:
+        return json(tell(request))
+
+    return endpoint
+
+
+def taking(kind: type[T], serve: Callable[[T], Awaitable[Any]], max_bytes: int) -> Endpoint:
+    """Endpoint that reads a `kind`, an empty body being {}, and answers with what `serve` returns: a Response, or anything for JSON."""
+    decoder = msgspec.json.Decoder(kind)
+
+    async def endpoint(request: Request) -> Response:
+        body = await read_body(request.scope, request.receive, max_bytes)
+        answer = await serve(decode(body or b"{}", decoder))
+        return answer if isinstance(answer, Response) else json(answer)
+
+    return endpoint

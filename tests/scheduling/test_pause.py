@@ -1,0 +1,81 @@
+"""Pause, go on, flush: no token changes, whoever waits, and the cache is emptied only when nobody uses it."""
+
+from random import Random
+
+import pytest
+
+from runtime.messages import StepTokens
+from runtime.request import FinishReason
+from tests.scheduling.test_scheduler import World
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_pauses_at_random_moments_change_no_token(depth: int, seed: int) -> None:
+    random = Random(seed)
+    world = World(depth=depth, page_size=random.choice([1, 3, 4]), num_pages=60, chunk=random.choice([2, 7, 64]), shares=seed % 3 != 0)
+    ids = [i for k in range(6) for i in world.add([1, 2, 3, 4, 5, k] * (1 + k % 3), max_new_tokens=12, ignore_eos=k % 2 == 0, n=1 + k % 2)]
+    flushed = pauses = 0
+    for _ in range(25):
+        for _ in range(random.randrange(1, 6)):
+            world.submit()
+            if world.results and random.random() < 0.7:
+                world.receive()
+        world.scheduler.pause(random.choice(["retract", "in_place"]))
+        assert not world.submit()
+        late = world.add([9, 9, random.randrange(8)], max_new_tokens=3)
+        assert not world.submit(), "a newcomer waits as well"
+        ids += late
+        while world.results and random.random() < 0.8:
+            world.receive()
+        if (freed := world.scheduler.flush()) is not None:
+            assert not world.scheduler.roster.num_running and not world.results
+            flushed += freed > 0
+        if not world.results and random.random() < 0.2:
+            world.die()  # ranks may die meanwhile
+        world.check_pages()
+        pauses += bool(world.scheduler.roster.live)
+        world.scheduler.unpause()
+    world.run()
+    assert pauses and (flushed or not world.config.shares_prefixes)
+    assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
+
+
+def test_abort_ends_all_and_newcomers_wait() -> None:
+    world = World()
+    ids = [*world.add([1, 2, 3], max_new_tokens=50, ignore_eos=True, n=2), *world.add([4], max_new_tokens=50, ignore_eos=True)]
+    for _ in range(3):
+        world.submit()
+        world.receive()
+    world.scheduler.pause("abort")
+    new = world.add([5], max_new_tokens=2, ignore_eos=True)
+    assert not world.submit()
+    while world.results:
+        world.receive()
+    world.take(StepTokens([], [], world.scheduler.take_ended(), {}, {}))
+    assert [world.reasons[i] for i in ids] == [FinishReason.ABORT] * 3 and not world.seen[new[0]]
+    world.scheduler.unpause()
+    world.run()
+    assert len(world.seen[new[0]]) == 2
+
+
+def test_time_goes_on_in_a_pause() -> None:
+    world = World()
+    world.add([1], max_new_tokens=50, ignore_eos=True, timeout_s=5)
+    world.submit()
+    world.receive()
+    world.scheduler.pause("retract")
+    world.add([1], queue_timeout_s=2)
+    refused = world.scheduler.expire(3.0)
+    assert [refusal.request_id for refusal, _ in refused] == ["r1"] and world.scheduler.timeouts == {"queue": 1, "total": 0}
+    assert world.scheduler.expire(6.0) == [] and world.scheduler.timeouts == {"queue": 1, "total": 1}  # ends with its token
+
+
+def test_a_flush_is_refused_while_sequences_run() -> None:
+    world = World()
+    world.add([1, 2, 3, 4, 5, 6, 7, 8, 9], max_new_tokens=3, ignore_eos=True)
+    world.submit()
+    assert world.scheduler.flush() is None
+    world.run()
+    cached = world.scheduler.cache.num_used
+    assert cached and world.scheduler.flush() == cached and not world.scheduler.cache.num_used
