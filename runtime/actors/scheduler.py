@@ -34,6 +34,7 @@ from runtime.messages import (
 from runtime.metrics.meter import Meter
 from runtime.request import Request
 from runtime.sampling import Limits, check, cut
+from runtime.scheduling.pausing import flush, pause, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
 
@@ -98,14 +99,14 @@ class SchedulerActor:
                         self._meter.stopped(monotonic(), ids)
                         self.scheduler.end(ids)
                     case Pause(mode=mode):
-                        self.scheduler.pause(mode)
+                        pause(self.scheduler, mode)
                         self._pausing.append(message)
                         self._tell_paused()
                     case Continue():
-                        self.scheduler.unpause()
+                        unpause(self.scheduler)
                         self._tell_paused()
                     case Flush(answer=answer):
-                        freed = self.scheduler.flush()
+                        freed = flush(self.scheduler)
                         answer(Busy("the cache is in use: sequences are running; try again when none is, or pause generation with mode "
                                     "retract or abort first") if freed is None else freed)
             self._wake.set()
@@ -114,8 +115,8 @@ class SchedulerActor:
         """Answers those who pause when the last step is back, or when there is no pause any more."""
         if self._pausing and not (self.scheduler.is_paused and self.scheduler.num_in_flight):
             pausing, self._pausing = self._pausing, []
-            for pause in pausing:
-                pause.answer(None)
+            for waiting in pausing:
+                waiting.answer(None)
 
     def _take_in(self, request: Request) -> Opened | Refused:
         if self.limits.cuts:  # the pages hold less than the tokenizer's limit where memory is short

@@ -11,7 +11,7 @@ from collections import deque
 from msgspec import Struct, structs
 
 from runtime.cache.kv import KVCache
-from runtime.messages import Ended, PauseMode, Refused, StepPlan, StepResult, StepTokens
+from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
@@ -57,13 +57,13 @@ class Scheduler:
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
-        self._planner = Planner(self.roster, self._prompts, admission=admission, eos_ids=config.eos_ids)
-        self.totals = self._planner.totals
+        self.planner = Planner(self.roster, self._prompts, admission=admission, eos_ids=config.eos_ids)
+        self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self.last_step = 0  # the latest whose result was taken in
-        self.is_paused = False  # no steps are planned
-        self._recovery = Recovery(self._planner)
+        self.is_paused = False  # no steps are planned (pausing.py)
+        self._recovery = Recovery(self.planner)
         self._flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
         self._next_id = 0
@@ -116,31 +116,13 @@ class Scheduler:
             if (sequence := self.roster.live.get(sequence_id)) is not None:
                 self._end(sequence, FinishReason.STOP, None, [])
 
-    def pause(self, mode: PauseMode) -> None:
-        """Plans no more steps until `unpause`. Who runs now ends, waits again with its tokens, or stays where it is; who waits, waits."""
-        self.is_paused = True
-        running = [*self.roster.extending, *self.roster.decoding]
-        if mode == "retract":
-            for sequence in running:
-                self._planner.put_back(sequence)
-        elif mode == "abort":
-            for sequence in list(self.roster.live.values()):
-                self._end(sequence, FinishReason.ABORT, None, self._ended)
-
-    def unpause(self) -> None:
-        self.is_paused = False
-
-    def flush(self) -> int | None:
-        """Empties the prefix cache. -> pages freed; None, and nothing done, while sequences or steps use it"""
-        return None if self.roster.num_running or self._flights else self.cache.flush()
-
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
         if self.is_paused:
             return None
         if self.roster.waiting.admits_only and not self._recovery.isolate(self._flights):
             return None
-        planned = self._planner.plan()
+        planned = self.planner.plan()
         if planned is None:
             return None
         plan, flight = planned
@@ -151,8 +133,8 @@ class Scheduler:
         """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
         flight = self._flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
-        if flight.work is not None and self._planner.chunking is not None:
-            self._planner.chunking.learn(flight.work, result.compute_s)
+        if flight.work is not None and self.planner.chunking is not None:
+            self.planner.chunking.learn(flight.work, result.compute_s)
         self.last_step = flight.step
         ids: list[int] = []
         tokens: list[int] = []
@@ -209,7 +191,7 @@ class Scheduler:
 
     def take_admitted(self) -> list[int]:
         """Ids of sequences that were admitted for the first time since the last call."""
-        admitted, self._planner.admitted = self._planner.admitted, []
+        admitted, self.planner.admitted = self.planner.admitted, []
         return admitted
 
     def take_ended(self) -> list[Ended]:

@@ -6,6 +6,7 @@ import pytest
 
 from runtime.messages import StepTokens
 from runtime.request import FinishReason
+from runtime.scheduling.pausing import flush, pause, unpause
 from tests.scheduling.test_scheduler import World
 
 
@@ -21,21 +22,21 @@ def test_pauses_at_random_moments_change_no_token(depth: int, seed: int) -> None
             world.submit()
             if world.results and random.random() < 0.7:
                 world.receive()
-        world.scheduler.pause(random.choice(["retract", "in_place"]))
+        pause(world.scheduler, random.choice(["retract", "in_place"]))
         assert not world.submit()
         late = world.add([9, 9, random.randrange(8)], max_new_tokens=3)
         assert not world.submit(), "a newcomer waits as well"
         ids += late
         while world.results and random.random() < 0.8:
             world.receive()
-        if (freed := world.scheduler.flush()) is not None:
+        if (freed := flush(world.scheduler)) is not None:
             assert not world.scheduler.roster.num_running and not world.results
             flushed += freed > 0
         if not world.results and random.random() < 0.2:
             world.die()  # ranks may die meanwhile
         world.check_pages()
         pauses += bool(world.scheduler.roster.live)
-        world.scheduler.unpause()
+        unpause(world.scheduler)
     world.run()
     assert pauses and (flushed or not world.config.shares_prefixes)
     assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
@@ -47,14 +48,14 @@ def test_abort_ends_all_and_newcomers_wait() -> None:
     for _ in range(3):
         world.submit()
         world.receive()
-    world.scheduler.pause("abort")
+    pause(world.scheduler, "abort")
     new = world.add([5], max_new_tokens=2, ignore_eos=True)
     assert not world.submit()
     while world.results:
         world.receive()
     world.take(StepTokens([], [], world.scheduler.take_ended(), {}, {}))
     assert [world.reasons[i] for i in ids] == [FinishReason.ABORT] * 3 and not world.seen[new[0]]
-    world.scheduler.unpause()
+    unpause(world.scheduler)
     world.run()
     assert len(world.seen[new[0]]) == 2
 
@@ -64,7 +65,7 @@ def test_time_goes_on_in_a_pause() -> None:
     world.add([1], max_new_tokens=50, ignore_eos=True, timeout_s=5)
     world.submit()
     world.receive()
-    world.scheduler.pause("retract")
+    pause(world.scheduler, "retract")
     world.add([1], queue_timeout_s=2)
     refused = world.scheduler.expire(3.0)
     assert [refusal.request_id for refusal, _ in refused] == ["r1"] and world.scheduler.timeouts == {"queue": 1, "total": 0}
@@ -75,7 +76,7 @@ def test_a_flush_is_refused_while_sequences_run() -> None:
     world = World()
     world.add([1, 2, 3, 4, 5, 6, 7, 8, 9], max_new_tokens=3, ignore_eos=True)
     world.submit()
-    assert world.scheduler.flush() is None
+    assert flush(world.scheduler) is None
     world.run()
     cached = world.scheduler.cache.num_used
-    assert cached and world.scheduler.flush() == cached and not world.scheduler.cache.num_used
+    assert cached and flush(world.scheduler) == cached and not world.scheduler.cache.num_used
