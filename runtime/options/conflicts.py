@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from runtime.options.table import by_name, rows
+from runtime.storage import settings
 
 Said = Mapping[str, Any]  # the value of every option by name: what the user said, or the default
 
@@ -19,6 +20,8 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("max_loaded_loras", ("enable_lora", "lora_paths")),
     ("enable_lora_overlap_loading", ("enable_lora", "lora_paths")),
     ("hicache_", ("enable_hierarchical_cache", "disaggregation_decode_enable_offload_kvcache")),
+    ("hicache_storage_prefetch_policy", ("hicache_storage_backend",)),
+    ("hicache_storage_backend_extra_config", ("hicache_storage_backend",)),
     ("prefill_delayer_", ("enable_prefill_delayer",)),
     ("priority_scheduling_", ("enable_priority_scheduling",)),
     ("isolate_tenants", ("fair_share",)),
@@ -319,6 +322,13 @@ def states_align_with_pages(said: Said) -> str | None:
     return None
 
 
+def storage_settings_are_known(said: Said) -> str | None:
+    if said["hicache_storage_backend"] is None:
+        return None
+    wrong = settings.problem(said["hicache_storage_backend"], said["hicache_storage_backend_extra_config"])
+    return f"{flag('hicache_storage_backend_extra_config')} {wrong}" if wrong else None
+
+
 RULES: tuple[Callable[[Said], str | None], ...] = (
     served_name_has_no_colon,
     null_timing_needs_the_null_device,
@@ -337,6 +347,7 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
     limits_name_media,
     bounds_have_a_form,
     states_align_with_pages,
+    storage_settings_are_known,
 )
 
 # Cross-checks of the reference that this design has removed: what they forbid there is possible here.

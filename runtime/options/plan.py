@@ -50,6 +50,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     disable_radix_cache: bool
     radix_eviction_policy: str
     isolate_tenants: bool
+    hicache_storage_backend: str | None
+    hicache_storage_prefetch_policy: str
+    hicache_storage_backend_extra_config: dict[str, Any] | None
     max_running_requests: int
     max_queued_requests: int
     chunked_prefill_size: int  # -1: no chunks

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Group, Whole, on_device, planned
+from runtime.options.declare import Amount, Group, Json, Whole, on_device, option, planned
 
 
 class Tiers(Group, frozen=True, kw_only=True):
@@ -18,9 +18,11 @@ class Tiers(Group, frozen=True, kw_only=True):
     hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], planned(
         "Order of pages and layers in host memory.")] = "layer_first"
     disable_hicache_numa_detect: A[bool, planned("Don't bind host pages to the device's NUMA node.")] = False
-    hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, planned(
-        "Where pages go that host memory has no room for.")] = None
-    hicache_storage_prefetch_policy: A[Literal["best_effort", "wait_complete", "timeout"], on_device(
-        "cuda", "When fetching from storage stops.")] = "best_effort"
-    hicache_storage_backend_extra_config: A[str | None, on_device("cuda", "Settings of the storage, as JSON.")] = None
+    hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, option(
+        "Where pages are kept that outlive the process: in files, or by a class of yours.", later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),
+        note="`dynamic` loads a class of yours, which can speak to the other stores; docs/tiers.md says how")] = None
+    hicache_storage_prefetch_policy: A[Literal["best_effort", "wait_complete", "timeout"], option(
+        "How long a request waits for its pages from storage.")] = "best_effort"
+    hicache_storage_backend_extra_config: A[Json | None, option(
+        "Settings of the storage, as JSON.", note="dir, max_bytes, prefetch_threshold and others: docs/tiers.md")] = None
     enable_lmcache: A[bool, on_device("cuda", "Use LMCache as the tiers of the cache.")] = False

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.models.registry"),
-    ("runtime.models.config", "runtime.scheduling"),
+    ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.outputs"),
     ("runtime.devices.base",),

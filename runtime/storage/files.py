@@ -1,0 +1,247 @@
+"""The file backend: a file a record, in one directory that any number of servers may share.
+
+    DIR/<identity>/<first byte of the key>/<key>.page      records
+    DIR/writing/<server>/...                               records that are being written; the folder's `lock` is held while it lives
+
+A record is written under a name of its own and renamed when it is complete, so nobody sees half of one, whoever is killed when. There
+is no fsync: what a power cut leaves behind has a wrong length or checksum, and is a miss. Folders of servers that are gone are swept by
+the next one that opens the directory.
+
+The directory holds at most `max_bytes` (as file lengths) of records, of all identities together; the least recently used go
+first. What others have written is seen by looking at the directory again after every LOOK_SHARE of max_bytes of own writes, so with n
+servers it may hold up to n * LOOK_SHARE more for a while. Use is noted as the file's modification time, once in TOUCH_S.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from runtime.errors import StartError
+from runtime.storage.backend import BackendConfig, Damaged
+from runtime.storage.index import Entry, Index, look
+from runtime.storage.settings import FileSettings
+
+SUFFIX = ".page"
+WRITING = "writing"
+LOOK_SHARE = 1 / 16
+TOUCH_S = 60.0
+MAX_PARTS = 1024  # of one readv or writev (IOV_MAX)
+
+
+class FileBackend:
+    """A directory of records; see backend.py. Raises StartError when it cannot be used at all."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        settings = msgspec.convert(config.settings, FileSettings)
+        self.root = settings.folder()
+        self.max_bytes = settings.max_bytes
+        self.record_bytes = config.record_bytes
+        if self.record_bytes > self.max_bytes:
+            raise StartError(f"a page takes {self.record_bytes} bytes in storage, but \"max_bytes\" of "
+                             f"--hicache-storage-backend-extra-config is {self.max_bytes}; raise it")
+        self._identity = config.identity.hex()
+        self._numbers = count()
+        self._index = Index()
+        self._lock = threading.Lock()  # of the index and the figures, never held while a file is read or written
+        self._looking = threading.Lock()
+        self._unlooked = 0  # bytes written since the last look at the directory
+        self._evicted = 0
+        try:
+            (self.root / self._identity).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._own, self._own_lock = _claim(self.root / WRITING)
+            _sweep(self.root / WRITING)
+            self._index.replace(look(self.root, SUFFIX))
+            self._evict()
+        except OSError as error:
+            raise StartError(f"the directory of the storage tier cannot be used ({error.strerror or error}); give another one as "
+                             "\"dir\" in --hicache-storage-backend-extra-config") from error
+
+    def contains(self, keys: Sequence[bytes]) -> int:
+        for number, key in enumerate(keys):
+            name = self._name(key)
+            if name not in self._index and not (self.root / name).exists():  # another server may have written it
+                return number
+        return len(keys)
+
+    def read(self, key: bytes, buffers: Sequence[memoryview]) -> bool:
+        name = self._name(key)
+        try:
+            file = os.open(self.root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            with self._lock:
+                self._index.drop(name)
+            return False
+        try:
+            if os.fstat(file).st_size != self.record_bytes or _transfer(os.readv, file, buffers) != self.record_bytes:
+                raise Damaged(name)
+        finally:
+            os.close(file)
+        self._touch(name)
+        return True
+
+    def write(self, key: bytes, buffers: Sequence[memoryview]) -> None:
+        name = self._name(key)
+        if (self.root / name).exists():
+            self._touch(name)
+            return
+        temporary = self._own / f"{next(self._numbers)}"
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                _transfer(os.writev, file, buffers)
+            finally:
+                os.close(file)
+            self._rename(temporary, self.root / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            now = time.time()
+            self._index.put(name, Entry(self.record_bytes, now, now))
+            self._unlooked += self.record_bytes
+            is_due = self._unlooked > self.max_bytes * LOOK_SHARE
+        if is_due:
+            self._look_again()
+        self._evict()
+
+    def remove(self, key: bytes) -> None:
+        (self.root / self._name(key)).unlink(missing_ok=True)
+        with self._lock:
+            self._index.drop(self._name(key))
+
+    def clear(self) -> int:
+        with self._lock:
+            names = [name for name in self._index.names() if name.startswith(self._identity)]
+        for name in names:
+            self._unlink(name)
+        return len(names)
+
+    def stats(self) -> Mapping[str, float]:
+        with self._lock:
+            return {"records": len(self._index), "bytes": self._index.num_bytes, "evicted": self._evicted}
+
+    def close(self) -> None:
+        shutil.rmtree(self._own, ignore_errors=True)
+        os.close(self._own_lock)
+
+    def _name(self, key: bytes) -> str:
+        text = key.hex()
+        return f"{self._identity}/{text[:2]}/{text}{SUFFIX}"
+
+    def _rename(self, temporary: Path, path: Path) -> None:
+        try:
+            temporary.rename(path)
+        except FileNotFoundError:  # the first of its folder
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.rename(path)
+
+    def _touch(self, name: str) -> None:
+        """It was used, here for certain, and on disk for other servers and for later ones."""
+        now = time.time()
+        with self._lock:
+            known = self._index.get(name)
+            noted_s = now if known is None or now - known.noted_s > TOUCH_S else known.noted_s
+            self._index.put(name, Entry(self.record_bytes, now, noted_s))
+        if noted_s == now:
+            try:
+                os.utime(self.root / name)
+            except FileNotFoundError:
+                with self._lock:
+                    self._index.drop(name)
+
+    def _look_again(self) -> None:
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            with self._lock:
+                self._unlooked = 0
+            found = look(self.root, SUFFIX)
+            with self._lock:
+                self._index.replace(found)
+        finally:
+            self._looking.release()
+
+    def _evict(self) -> None:
+        """Unlinks the least recently used records until the bound holds. What another server has used since is spared."""
+        while True:
+            with self._lock:
+                if self._index.num_bytes <= self.max_bytes:
+                    return
+                name, entry = self._index.oldest()
+                self._index.drop(name)
+            try:
+                stat = (self.root / name).stat()
+            except FileNotFoundError:
+                continue
+            if stat.st_mtime > entry.used_s:
+                with self._lock:
+                    self._index.put(name, Entry(stat.st_size, stat.st_mtime, stat.st_mtime))
+                continue
+            self._unlink(name)
+            with self._lock:
+                self._evicted += 1
+
+    def _unlink(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+        with self._lock:
+            self._index.drop(name)
+
+
+def _transfer(call: Callable[[int, list[memoryview]], int], file: int, buffers: Sequence[memoryview]) -> int:
+    """Reads into, or writes, all buffers. -> bytes, fewer than all at the end of a file"""
+    total = 0
+    left = [buffer for buffer in buffers if buffer.nbytes]
+    left.reverse()
+    while left:
+        done = call(file, left[:-MAX_PARTS - 1:-1])
+        if not done:
+            break
+        total += done
+        while left and done >= left[-1].nbytes:
+            done -= left.pop().nbytes
+        if done:
+            left[-1] = left[-1][done:]
+    return total
+
+
+def _claim(folder: Path) -> tuple[Path, int]:
+    """A folder for what this server is writing, and the lock that says that it lives."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    while True:
+        own = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            return own, _lock(own)
+        except (BlockingIOError, FileNotFoundError):  # somebody who sweeps was faster
+            continue
+
+
+def _lock(own: Path) -> int:
+    """Locks the folder. Raises BlockingIOError when its owner lives."""
+    file = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what servers that are gone were writing. A folder that was made a moment ago may not be locked yet: it has a minute."""
+    for own in folder.iterdir():
+        try:
+            if time.time() - own.stat().st_mtime < TOUCH_S and not (own / "lock").exists():
+                continue
+            file = _lock(own)
+        except OSError:  # its owner lives, or it is gone, or there are no locks on this file system
+            continue
+        shutil.rmtree(own, ignore_errors=True)
+        os.close(file)

@@ -1,0 +1,47 @@
+"""Whose pages these are: a digest of everything that decides what the keys and values of given tokens are.
+
+Of each file of weights it takes the name, the length, the header (names, shapes and places of all tensors) and a stamp: in a Hugging
+Face cache the name of the file that the link leads to, which is the digest of the content; else the time of the last change. Reading all
+weights would be certain and take minutes; headers and lengths alone are the same for all fine-tunes of a model; samples of the weights
+miss an edited row. So a copy of a model whose files have other dates does not share pages with the original, unless both are
+started with the same "model" in the settings, by somebody who knows that they are the same.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+HEADER_LIMIT = 100_000_000  # the format's own
+IDENTITY_BYTES = 16
+
+
+def identity(**facts: Any) -> bytes:
+    """The digest of facts that msgspec can encode."""
+    encoded = msgspec.json.encode(sorted(facts.items()))
+    return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, person=b"runtime pages").digest()
+
+
+def weights(folder: Path, name: str | None) -> list[tuple[str, int, str, str]]:
+    """(file, length, digest of its header, stamp) of every file of weights; `name` stands for the stamps, where it is given."""
+    return [(path.name, path.stat().st_size, _header(path), name or _stamp(path)) for path in _files(folder)]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.glob("*.safetensors")) if path.is_file())
+
+
+def _header(path: Path) -> str:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return hashlib.blake2b(file.read(min(length, HEADER_LIMIT)), digest_size=16).hexdigest()
+
+
+def _stamp(path: Path) -> str:
+    real = Path(os.path.realpath(path))
+    if real.parent.name == "blobs" and len(real.name) == 64:  # a SHA-256
+        return real.name
+    return str(path.stat().st_mtime_ns)

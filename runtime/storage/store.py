@@ -1,0 +1,149 @@
+"""Pages in and out of a backend: makes and verifies records, counts, and turns every failure into a miss.
+
+Its methods are called in worker threads, several at a time.
+"""
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from msgspec import Struct
+
+from runtime import log
+from runtime.errors import StartError
+from runtime.storage.backend import Backend, BackendConfig, Damaged
+from runtime.storage.files import FileBackend
+from runtime.storage.record import HEADER_BYTES, header, is_intact
+
+TELL_AGAIN_S = 3600.0  # the same trouble is logged once in so much time
+
+
+class Totals(Struct):
+    """What the store has done since the start. Seconds are those of worker threads."""
+
+    pages_written: int = 0
+    pages_read: int = 0
+    pages_missed: int = 0  # asked for and not there any more
+    pages_corrupt: int = 0  # there, but not as they were written; removed
+    pages_dropped: int = 0  # not written because writing could not keep up
+    errors: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+    write_s: float = 0.0
+    read_s: float = 0.0
+
+
+class Store:
+    """Pages by key. A page is given as parts: contiguous views of its bytes on every rank, in the same order each time."""
+
+    def __init__(self, backend: Backend, identity: bytes) -> None:
+        self.totals = Totals()
+        self._backend = backend
+        self._identity = identity
+        self._lock = threading.Lock()  # of the figures
+        self._told: dict[str, float] = {}
+        self._log = log.get("storage")
+
+    def count(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys are there."""
+        try:
+            return self._backend.contains(keys)
+        except Exception as error:  # whatever a plug-in raises
+            self._trouble("look up", error)
+            return 0
+
+    def load(self, key: bytes, parts: Sequence[memoryview]) -> bool:
+        """Fills the parts with the page. False: it is not there, or not intact, and the parts hold anything."""
+        begin = monotonic()
+        head = bytearray(HEADER_BYTES)
+        try:
+            is_there = self._backend.read(key, [memoryview(head), *parts])
+            is_damaged = is_there and not is_intact(head, self._identity, key, parts)
+        except Damaged:
+            is_there, is_damaged = True, True
+        except Exception as error:
+            self._trouble("read", error)
+            is_there, is_damaged = False, False
+        if is_damaged:
+            self._remove(key)
+        totals, is_read = self.totals, is_there and not is_damaged
+        with self._lock:
+            totals.read_s += monotonic() - begin
+            totals.pages_read += is_read
+            totals.bytes_read += sum(part.nbytes for part in parts) if is_read else 0
+            totals.pages_corrupt += is_damaged
+            totals.pages_missed += not is_there
+        return is_read
+
+    def save(self, key: bytes, parts: Sequence[memoryview], is_valid: Callable[[], bool]) -> None:
+        """Writes the page. `is_valid` is asked when the checksum has been taken: what changes in the parts after that is found when
+        the record is read."""
+        begin = monotonic()
+        head = header(self._identity, key, parts)
+        if not is_valid():
+            return
+        try:
+            self._backend.write(key, [memoryview(head), *parts])
+        except Exception as error:
+            self._trouble("write", error)
+            return
+        with self._lock:
+            self.totals.write_s += monotonic() - begin
+            self.totals.pages_written += 1
+            self.totals.bytes_written += sum(part.nbytes for part in parts)
+
+    def clear(self) -> int:
+        """Forgets all pages of this identity. -> how many. Blocks. Raises what the backend raises."""
+        return self._backend.clear()
+
+    def stats(self) -> Mapping[str, float]:
+        """The backend's own figures."""
+        try:
+            return self._backend.stats()
+        except Exception as error:
+            self._trouble("count", error)
+            return {}
+
+    def close(self) -> None:
+        try:
+            self._backend.close()
+        except Exception as error:
+            self._trouble("close", error)
+
+    def _remove(self, key: bytes) -> None:
+        self._log.warning("a page in storage was damaged and is removed", key=key.hex())
+        try:
+            self._backend.remove(key)
+        except Exception as error:
+            self._trouble("remove", error)
+
+    def _trouble(self, verb: str, error: Exception) -> None:
+        kind = f"{verb} {type(error).__name__} {getattr(error, 'errno', '')}"
+        now = monotonic()
+        with self._lock:
+            self.totals.errors += 1
+            is_new = now - self._told.get(kind, -TELL_AGAIN_S) >= TELL_AGAIN_S
+            if is_new:
+                self._told[kind] = now
+        if is_new:
+            self._log.error(f"storage cannot {verb} pages; it counts as a miss, and this is not logged again for a while",
+                            error=f"{type(error).__name__}: {error}")
+
+
+def open_store(backend: str, settings: Mapping[str, Any], identity: bytes, page_bytes: int) -> Store:
+    """Opens the backend that --hicache-storage-backend names. Blocks. Raises StartError."""
+    config = BackendConfig(record_bytes=HEADER_BYTES + page_bytes, identity=identity, settings=dict(settings))
+    return Store(FileBackend(config) if backend == "file" else _plug_in(config), identity)
+
+
+def _plug_in(config: BackendConfig) -> Backend:
+    module, _, name = str(config.settings["module"]).partition(":")
+    config.settings.pop("module")
+    try:
+        backend: Backend = getattr(importlib.import_module(module), name)(config)
+    except Exception as error:
+        raise StartError(f"the storage backend {module}:{name} (\"module\" in --hicache-storage-backend-extra-config) cannot be opened "
+                         f"({type(error).__name__}: {error}); repair or leave it out") from error
+    return backend
