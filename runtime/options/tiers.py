@@ -19,8 +19,9 @@ class Tiers(Group, frozen=True, kw_only=True):
         "Order of pages and layers in host memory.")] = "layer_first"
     disable_hicache_numa_detect: A[bool, planned("Don't bind host pages to the device's NUMA node.")] = False
     hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, option(
-        "Where pages are kept that outlive the process: in files, or by a class of yours.", later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),
-        note="`dynamic` loads a class of yours, which can speak to the other stores; docs/tiers.md says how")] = None
+        "Where pages are kept that outlive the process: in files, or by a class of yours.",
+        later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),
+        note="`dynamic` loads a class of yours, which can speak to the other stores: docs/tiers.md")] = None
     hicache_storage_prefetch_policy: A[Literal["best_effort", "wait_complete", "timeout"], option(
         "How long a request waits for its pages from storage.")] = "best_effort"
     hicache_storage_backend_extra_config: A[Json | None, option(

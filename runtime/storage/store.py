@@ -78,13 +78,15 @@ class Store:
         return is_read
 
     def save(self, key: bytes, parts: Sequence[memoryview], is_valid: Callable[[], bool]) -> None:
-        """Writes the page. `is_valid` is asked when the checksum has been taken: what changes in the parts after that is found when
-        the record is read."""
+        """Writes the page, unless it is there. `is_valid` is asked when the checksum has been taken: what changes in the parts after that is
+        found when the record is read."""
         begin = monotonic()
-        head = header(self._identity, key, parts)
-        if not is_valid():
-            return
         try:
+            if self._backend.contains([key]):
+                return
+            head = header(self._identity, key, parts)
+            if not is_valid():
+                return
             self._backend.write(key, [memoryview(head), *parts])
         except Exception as error:
             self._trouble("write", error)
