@@ -78,8 +78,8 @@ class Store:
         return is_read
 
     def save(self, key: bytes, parts: Sequence[memoryview], is_valid: Callable[[], bool]) -> None:
-        """Writes the page, unless it is there. `is_valid` is asked when the checksum has been taken: what changes in the parts after that is
-        found when the record is read."""
+        """Writes the page, unless it is there. `is_valid` is asked when the checksum has been taken: what changes in the parts after
+        that is found when the record is read."""
         begin = monotonic()
         try:
             if self._backend.contains([key]):
