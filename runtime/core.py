@@ -38,6 +38,8 @@ from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.service import Health, Load, ModelCard, State
 from runtime.supervisor import Supervisor
+from runtime.text.infill import find_format
+from runtime.text.named import TEMPLATES
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
@@ -135,9 +137,11 @@ class Core:
         begin = time.monotonic()
         folder = Path(self.plan.tokenizer_path)
         vocabulary = self._vocabulary = await anyio.to_thread.run_sync(Vocabulary.load, folder, self.model.vocab_size)
-        templates = chat_templates(vocabulary, self.plan.chat_template)
+        templates = chat_templates(vocabulary, self.plan.chat_template, self.plan.hf_chat_template_name)
+        infill_format = find_format(self.plan.completion_template, lambda token: vocabulary.token_id(token) is not None)
         tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
-                                   limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants)
+                                   limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants,
+                                   infill_format=infill_format)
         detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
         self.control.tokenizer = tokenizer
         tasks.start_soon(tokenizer.run)
@@ -239,15 +243,27 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         device_options=plan.device_options)
 
 
-def chat_templates(vocabulary: Vocabulary, choice: str) -> ChatTemplates:
-    """The tokenizer's own templates, or the file that --chat-template names. Raises OptionsError, ModelError."""
-    if choice == "auto":
-        return ChatTemplates(vocabulary.files.templates, vocabulary.files.special_tokens)
+def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
+    """The tokenizer's own templates (of them the one called `name`), or what --chat-template names: one of ours, or a file.
+
+    Raises OptionsError, ModelError.
+    """
+    sources = vocabulary.files.templates
+    if name is not None:
+        if name not in sources:
+            raise OptionsError([f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"])
+        sources = {"default": sources[name]}
+    if choice != "auto":
+        sources = {"default": TEMPLATES[choice] if choice in TEMPLATES else _read_template(choice)}
+    return ChatTemplates(sources, vocabulary.files.special_tokens)
+
+
+def _read_template(path: str) -> str:
     try:
-        source = Path(choice).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError([f"--chat-template {choice} cannot be read ({error}); name a Jinja file"]) from None
-    return ChatTemplates({"default": source}, vocabulary.files.special_tokens)
+        raise OptionsError([f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
+                            "name one of these or a Jinja file"]) from None
 
 
 def scheduler_config(plan: Plan, model: ModelConfig, num_pages: int) -> SchedulerConfig:

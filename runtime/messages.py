@@ -44,7 +44,14 @@ class Chat(Struct, frozen=True, tag=True):
     continue_final: bool = False  # the last message is the beginning of the answer
 
 
-Prompt = Text | Tokens | Chat
+class Infill(Struct, frozen=True, tag=True):
+    """What stands before and after the text that is wanted, for the model's fill-in-the-middle format."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = Text | Tokens | Chat | Infill
 
 
 class Ask(Struct, frozen=True, kw_only=True):

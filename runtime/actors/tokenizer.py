@@ -15,10 +15,11 @@ from runtime import log
 from runtime.cache.namespace import namespace
 from runtime.channels import Channel
 from runtime.errors import InternalFault, InvalidRequest, RequestError
-from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
+from runtime.messages import Arrive, Ask, Chat, Infill, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Request
 from runtime.sampling import Limits, check, cut
+from runtime.text.infill import infill
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
@@ -40,7 +41,7 @@ class TokenizerActor:
 
     def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, outputs: Outputs, inbox: Channel[Ask],
                  to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed,
-                 isolates_tenants: bool = False) -> None:
+                 isolates_tenants: bool = False, infill_format: str | None = None) -> None:
         self._vocabulary = vocabulary
         self._templates = templates
         self._outputs = outputs
@@ -49,6 +50,7 @@ class TokenizerActor:
         self._limits = limits
         self._seed = seed
         self._isolates_tenants = isolates_tenants
+        self._infill_format = infill_format
         self._threads = anyio.CapacityLimiter(THREADS)
         self._log = log.get("tokenizer")
 
@@ -108,6 +110,11 @@ class TokenizerActor:
                 return self._encode_text(text, add_special)
             case Chat():
                 return self._encode_text(self._templates.render(prompt), add_special=False)
+            case Infill(prefix=prefix, suffix=suffix):
+                if self._infill_format is None:
+                    raise InvalidRequest("the model has no fill-in-the-middle tokens that are known here; leave suffix out, or start the "
+                                         "server with --completion-template", param="suffix")
+                return self._encode_text(infill(self._infill_format, prefix, suffix), add_special=True)
 
     def _encode_text(self, text: str, add_special: bool) -> list[int]:
         """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be the same.
@@ -128,6 +135,8 @@ def num_chars(prompt: Prompt, enough: int) -> int:
             return len(ids)
         case Text(text=text):
             return len(text)
+        case Infill(prefix=prefix, suffix=suffix):
+            return len(prefix) + len(suffix)
         case Chat():
             return _chars_within([prompt.messages, prompt.tools, prompt.template_args], enough)
 

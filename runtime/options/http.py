@@ -28,9 +28,13 @@ class Api(Group, frozen=True, kw_only=True):
     api_key: A[str | None, planned("Key that clients must send as a bearer token.", secret=True)] = None
     admin_api_key: A[str | None, planned("Key for the routes that change the server.", secret=True)] = None
     served_model_name: A[str, option("Name that clients use; auto is --model-path as given.")] = "auto"
-    chat_template: A[str, option("File with a Jinja chat template; auto takes the tokenizer's own.")] = "auto"
-    hf_chat_template_name: A[str | None, planned("Which of several named templates of the tokenizer to use.")] = None
-    completion_template: A[str | None, planned("Template for fill-in-the-middle requests to /v1/completions.")] = None
+    chat_template: A[str, option(
+        "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the tokenizer's own.")] = "auto"
+    hf_chat_template_name: A[str | None, option(
+        "Which of several named templates of the tokenizer to use.")] = None
+    completion_template: A[str, option(
+        "Format of prompts with a `suffix`: a name or a file.",
+        note="star_coder, deepseek_coder, qwen_coder, codestral, or a file with {prefix} and {suffix}; auto: by the tokens")] = "auto"
     file_storage_path: A[str, planned("Folder for uploaded files.")] = "sglang_storage"
     enable_cache_report: A[bool, superseded("Report cached prompt tokens in `usage`.", "`usage` always reports them.")] = False
     reasoning_parser: A[str | None, planned("How thinking is told from the answer.")] = None

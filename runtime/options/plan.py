@@ -34,7 +34,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     load_format: str
     context_length: int
     served_model_name: str
-    chat_template: str  # file name; "auto": the tokenizer's own
+    chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own
+    hf_chat_template_name: str | None
+    completion_template: str  # one of text/infill.py, or a file; "auto": by the vocabulary
     host: str
     port: int
     max_body_bytes: int

@@ -1,54 +1,23 @@
 """Chat templates: a conversation to the text that the model was trained on.
 
-Templates are Jinja, in the dialect that transformers' apply_chat_template defines: trimmed blocks, break and continue, `tojson` without
-HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`. They come with the model, so they run in Jinja's sandbox, with
-ranges and output bounded. A template that computes for ever without output is not stopped yet: that takes a process of its own.
+Templates are Jinja, in the dialect that transformers' apply_chat_template defines. They come with the model, so they run in a sandbox
+(sandbox.py) with time and output bounded.
 """
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.messages import Chat
+from runtime.text.sandbox import TURN, Sandbox, Turns
 
 MAX_CHARS = 16 * 1024 * 1024
-RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize"})
+RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize", TURN})
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first, some the second
 CUT = "\ue000cut here\ue001 "  # private-use characters: no message or template says this
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks the model's own words for training; here its body is rendered as it stands."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
-            sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment
 
 
 class ChatTemplates:
@@ -56,7 +25,7 @@ class ChatTemplates:
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         """Raises ModelError for a template that is not Jinja."""
-        environment = _environment()
+        environment = Sandbox()
         self._special_tokens = special_tokens
         self._templates = {}
         self._reads_parts = {}
@@ -68,12 +37,13 @@ class ChatTemplates:
                 raise ModelError(f"the chat template {name!r} of the model is not valid: {error}; mend it or remove it") from None
 
     def render(self, chat: Chat) -> str:
-        """Raises InvalidRequest when the model has no template, the template refuses the conversation, or the text gets too long."""
+        """Raises InvalidRequest when the model has no template, the template refuses the conversation, or it takes too long or too much."""
         name = self._choose(chat)
         if reserved := RESERVED & chat.template_args.keys():
             raise InvalidRequest(f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs")
         messages = [_plain_message(message, self._reads_parts[name]) for message in chat.messages]
-        variables = {"add_generation_prompt": not chat.continue_final, "documents": None} | self._special_tokens | chat.template_args
+        variables = {TURN: Turns(), "add_generation_prompt": not chat.continue_final, "documents": None}
+        variables |= self._special_tokens | chat.template_args
         final = None
         if chat.continue_final:
             if variables["add_generation_prompt"]:

@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
 from runtime.channels import Channel
 from runtime.errors import InternalFault, InvalidRequest
-from runtime.messages import Arrive, Ask, Chat, Prompt, Text, Tokens, ToScheduler
+from runtime.messages import Arrive, Ask, Chat, Infill, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.sampling import Limits, SamplingParams
 from runtime.text.files import TokenizerFiles
@@ -33,12 +33,13 @@ LONG = "hello " * INLINE_CHARS
 class Bench:
     """An actor with its surroundings."""
 
-    def __init__(self, vocabulary: Vocabulary = LLAMA) -> None:
+    def __init__(self, vocabulary: Vocabulary = LLAMA, infill_format: str | None = None) -> None:
         self.outputs = Outputs()
         self.inbox = Channel[Ask](100)
         self.arrived: list[ToScheduler] = []
         self.sinks: dict[str, ListSink] = {}
-        self.actor = TokenizerActor(vocabulary, TEMPLATES, self.outputs, self.inbox, self.arrived.append, limits=LIMITS, seed=lambda: 42)
+        self.actor = TokenizerActor(vocabulary, TEMPLATES, self.outputs, self.inbox, self.arrived.append, limits=LIMITS, seed=lambda: 42,
+                                    infill_format=infill_format)
 
     def ask(self, id: str, prompt: Prompt, **params: Any) -> None:
         self.sinks[id] = ListSink()
@@ -82,6 +83,14 @@ async def test_every_form_of_prompt(prompt: Prompt, ids: list[int]) -> None:
     assert request.params == SamplingParams(max_new_tokens=3) and "a" in bench.outputs
 
 
+async def test_the_text_between_two_others() -> None:
+    bench = Bench(infill_format="<s>{suffix} world{prefix}")
+    bench.ask("a", Infill("hello", " a"))
+    await bench.finish()
+    [message] = bench.arrived
+    assert isinstance(message, Arrive) and message.request.prompt_ids == LLAMA.encode("<s> a worldhello")
+
+
 @pytest.mark.parametrize("seed", [0, -1, 7])
 async def test_a_given_seed_is_kept(seed: int) -> None:
     bench = Bench()
@@ -96,6 +105,7 @@ async def test_a_given_seed_is_kept(seed: int) -> None:
     (Tokens([5] * 50_000), {}, "prompt"),
     (Tokens([5]), {"top_logprobs": 1000}, "top_logprobs"),
     (Text("half a pair \ud83d"), {}, "prompt"),
+    (Infill("no format", "is known"), {}, "suffix"),
     (Chat([{"role": "user"}], template_args={"tools": 1}), {}, "chat_template_kwargs"),
 ])
 async def test_refusals_reach_the_sink_once(prompt: Prompt, params: dict[str, Any], param: str) -> None:

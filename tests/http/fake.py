@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.messages import Ask, Chat, Prompt, Text, Tokens
+from runtime.messages import Ask, Chat, Infill, Prompt, Text, Tokens
 from runtime.request import Delta, Finish, FinishReason, Sink, TokenLogprob
 from runtime.sampling import Limits, check
 from runtime.service import Health, Load, ModelCard
@@ -30,6 +30,8 @@ def text(prompt: Prompt) -> str:
             return prompt.text
         case Tokens():
             return " ".join(map(str, prompt.ids))
+        case Infill():
+            return f"{prompt.prefix}...{prompt.suffix}"
         case Chat():
             return json.dumps([prompt.messages, prompt.tools, prompt.template_args, prompt.continue_final])
 

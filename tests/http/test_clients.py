@@ -42,6 +42,14 @@ async def test_chat_streams_what_it_says_whole() -> None:
         assert whole.choices[0].logprobs.content[0].top_logprobs[1].logprob == -1.5
 
 
+async def test_a_suffix_makes_it_a_gap_to_be_filled() -> None:
+    service = FakeService()
+    async with serving(service) as address, openai.AsyncOpenAI(base_url=url(address), api_key="x", max_retries=0) as client:
+        filled = await client.completions.create(model="org/fake", prompt="def f(", suffix="):", echo=True, max_tokens=5)
+        plain = await client.completions.create(model="org/fake", prompt="def f(...):", max_tokens=5)
+    assert filled.choices[0].text == "def f(" + plain.choices[0].text
+
+
 async def test_completions_stream_what_they_say_whole() -> None:
     async with serving(FakeService()) as address, openai.AsyncOpenAI(base_url=url(address), api_key="x", max_retries=0) as client:
         ask: dict[str, Any] = {"model": "org/fake", "prompt": ["one", "two"], "n": 2, "max_tokens": 9, "echo": True, "logprobs": 1}

@@ -59,7 +59,8 @@ def test_every_option_that_works_reaches_the_plan() -> None:
 
 
 def test_nothing_is_left_to_choose() -> None:
-    assert [name for name, origin in plan().why.items() if origin.value == "auto"] == ["load_format", "chat_template"]
+    left = [name for name, origin in plan().why.items() if origin.value == "auto"]
+    assert left == ["load_format", "chat_template", "completion_template"]
 
 
 def test_the_embedded_model_is_a_word() -> None:

@@ -158,6 +158,11 @@ def test_a_template_for_tools_is_chosen_for_tools() -> None:
     ("{{ ''.__class__.__mro__ }}", Chat([USER]), "messages", "can't render"),
     ("{{ messages.append(1) }}", Chat([USER]), "messages", "can't render"),
     ("{% for i in range(10 ** 9) %}x{% endfor %}", Chat([USER]), "messages", "can't render"),
+    ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", Chat([USER]), "messages", "turns of its loops"),
+    ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", Chat([USER]), "messages", "turns of its"),
+    ("{{ 'x' * 99999999 }}", Chat([USER]), "messages", "repeats a value"),
+    ("{{ 9 ** 9 ** 9 }}", Chat([USER]), "messages", "power of large numbers"),
+    ("x", Chat([USER], template_args={"runtime_turn": "1"}), "chat_template_kwargs", "can't set runtime_turn"),
     ("x", Chat([USER], template_args={"messages": []}), "chat_template_kwargs", "can't set messages"),
     ("x", Chat([], continue_final=True), "messages", "needs a final message"),
     ("x", Chat([{"role": "assistant"}], continue_final=True), "messages", "needs a final message"),
@@ -168,6 +173,11 @@ def test_refusals_name_the_field(source: str, chat: Chat, param: str, message: s
     with pytest.raises(InvalidRequest, match=message) as refused:
         ChatTemplates({"default": source}, {}).render(chat)
     assert refused.value.param == param
+
+
+def test_turns_are_counted_anew_in_each_render() -> None:
+    busy = ChatTemplates({"default": "{% for i in range(99999) %}{% endfor %}done"}, {})
+    assert [busy.render(Chat([USER])) for _ in range(12)] == ["done"] * 12
 
 
 def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

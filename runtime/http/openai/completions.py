@@ -15,7 +15,7 @@ from runtime.http.openai.models import check_model
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.types import MAX_PROMPTS, CompletionBody, refuse_later
 from runtime.http.salts import salts
-from runtime.messages import Ask, Text, Tokens
+from runtime.messages import Ask, Infill, Text, Tokens
 from runtime.request import Delta, TokenLogprob
 from runtime.sampling import SamplingParams
 from runtime.service import Service
@@ -35,7 +35,7 @@ def completions(service: Service, body: bytes) -> Answer:
     refuse_later(wish)
     if wish.best_of is not None and wish.best_of != (wish.n or 1):
         raise InvalidRequest("best_of must equal n: every choice is returned", param="best_of")
-    prompts = _prompts(wish.prompt)
+    prompts = [_infill(prompt, wish.suffix) for prompt in _prompts(wish.prompt)] if wish.suffix else _prompts(wish.prompt)
     params = sampling_params(
         wish, service.card.sampling_defaults, NAMES,
         max_new_tokens=DEFAULT_MAX_TOKENS if wish.max_tokens is None else None,
@@ -51,7 +51,7 @@ def completions(service: Service, body: bytes) -> Answer:
     return Answer(service, asks, CompletionDialect(service, envelope, params, echoes), is_stream=bool(wish.stream), names=NAMES)
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens]:
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:
     if isinstance(prompt, str):
         return [Text(prompt)]
     if all(isinstance(piece, int) for piece in prompt):
@@ -65,10 +65,18 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens]:
     raise InvalidRequest("prompt mixes kinds; give texts only, token ids only, or lists of token ids only", param="prompt")
 
 
-def _text(service: Service, prompt: Text | Tokens) -> str:
+def _infill(prompt: Text | Tokens | Infill, suffix: str) -> Infill:
+    if not isinstance(prompt, Text):
+        raise InvalidRequest("suffix goes with a prompt that is text, not token ids", param="suffix")
+    return Infill(prompt.text, suffix)
+
+
+def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
     """Raises InvalidRequest for ids that have no text."""
     if isinstance(prompt, Text):
         return prompt.text
+    if isinstance(prompt, Infill):
+        return prompt.prefix
     vocab_size = service.card.limits.vocab_size
     if any(not 0 <= token_id < vocab_size for token_id in prompt.ids):
         raise InvalidRequest(f"token ids must be in 0..{vocab_size - 1}", param="prompt")

@@ -141,12 +141,10 @@ class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    # later steps
-    suffix: str | None = None
+    suffix: str | None = None  # what follows the text that is wanted (see --completion-template)
 
 
-LATER = ("regex", "ebnf", "structured_outputs", "lora_path", "functions", "function_call", "prediction", "audio", "web_search_options",
-         "suffix")
+LATER = ("regex", "ebnf", "structured_outputs", "lora_path", "functions", "function_call", "prediction", "audio", "web_search_options")
 
 
 def refuse_later(body: Shared) -> None:
