@@ -15,6 +15,7 @@ from runtime.errors import RequestError, Unavailable
 from runtime.messages import Continue, Flush, Pause, PauseMode, Prompt, ToScheduler
 from runtime.metrics import Metrics
 from runtime.scheduling.scheduler import Scheduler
+from runtime.sessions import Sessions
 
 
 class Reply:
@@ -44,6 +45,7 @@ class Control:
         self._router = router
         self._to_scheduler = to_scheduler
         self._metrics = metrics
+        self.sessions = Sessions(self._abort_one)
         self._replies: set[Reply] = set()
         self._end: RequestError | None = None
 
@@ -68,8 +70,20 @@ class Control:
 
     def abort(self, prefix: str) -> int:
         self._check()
+        return self._cancel(lambda i: i.startswith(prefix))
+
+    def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+        return self.sessions.open(capacity, session_id, idle_s, is_line=is_line)
+
+    def close_session(self, session_id: str) -> None:
+        self.sessions.close(session_id)
+
+    def _abort_one(self, request_id: str) -> None:
+        self._cancel(lambda i: i == request_id)
+
+    def _cancel(self, matches: Callable[[str], bool]) -> int:
         scheduler = self.scheduler
-        count = self._router.cancel(lambda i: i.startswith(prefix), lambda i: scheduler is not None and bool(scheduler.roster.siblings(i)))
+        count = self._router.cancel(matches, lambda i: scheduler is not None and bool(scheduler.roster.siblings(i)))
         self._metrics.aborted.add(count)
         return count
 

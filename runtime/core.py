@@ -69,6 +69,7 @@ class Core:
         self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
         self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout)
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics)
+        self._outputs.on_close(self.control.sessions.ended)
         self._draw_seed = random_seeds(plan.random_seed)
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
@@ -163,11 +164,16 @@ class Core:
         plan = self.plan
         if ask.priority is not None and plan.abort_on_priority_when_disabled and not has_priorities(plan):
             raise InvalidRequest("priorities are off on this server (--enable-priority-scheduling); leave priority out", param="priority")
+        if ask.session is not None:
+            ask, sink = self.control.sessions.begin(ask, ask.session, sink)
         try:
             self._router.submit(ask, sink)
         except (Overloaded, Unavailable) as error:
             self._metrics.refused[str(error.status)] += 1
             raise
+        finally:
+            if ask.before is not None and ask.id not in self._outputs:
+                self.control.sessions.ended(ask.id)
 
     def _check_open(self) -> None:
         if self._state in ("draining", "failed"):

@@ -33,7 +33,7 @@ from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
 from runtime.http.face import face_of
-from runtime.messages import Ask, Chat, PauseMode, Prompt, Text, Tokens
+from runtime.messages import Ask, Chat, PauseMode, Prompt, SessionParams, Text, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
@@ -121,14 +121,16 @@ class Engine:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None, **sampling: Any) -> AsyncIterator[Delta]:
+    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None,
+                     session: SessionParams | None = None, **sampling: Any) -> AsyncIterator[Delta]:
         """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached prefixes are shared with
-        requests of the same `cache_salt` only. `rid` is the request's id, for `abort_request`.
+        requests of the same `cache_salt` only. `rid` is the request's id, for `abort_request` and `session`.
 
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
         params = _params(sampling)
-        ask = Ask(id=rid or f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt)
+        ask = Ask(id=rid or f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt,
+                  session=session)
         sink = StreamSink(params.n)
         self._core.submit(ask, sink)
         try:
@@ -168,6 +170,13 @@ class Engine:
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         """Ends the requests whose ids begin with `rid`, or all. -> how many"""
         return self._core.control.abort("" if abort_all else rid) if rid or abort_all else 0
+
+    def open_session(self, capacity: int, session_id: str | None = None) -> str:
+        """Keeps the tokens of requests, so that `session=SessionParams(id=..., rid=...)` goes on from one. -> its id"""
+        return self._core.control.open_session(capacity, session_id)
+
+    def close_session(self, session_id: str) -> None:
+        self._core.control.close_session(session_id)
 
     def metrics(self) -> bytes:
         """Prometheus text."""

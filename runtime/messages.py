@@ -54,6 +54,23 @@ class Infill(Struct, frozen=True, tag=True):
 Prompt = Text | Tokens | Chat | Infill
 
 
+class SessionParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where in a session a request belongs (sessions.py), in SGLang's words."""
+
+    id: str
+    rid: str | None = None  # the request that it goes on from; None: a new beginning
+    offset: int | None = None  # tokens of that one's text to keep; negative: to leave off at its end; None, 0: all
+    replace: bool | None = None  # what went on from there before ends and is forgotten
+    drop_previous_output: bool | None = None  # go on from the prompt alone
+
+
+class Before(Struct):
+    """The tokens before a session's request; `prompt_ids` is set by the tokenizer, to all that the request begins with."""
+
+    token_ids: list[int]
+    prompt_ids: list[int] = []
+
+
 class Ask(Struct, frozen=True, kw_only=True):
     """A request as it came in, before tokenisation."""
 
@@ -67,6 +84,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
+    session: SessionParams | None = None
+    before: Before | None = None  # of its session: set at the door
 
 
 # ── router, detokenizer → scheduler ────────────────────────────────────────────────────────────────────────────

@@ -72,6 +72,14 @@ class Controls(Protocol):
         """Ends all requests whose id begins with `prefix`; their clients get what there is, with reason abort. -> how many"""
         ...
 
+    def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+        """-> its id. Raises InvalidRequest, Overloaded."""
+        ...
+
+    def close_session(self, session_id: str) -> None:
+        """Raises NotFound."""
+        ...
+
 
 class Service(Protocol):
     """The runtime as its faces see it. All methods are synchronous and run on the event loop."""

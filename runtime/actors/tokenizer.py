@@ -15,7 +15,7 @@ from runtime import log
 from runtime.cache.namespace import namespace
 from runtime.channels import Channel
 from runtime.errors import InternalFault, InvalidRequest, RequestError
-from runtime.messages import Arrive, Ask, Chat, Infill, Prompt, Text, Tokens, ToScheduler
+from runtime.messages import Arrive, Ask, Before, Chat, Infill, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Request
 from runtime.sampling import Limits, check, cut
@@ -76,6 +76,8 @@ class TokenizerActor:
         if isinstance(outcome, RequestError):
             self._outputs.fail(ask.id, outcome)
         else:
+            if ask.before is not None:
+                ask.before.prompt_ids = outcome.prompt_ids
             self._to_scheduler(Arrive(outcome))
 
     def _try(self, ask: Ask, seed: int) -> Request | RequestError:
@@ -90,11 +92,18 @@ class TokenizerActor:
 
     def prepare(self, ask: Ask, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
-        prompt_ids = cut(self._encode(ask.prompt), self._limits)
+        prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
         check(ask.params, prompt_ids, self._limits)
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
                        namespace=namespace(tenant=ask.tenant if self._isolates_tenants else "", salt=ask.cache_salt))
+
+    def _continue(self, prompt: Prompt, before: Before) -> list[int]:
+        """A prompt that goes on from others does not begin a text."""
+        if not before.token_ids:
+            return self._encode(prompt)
+        ids = self._encode(Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt)
+        return before.token_ids + (ids[1:] if ids[:1] == [self._vocabulary.bos_id] else ids)
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt that nobody wants an answer to. Raises InvalidRequest."""

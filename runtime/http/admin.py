@@ -1,10 +1,11 @@
 """What operators ask and order: is it well, how busy is it; pause, go on, empty the cache, abort requests of others."""
 
 import time
+from typing import Annotated as A
 from typing import Any
 from uuid import uuid4
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -32,6 +33,21 @@ class AbortBody(Struct, frozen=True):
 
     rid: str = ""
     abort_all: bool = False
+
+
+class OpenSessionBody(Struct, frozen=True):
+    """/open_session. `streaming`: each request goes on from the last one."""
+
+    capacity_of_str_len: A[int, Meta(ge=1, le=2**40)]
+    session_id: A[str, Meta(min_length=1, max_length=256)] | None = None
+    streaming: bool | None = None
+    timeout: A[float, Meta(gt=0, le=31_536_000)] | None = None  # seconds without a request, after which it is closed
+
+
+class CloseSessionBody(Struct, frozen=True):
+    """/close_session"""
+
+    session_id: str
 
 
 class NoBody(Struct, frozen=True):
@@ -80,12 +96,21 @@ def routes(service: Service, face: Face) -> list[Route]:
             raise InvalidRequest("give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid")
         return {"aborted": control.abort("" if body.abort_all else body.rid)}
 
+    async def open_session(body: OpenSessionBody) -> Any:
+        return control.open_session(body.capacity_of_str_len, body.session_id, body.timeout, is_line=bool(body.streaming))
+
+    async def close_session(body: CloseSessionBody) -> Any:
+        control.close_session(body.session_id)
+        return Response()
+
     size = face.max_body_bytes
     return [
         Route("/pause_generation", taking(PauseBody, pause, size), methods=["POST"]),
         Route("/continue_generation", taking(NoBody, go_on, size), methods=["POST"]),
         Route("/flush_cache", taking(NoBody, flush, size), methods=EITHER),
         Route("/abort_request", taking(AbortBody, abort, size), methods=["POST"]),
+        Route("/open_session", taking(OpenSessionBody, open_session, size), methods=EITHER),
+        Route("/close_session", taking(CloseSessionBody, close_session, size), methods=EITHER),
         Route("/v1/loads", telling(lambda _: loads(service.load()))),
         Route("/get_load", telling(lambda _: old_loads(service.load()))),
     ]

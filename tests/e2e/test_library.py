@@ -18,6 +18,7 @@ from starlette.routing import Mount, Route
 
 import runtime
 from runtime.errors import InvalidRequest, ModelError, OptionsError, StartError, Unavailable
+from runtime.messages import SessionParams
 
 Checkpoint = Callable[[str], Path]
 SMALL: dict[str, Any] = {"num_threads": 1, "context_length": 256, "max_total_tokens": 2048, "dtype": "float32"}
@@ -61,6 +62,17 @@ async def test_pause_flush_and_abort(checkpoint: Checkpoint) -> None:
         assert engine.abort_request("mi") == 1 and engine.abort_request("") == 0
         last = [delta async for delta in stream][-1]
         assert last.finish is not None and last.finish.reason == "abort"
+
+
+@pytest.mark.anyio
+async def test_a_session_goes_on_where_it_was(checkpoint: Checkpoint) -> None:
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+        session = engine.open_session(1000)
+        first = await engine.generate([1, 2, 3], rid="one", session=SessionParams(id=session), **GREEDY)
+        second = await engine.generate([4, 5], rid="two", session=SessionParams(id=session, rid="one"), **GREEDY)
+        whole = await engine.generate([1, 2, 3, *first.token_ids, 4, 5], **GREEDY)
+        assert second.token_ids == whole.token_ids
+        engine.close_session(session)
 
 
 @pytest.mark.anyio

@@ -71,6 +71,13 @@ class FakeControls:
         self.tell(("abort", prefix))
         return 2
 
+    def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+        self.tell(("open", capacity, session_id, idle_s, is_line))
+        return session_id or "drawn"
+
+    def close_session(self, session_id: str) -> None:
+        self.tell(("close", session_id))
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         self.tell(prompt)
         return ids(prompt)

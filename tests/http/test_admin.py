@@ -24,6 +24,8 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
     ("/flush_cache", {}, "flush"),
     ("/abort_request", {"rid": "batch-7"}, ("abort", "batch-7")),
     ("/abort_request", {"abort_all": True}, ("abort", "")),
+    ("/open_session", {"capacity_of_str_len": 9, "session_id": "s", "timeout": 5, "streaming": True}, ("open", 9, "s", 5.0, True)),
+    ("/close_session", {"session_id": "s"}, ("close", "s")),
 ])
 async def test_orders_reach_the_service(path: str, body: dict[str, Any], told: Any) -> None:
     service = FakeService()

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.models.registry"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
-    ("runtime.metrics", "runtime.devices.ring", "runtime.outputs"),
+    ("runtime.metrics", "runtime.devices.ring", "runtime.outputs", "runtime.sessions"),
     ("runtime.devices.base",),
     ("runtime.layers",),
     ("runtime.models",),

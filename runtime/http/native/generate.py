@@ -45,6 +45,8 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     refuse_later(wish, LATER)
     prompts, field, is_batch = _prompts(wish)
     count = len(prompts)
+    if wish.session_params is not None and count > 1:
+        raise InvalidRequest("a session takes one prompt at a time", param="session_params")
     sampling = _each(wish.sampling_params, SamplingBody(), count, "sampling_params")
     logprobs = [
         LogprobWish(*one) for one in zip(
@@ -54,7 +56,8 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     ]
     params = [_params(*pair) for pair in zip(sampling, logprobs, strict=True)]
     asks = [
-        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt)
+        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt,
+            session=wish.session_params)
         for id, prompt, one, salt in zip(_ids(wish.rid, count), prompts, params, salts(wish, count), strict=True)
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.messages import SessionParams
 from runtime.sampling import CacheSalt, Priority
 
 MAX_PROMPTS = 1_024
@@ -57,6 +58,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     log_metrics: bool | None = None  # accepted without effect
+    session_params: SessionParams | None = None
     # later steps
     image_data: Any = None
     video_data: Any = None
@@ -65,7 +67,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     token_ids_logprob: Any = None
     return_hidden_states: Any = None
     lora_path: Any = None
-    session_params: Any = None
     custom_logit_processor: Any = None
     priority: Priority | None = None
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
@@ -73,7 +74,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 LATER = ("image_data", "video_data", "audio_data", "input_embeds", "token_ids_logprob", "return_hidden_states", "lora_path",
-         "session_params", "custom_logit_processor")
+         "custom_logit_processor")
 SAMPLING_LATER = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
+from runtime.messages import SessionParams
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +72,12 @@ async def test_lists_of_ids_and_wishes_belong_to_their_prompts() -> None:
     assert meta["output_token_logprobs"] == [[-0.5, i, f"<{i}>"] for i in ids]
     assert [[top[1] for top in tops] for tops in meta["output_top_logprobs"]] == [[i, i + 1] for i in ids]
     assert meta["input_token_logprobs"] == [[None, 98, "<98>"]] and meta["input_top_logprobs"] == [None]
+
+
+async def test_a_session_is_named_in_the_ask() -> None:
+    service = FakeService()
+    await ask(service, text="hi", session_params={"id": "s", "rid": "before", "offset": 3, "replace": False})
+    assert service.asks[0].session == SessionParams(id="s", rid="before", offset=3, replace=False)
 
 
 async def test_prompt_logprobs_from_a_position_on() -> None:
