@@ -18,9 +18,11 @@ from anyio.abc import TaskGroup
 
 from runtime import __version__, log
 from runtime.actors.detokenizer import DetokenizerActor
+from runtime.actors.events import EventsActor
 from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.tokenizer import TokenizerActor
+from runtime.cache.journal import Journal
 from runtime.channels import Channel
 from runtime.control import Control
 from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
@@ -73,6 +75,7 @@ class Core:
         self._draw_seed = random_seeds(plan.random_seed)
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
+        self._events: EventsActor | None = None  # with --kv-events-config
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,6 +96,8 @@ class Core:
             self._router.fail_all(Unavailable("the server is stopping; try again later"))
             with anyio.CancelScope(shield=True):
                 await self._supervisor.stop()
+            if self._events is not None:
+                self._events.close()
             for channel in (self._asks, self._to_scheduler, self._to_detokenizer):
                 channel.discard()
 
@@ -114,17 +119,24 @@ class Core:
 
     async def _live(self) -> None:
         begin = time.monotonic()
+        if self.plan.kv_events_config is not None and self.plan.kv_events_config.is_on:
+            self._events = EventsActor(self.plan.kv_events_config, self._metrics)
+        events = self._events
         async with anyio.create_task_group() as tasks:
+            if events is not None:
+                tasks.start_soon(events.run)
             tasks.start_soon(self._start_text, tasks)
             await self._supervisor.start()
             for ready in self._supervisor.readies:
                 for phase, seconds in ready.phases_s.items():
                     log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages)
-            self._scheduler = self.control.scheduler = Scheduler(config)
+            journal = None if events is None else Journal(config.page_size)
+            self._scheduler = self.control.scheduler = Scheduler(config, journal)
             actor = SchedulerActor(
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
-                limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH)
+                limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH,
+                publish=None if events is None else events.offer)
             tasks.start_soon(actor.run)
             if self._state == "loading":
                 self._state = "ready"

@@ -14,6 +14,7 @@ from typing import Protocol
 import anyio
 from msgspec import structs
 
+from runtime.cache.journal import CacheEvents
 from runtime.channels import Channel
 from runtime.errors import Busy, InvalidRequest, RankDied
 from runtime.messages import (
@@ -59,13 +60,15 @@ class SchedulerActor:
     """Owns the scheduler. Messages in: Arrive, Abort, Stopped, Pause, Continue, Flush. Messages out: Opened, StepTokens, Refused."""
 
     def __init__(self, scheduler: Scheduler, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
-                 limits: Limits, depth: int, meter: Meter) -> None:
+                 limits: Limits, depth: int, meter: Meter, publish: Callable[[CacheEvents], None] | None = None) -> None:
+        """`publish` takes what the scheduler's journal collects; it must not wait or raise."""
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
         self._inbox = inbox
         self._outbox = outbox
         self._meter = meter
+        self._publish = publish
         self._wake = anyio.Event()
         self._armed = anyio.Event()  # there is a new deadline
         self._unsent: StepPlan | None = None  # planned, but the ring was full
@@ -156,12 +159,14 @@ class SchedulerActor:
                 tokens = StepTokens([], [], ended, {}, {})
                 self._meter.ended(monotonic(), tokens)
                 await self._send(tokens)
+            self._report()
 
     async def lose_ranks(self) -> Lost:
         """The ranks are dead: all that ran waits. The request that killed them, where it is known, fails."""
         self._unsent = None
         lost = self.scheduler.lose_ranks()
         self._tell_paused()
+        self._report()
         if lost.guilty is not None:
             await self._fail(lost.guilty, 500, "the model process ended each time it computed this request; the server's log has the "
                                                f"details under {lost.guilty.request_id}")
@@ -173,6 +178,11 @@ class SchedulerActor:
         self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
         for request in refused:
             await self._fail(request, 503, "the model was started again and has less memory than this prompt needs; try again later")
+
+    def _report(self) -> None:
+        journal = self.scheduler.journal
+        if journal is not None and self._publish is not None and not journal.is_empty:
+            self._publish(journal.take())
 
     async def _fail(self, request: GivenUp, status: int, message: str) -> None:
         self._meter.failed(monotonic(), request.sequence_ids)

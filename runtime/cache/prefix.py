@@ -11,6 +11,10 @@ fixed pages instead of compressed edges.
 
 from heapq import heappop, heappush
 from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.cache.journal import Journal
 
 
 class Node:
@@ -39,6 +43,7 @@ class PrefixTree:
         self._nowhere = Node(None, b"", 0, 0)  # what is found in a namespace that has no root
         self.num_pages = 0
         self.num_evictable = 0
+        self.journal: Journal | None = None  # is told what comes and goes
         self._clock = count(1)
         self._heap: list[tuple[int, int, Node]] = []  # (last_used, tie-breaker, leaf); entries may be stale
         self._ties = count()
@@ -123,6 +128,8 @@ class PrefixTree:
             child = node.children[key] = Node(node, key, page, node.depth + 1)
             child.locks = 1
             self.num_pages += 1
+            if self.journal is not None:
+                self.journal.stored(child)
         else:
             if child.locks == 0:
                 self.num_evictable -= 1
@@ -144,6 +151,8 @@ class PrefixTree:
             assert node.parent is not None
             del node.parent.children[node.key]
             pages.append(node.page)
+            if self.journal is not None:
+                self.journal.removed(node)
             if node.parent.parent is None:
                 self._drop_if_empty(node.parent)
             else:

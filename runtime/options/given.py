@@ -178,7 +178,10 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
         if row.takes == "json" and isinstance(value, str):
             value = msgspec.json.decode(value)
         converted = msgspec.convert(value, row.convert, strict=False)
-    except (msgspec.DecodeError, ValueError, RecursionError):  # ValueError: surrogates; RecursionError: JSON of great depth
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: surrogates; RecursionError: JSON of great depth
+        if row.takes == "json" and isinstance(error, msgspec.ValidationError):
+            problems.append(f"{setting.spelling} {_show(row, value)} is not possible: {str(error)[:1].lower()}{str(error)[1:]}")
+            return False
         problems.append(f"{setting.spelling} {_show(row, value)} is not possible; expected {row.type}")
         return False
     if converted in row.later:

@@ -2,7 +2,8 @@
 
 from typing import Annotated as A
 
-from runtime.options.declare import Amount, Group, Json, on_device, planned, superseded
+from runtime.options.declare import Amount, Group, Json, option, planned, superseded
+from runtime.options.events import KVEvents
 
 
 class Observe(Group, frozen=True, kw_only=True):
@@ -22,7 +23,8 @@ class Observe(Group, frozen=True, kw_only=True):
     prompt_tokens_buckets: A[tuple[str, ...] | None, planned(
         "Bounds of the prompt length histogram: default, tse MIDDLE BASE COUNT, or custom BOUND ...")] = None
     generation_tokens_buckets: A[tuple[str, ...] | None, planned("Bounds of the output length histogram, in the same form.")] = None
-    kv_events_config: A[Json | None, on_device("cuda", "Publish what enters and leaves the cache, as JSON.")] = None
+    kv_events_config: A[KVEvents | None, option(
+        "Publish over ZeroMQ what enters and leaves the prefix cache, for routers; JSON, see docs/kv_events.md.")] = None
     enable_trace: A[bool, planned("Trace requests with OpenTelemetry.")] = False
     otlp_traces_endpoint: A[str, planned("Collector of the traces.", aliases=("--oltp-traces-endpoint",))] = "localhost:4317"
     export_metrics_to_file: A[bool, planned("Write the figures of each request to files.")] = False

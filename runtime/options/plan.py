@@ -12,6 +12,7 @@ from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options import derive
 from runtime.options.derive import Derived
+from runtime.options.events import KVEvents
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
 from runtime.options.given import Given
 from runtime.options.rules import RULES
@@ -83,6 +84,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     attention_backend: str
     sampling_backend: str
     graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps
+    kv_events_config: KVEvents | None
     random_seed: int
     log_level: str
     log_format: str

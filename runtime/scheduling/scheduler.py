@@ -10,6 +10,7 @@ from collections import deque
 
 from msgspec import Struct, structs
 
+from runtime.cache.journal import Journal
 from runtime.cache.kv import KVCache
 from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
@@ -44,16 +45,22 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
         return (self.num_pages - 1) * self.page_size
 
 
-def empty_cache(config: SchedulerConfig) -> KVCache:
-    return KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
+def empty_cache(config: SchedulerConfig, journal: Journal | None) -> KVCache:
+    cache = KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
+    cache.tree.journal = journal
+    if journal is not None:
+        journal.cleared()
+    return cache
 
 
 class Scheduler:
     """Sequences on their way: waiting -> extending -> decoding -> ended."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
+        """`journal` is told what the prefix cache holds."""
         self.config = config
-        self.roster = Roster(empty_cache(self.config), config.max_running, config.order, config.conservativeness)
+        self.journal = journal
+        self.roster = Roster(empty_cache(config, journal), config.max_running, config.order, config.conservativeness)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
@@ -168,7 +175,7 @@ class Scheduler:
         num_steps = len(self._flights)
         self._flights.clear()
         self._prompts.clear()
-        recovered = self.roster.restart(empty_cache(self.config)) - {guilty}
+        recovered = self.roster.restart(empty_cache(self.config, self.journal)) - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
     def resume(self, num_pages: int) -> list[GivenUp]:
@@ -176,7 +183,7 @@ class Scheduler:
         if num_pages == self.config.num_pages:
             return []
         self.config = structs.replace(self.config, num_pages=num_pages)
-        self.roster.cache = empty_cache(self.config)
+        self.roster.cache = empty_cache(self.config, self.journal)
         self.roster.waiting.restart(self.cache.tree)
         refused: dict[str, None] = {}
         for sequence in list(self.roster.live.values()):

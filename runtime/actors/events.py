@@ -1,0 +1,135 @@
+"""The events actor: tells KV-aware routers over ZeroMQ what the prefix cache holds, and tells again what they have missed.
+
+    PUB     [topic, number, batch]                     number: 8 bytes, big-endian; batch: msgpack (docs/kv_events.md)
+    ROUTER  [first number]  ->  [number, batch] ...    then END and an empty batch
+
+No socket ever waits: a PUB socket drops for a reader that has `hwm` batches to take, the inbox for a loop that is too busy. Either way
+the reader finds a number missing, and asks for it again or, if that is gone, forgets what it knows.
+"""
+
+import time
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from runtime import log
+from runtime.cache.journal import CacheEvent, CacheEvents
+from runtime.channels import Channel
+from runtime.errors import OptionsError
+from runtime.metrics import Metrics
+from runtime.options.events import KVEvents
+
+END = b"\xff" * 8  # minus one
+YIELD_EVERY = 64  # batches of a replay between two looks at everything else
+RANK = 0  # of the data-parallel replicas; there is one
+
+
+class EventBatch(Struct, frozen=True, array_like=True):
+    """The public schema of a message."""
+
+    ts: float  # unix seconds
+    events: list[CacheEvent]
+    data_parallel_rank: int
+
+
+class EventsActor:
+    """Takes CacheEvents through `offer`; owns the sockets until `close`."""
+
+    def __init__(self, config: KVEvents, metrics: Metrics) -> None:
+        """Opens the sockets. Raises OptionsError."""
+        self._zmq = _zmq()
+        self._context = self._zmq.Context()
+        self._topic = config.topic.encode()
+        self._metrics = metrics
+        self._inbox = Channel[CacheEvents](config.max_queue_size)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        try:
+            self.endpoint, self._publisher = self._open(self._zmq.PUB, config.endpoint, config.hwm, binds=_binds(config.endpoint))
+            self.replay_endpoint, self._replays = None, None
+            if config.replay_endpoint is not None:
+                room = max(config.hwm, config.buffer_steps + 1)  # a whole replay
+                self.replay_endpoint, self._replays = self._open(self._zmq.ROUTER, config.replay_endpoint, room, binds=True)
+        except OptionsError:
+            self.close()
+            raise
+
+    def offer(self, events: CacheEvents) -> None:
+        """Publishes soon, or drops: the number is missing then."""
+        try:
+            self._inbox.send_nowait(events)
+        except anyio.WouldBlock:
+            self._metrics.kv_event_drops.add(1)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        log.get("events").info("publishing", endpoint=self.endpoint, replay=self.replay_endpoint)
+        async with anyio.create_task_group() as tasks:
+            if self._replays is not None:
+                tasks.start_soon(self._serve_replays, self._replays)
+            while True:
+                for events in await self._inbox.drain():
+                    self._publish(events)
+
+    def close(self) -> None:
+        """Closes the sockets at once. Idempotent."""
+        self._context.destroy(linger=0)
+        self._inbox.discard()
+
+    def _open(self, kind: int, endpoint: str, hwm: int, *, binds: bool) -> tuple[str, Any]:
+        """-> the endpoint with the port that was taken, and the socket"""
+        socket = self._context.socket(kind)
+        socket.set_hwm(hwm)
+        try:
+            (socket.bind if binds else socket.connect)(endpoint)
+        except self._zmq.ZMQError as error:
+            raise OptionsError([f"--kv-events-config: {endpoint} cannot be {'bound' if binds else 'connected to'} "
+                                f"({error.strerror}); name another endpoint"]) from None
+        return socket.getsockopt_string(self._zmq.LAST_ENDPOINT), socket
+
+    def _publish(self, events: CacheEvents) -> None:
+        body = self._encoder.encode(EventBatch(time.time(), events.events, RANK))
+        self._sent.append((events.number, body))
+        self._publisher.send_multipart((self._topic, events.number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)
+        self._metrics.kv_event_batches.add(1)
+
+    async def _serve_replays(self, replays: Any) -> None:
+        while True:
+            await anyio.wait_readable(replays.getsockopt(self._zmq.FD))
+            while True:  # the descriptor tells of changes only: all that is there must be taken
+                try:
+                    frames = replays.recv_multipart(self._zmq.NOBLOCK)
+                except self._zmq.Again:
+                    break
+                await self._replay(replays, frames)
+
+    async def _replay(self, replays: Any, frames: list[bytes]) -> None:
+        match frames:
+            case [reader, b"", first] if len(first) == 8:
+                start = int.from_bytes(first, "big")
+            case _:
+                log.get("events").warning("a request for a replay is not an empty frame and 8 bytes", frames=len(frames))
+                return
+        batches = [(number, body) for number, body in self._sent if number >= start]
+        for count, (number, body) in enumerate(batches, start=1):
+            replays.send_multipart((reader, b"", number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)  # drops where the reader takes nothing
+            if count % YIELD_EVERY == 0:
+                await anyio.sleep(0)
+        replays.send_multipart((reader, b"", END, b""), self._zmq.NOBLOCK)
+
+
+def _binds(endpoint: str) -> bool:
+    """The rule of the systems whose option this is: a wildcard or a file is bound, any other address is a collector to connect to."""
+    return endpoint.startswith("ipc://") or any(wildcard in endpoint for wildcard in ("*", "::", "//0.0.0.0:"))
+
+
+def _zmq() -> ModuleType:
+    try:
+        import zmq
+    except ImportError:
+        raise OptionsError(["--kv-events-config needs pyzmq; install runtime[kv-events]"]) from None
+    return zmq

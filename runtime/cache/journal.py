@@ -1,0 +1,118 @@
+"""What enters and leaves the prefix cache, for routers that send requests to where their prefix is.
+
+The three events and the batch are the public schema of KV-aware routers (docs/kv_events.md): arrays with the type's name first, whose
+field order is part of it. A journal collects events while steps are planned and gives them up in batches with gapless numbers.
+"""
+
+from array import array
+from hashlib import blake2b
+from typing import Literal
+
+from msgspec import Struct
+
+from runtime.cache.prefix import Node
+
+Medium = Literal["GPU", "CPU"]
+HASH_BITS = (1 << 63) - 1  # readers take hashes as signed or as unsigned 64-bit integers
+
+
+class Stored(Struct, array_like=True, tag="BlockStored"):
+    """Pages that can be found from now on: each the child of the one before it, the first of `parent_block_hash`."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None  # None: it begins a prompt
+    token_ids: list[int]  # of all these pages
+    block_size: int
+    lora_id: int | None
+    medium: Medium
+    lora_name: str | None = None
+    extra_keys: list[list[str] | None] | None = None  # what else the first page's hash depends on: the namespace
+
+
+class Removed(Struct, array_like=True, tag="BlockRemoved"):
+    """Pages that are not on this medium any more."""
+
+    block_hashes: list[int]
+    medium: Medium
+
+
+class Cleared(Struct, array_like=True, tag="AllBlocksCleared"):
+    """Nothing is cached."""
+
+
+CacheEvent = Stored | Removed | Cleared
+
+
+class CacheEvents(Struct, frozen=True):
+    """The events of some steps, in order. Numbers go up by one: a reader that misses one has missed events."""
+
+    number: int
+    events: list[CacheEvent]
+
+
+class Journal:
+    """Events since the last `take`. `hashes` has every page that readers know of."""
+
+    def __init__(self, page_size: int) -> None:
+        self.hashes: dict[Node, int] = {}
+        self._page_size = page_size
+        self._events: list[CacheEvent] = []
+        self._next = 0
+        self._leaf: Node | None = None  # the page that the last event stored, which another one may continue
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._events
+
+    def stored(self, node: Node) -> None:
+        """`node`, whose parent is in the cache, is a page of the device from now on."""
+        assert node.parent is not None
+        parent = node.parent
+        key = self.hashes[node] = self._hash(node)
+        tokens = array("i", node.key).tolist()
+        if self._leaf is parent and isinstance(last := self._events[-1], Stored):
+            last.block_hashes.append(key)
+            last.token_ids += tokens
+            if last.extra_keys is not None:
+                last.extra_keys.append(None)
+        else:
+            namespace = parent.key if parent.parent is None else b""
+            self._events.append(Stored([key], self.hashes.get(parent), tokens, self._page_size, None, "GPU",
+                                       extra_keys=[[_digest(namespace)]] if namespace else None))
+        self._leaf = node
+
+    def removed(self, node: Node) -> None:
+        """`node` has left the device."""
+        key = self.hashes.pop(node)
+        if self._events and isinstance(last := self._events[-1], Removed):
+            last.block_hashes.append(key)
+        else:
+            self._events.append(Removed([key], "GPU"))
+        self._leaf = None
+
+    def cleared(self) -> None:
+        """Every page is gone at once. What was not given up yet need not be said any more."""
+        self.hashes.clear()
+        self._events = [Cleared()]
+        self._leaf = None
+
+    def take(self) -> CacheEvents:
+        """What has happened since the last call."""
+        events = CacheEvents(self._next, self._events)
+        self._next += 1
+        self._events = []
+        self._leaf = None
+        return events
+
+    def _hash(self, node: Node) -> int:
+        """Depends on the page's tokens, all before them and the namespace, and on nothing else: it is the same on every server."""
+        assert node.parent is not None
+        before = self.hashes.get(node.parent)
+        # a root's key is its namespace; digests are longer than hashes, so that neither is taken for the other
+        above = blake2b(node.parent.key, digest_size=16).digest() if before is None else before.to_bytes(8, "big")
+        return int.from_bytes(blake2b(node.key, digest_size=8, key=above).digest(), "big") & HASH_BITS
+
+
+def _digest(namespace: bytes) -> str:
+    """Readers see which pages share a namespace, but not its name, which may be a secret."""
+    return blake2b(namespace, digest_size=8).hexdigest()
