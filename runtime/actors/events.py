@@ -116,7 +116,7 @@ class EventsActor:
                 return
         batches = [(number, body) for number, body in self._sent if number >= start]
         for count, (number, body) in enumerate(batches, start=1):
-            replays.send_multipart((reader, b"", number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)  # drops where the reader takes nothing
+            replays.send_multipart((reader, b"", number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)  # drops if the reader takes none
             if count % YIELD_EVERY == 0:
                 await anyio.sleep(0)
         replays.send_multipart((reader, b"", END, b""), self._zmq.NOBLOCK)

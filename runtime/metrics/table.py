@@ -47,7 +47,7 @@ class Metrics:
         self.timeouts = Labelled("runtime_timeouts_total", "Requests whose time was up, in the queue or in total.", label="limit",
                                  values=("queue", "total"))
         self.tenant_tokens = Labelled("runtime_tenant_tokens_total", "Tokens computed for each tenant (--fair-share).", label="tenant")
-        self.kv_event_batches = Counter("runtime_kv_event_batches_total", "Batches of cache events that were published (--kv-events-config).")
+        self.kv_event_batches = Counter("runtime_kv_event_batches_total", "Batches of cache events that were published.")
         self.kv_event_drops = Counter("runtime_kv_event_drops_total", "Batches that were not, because too many waited.")
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)

@@ -47,11 +47,12 @@ class Reader:
             if int.from_bytes(frames[1], "big") >= number:
                 return frames
 
-    async def take_waiting(self) -> list[list[bytes]]:
-        """What has arrived."""
-        found = []
-        while await self._news.poll(0):
-            found.append(await self.take())
+    async def news(self, last: int) -> list[tuple[int, list[Any]]]:
+        """(number, events) of what has arrived, or still comes, until batch `last`."""
+        found: list[tuple[int, list[Any]]] = []
+        while not found or found[-1][0] < last:
+            _, number, body = await self.take()
+            found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(body)[1]))
         return found
 
     async def ask(self, frames: list[bytes]) -> None:

@@ -11,6 +11,7 @@ class Router:
     def __init__(self) -> None:
         self._paths: dict[int, PATH] = {}
         self.num_removed = 0
+        self.num_cleared = 0
 
     @property
     def prefixes(self) -> set[PATH]:
@@ -28,6 +29,7 @@ class Router:
                         self.num_removed += 1
                 case ["AllBlocksCleared"]:
                     self._paths.clear()
+                    self.num_cleared += 1
                 case _:
                     raise ValueError(event)
 

@@ -10,6 +10,7 @@ from runtime.cache.journal import Journal
 from runtime.cache.namespace import namespace
 from runtime.cache.prefix import Node, PrefixTree
 from tests.cache.router import Router
+from tests.cache.walk import held
 
 
 def tree() -> PrefixTree:
@@ -120,16 +121,3 @@ def test_a_router_knows_what_the_tree_holds() -> None:
             router.take(said(t))
             assert router.prefixes == held(t)
     assert router.num_removed > 100
-
-
-def held(tree: PrefixTree) -> set[tuple[bool, tuple[int, ...]]]:
-    """(whether it has a namespace, tokens) of every page, found by walking the tree."""
-    found = set()
-    stack = [(bool(name), (), root) for name, root in tree.roots.items()]
-    while stack:
-        is_salted, tokens, node = stack.pop()
-        for child in node.children.values():
-            path = (*tokens, *array("i", child.key))
-            found.add((is_salted, path))
-            stack.append((is_salted, path, child))
-    return found
