@@ -97,7 +97,7 @@ def prefixes() -> dict[str, Any]:
     match_us = min(_timed(lambda: tree.match("", tokens, 2047)) for _ in range(50))
     node = tree.match("", tokens, 2047)
     probe_us = min(_timed(lambda: tree.probe(node, "", tokens, 2047)) for _ in range(50))
-    take_us = min(_timed(lambda: (tree.lock(node), tree.path(node), tree.unlock(node))) for _ in range(50))
+    take_us = min(_timed(lambda: (tree.lock(node), node.path(), tree.unlock(node))) for _ in range(50))
     full = scheduler(64)
     for i in range(100):
         full.add(Request(id=f"c{i}", prompt_ids=[i, *([1] * 16_000)], params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))

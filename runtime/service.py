@@ -39,6 +39,8 @@ class Load(Struct, frozen=True, kw_only=True):
     cached_pages: int  # of them, held by the prefix cache only: given up when needed
     total_pages: int
     page_size: int
+    used_host_pages: int = 0  # copies of cached pages in host memory
+    total_host_pages: int = 0
     steps: int
     tokens_per_s: float
     max_running: int = 0  # sequences that can run at once

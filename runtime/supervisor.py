@@ -60,6 +60,11 @@ class Supervisor:
         """What the smallest rank holds, padding page included."""
         return min(ready.num_pages for ready in self.readies)
 
+    @property
+    def num_host_pages(self) -> int:
+        """In the host memory of every rank."""
+        return min(ready.num_host_pages for ready in self.readies)
+
     async def start(self) -> None:
         """Starts the first generation. Raises StartError, RankDied."""
         self.readies = await self.ranks.start(_report)
@@ -79,7 +84,7 @@ class Supervisor:
             if actor.scheduler.last_step > last_step:
                 in_vain = 0
             in_vain = await self._start_again(died, in_vain + (not lost.num_steps))
-            await actor.resume(self.num_pages)
+            await actor.resume(self.num_pages, self.num_host_pages)
             self._metrics.recovered_requests.add(lost.num_requests)
             self.is_recovering = False
             self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,

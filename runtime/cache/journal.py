@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from runtime.cache.prefix import Node
+from runtime.cache.node import Node
 
 Medium = Literal["GPU", "CPU"]
 HASH_BITS = (1 << 63) - 1  # readers take hashes as signed or as unsigned 64-bit integers

@@ -7,22 +7,39 @@ A sequence's pages, by page-table row:
 
 Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in the order of
 submission, and store a step's keys and values before they attend: a page published by step n is written when step n or any
-later one reads it, and a page released now is reused by a later step only.
+later one reads it, and a page released now is reused by a later step only. What that means for copies in host memory stands in host.py.
 """
 
+from msgspec import Struct
+
+from runtime.cache.host import HostConfig, HostTier
+from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
+from runtime.messages import Moves
 from runtime.request import Sequence
 
 
-class KVCache:
-    """Pages and prefixes together. `shares` False keeps every page private (no prefix cache)."""
+class CacheConfig(Struct, frozen=True, kw_only=True):
+    """How pages are kept. `shares` False keeps every page private (no prefix cache)."""
 
-    def __init__(self, num_pages: int, page_size: int, *, shares: bool = True) -> None:
+    shares: bool = True
+    eviction: str = "lru"
+    host: HostConfig = HostConfig()
+
+
+DEFAULT = CacheConfig()
+
+
+class KVCache:
+    """Pages and prefixes together."""
+
+    def __init__(self, num_pages: int, page_size: int, config: CacheConfig = DEFAULT) -> None:
         self.page_size = page_size
+        self.shares = config.shares
         self.pool = PagePool(num_pages)
-        self.tree = PrefixTree(page_size)
-        self.shares = shares
+        self.tree = PrefixTree(page_size, eviction=config.eviction, num_host_pages=config.host.num_pages)
+        self.host = HostTier(self.tree, config.host)
 
     @property
     def num_available(self) -> int:
@@ -37,32 +54,55 @@ class KVCache:
         return -(-num_tokens // self.page_size)
 
     def missing(self, sequence: Sequence) -> int:
-        """Pages that `admit` would take for a waiting sequence, those of the prefix cache that nobody uses now included."""
+        """Pages that `admit` would take for a waiting sequence: also those of the prefix cache that nobody uses now, and those for what is
+        in host memory only."""
         known = len(sequence.tokens)
         wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
         if not self.shares or sequence.wants_prompt_logprobs:
             return wanted
         tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
-        return wanted - self.tree.num_locked(sequence.match)
+        return wanted - sequence.match.num_locked
+
+    def begin(self) -> None:
+        """A plan begins."""
+        if self.host.is_on:
+            self.host.begin()
+
+    def take_moves(self, step: int) -> Moves | None:
+        """The plan is complete, as that of `step`. -> what it moves between tiers"""
+        return self.host.take(step) if self.host.has_moves else None
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
         """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
 
-        Sets the sequence's pages, node, cached_len and computed_len.
+        Sets the sequence's pages, node, cached_len, loaded_len and computed_len.
         """
         known = len(sequence.tokens)
         namespace = sequence.request.namespace
         if use_prefix and self.shares:
             # at least one token must be computed: its logits are needed
-            node = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+            match = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
         else:
-            node = self.tree.enter(namespace)
+            match = self.tree.enter(namespace)
+        hosted: list[Node] = []  # what is in host memory only, deepest first
+        node = match
+        while node.parent is not None and not node.page:
+            hosted.append(node)
+            node = node.parent
         self.tree.lock(node)
-        missing = self.pages_for(known + 1 if known < sequence.max_len else known) - node.depth
-        sequence.node = node
-        sequence.pages = self.tree.path(node) + self._take(missing)
-        sequence.cached_len = sequence.computed_len = node.depth * self.page_size
+        match.pins += 1  # so that what hangs above it stays in host memory while pages are taken
+        pages = self._take(self.pages_for(known + 1 if known < sequence.max_len else known) - node.depth)
+        for back, page in zip(reversed(hosted), pages, strict=False):
+            self.tree.settle(back, page)
+            self.host.load(back)
+        self.tree.unpin(match)
+        if self.host.is_on:
+            self.host.used(match)
+        sequence.node = match
+        sequence.pages = node.path() + pages
+        sequence.cached_len = sequence.computed_len = match.depth * self.page_size
+        sequence.loaded_len = len(hosted) * self.page_size
 
     def grow(self, sequence: Sequence) -> bool:
         """One more page for the sequence. False: none to be had."""
@@ -88,10 +128,23 @@ class KVCache:
         sequence.node = None
 
     def flush(self) -> int:
-        """Empties the prefix cache of all that no sequence uses. -> pages freed"""
+        """Empties the prefix cache of all that no sequence uses, in host memory as well. -> device pages freed"""
         pages = self.tree.evict(self.tree.num_evictable)
         self.pool.release(pages)
+        while (node := self.tree.host_queue.pop()) is not None:
+            self.tree.drop_host(node)
         return len(pages)
+
+    def lose_device(self) -> None:
+        """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in host memory for certain."""
+        self.tree.lose_device()
+        self.host.lose_ranks()
+        self.pool = PagePool(self.pool.num_pages + 1)
+
+    def resume(self, num_pages: int) -> None:
+        """New ranks have come, with what was in host memory."""
+        self.pool = PagePool(num_pages)
+        self.host.settle()
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:
@@ -101,15 +154,20 @@ class KVCache:
         for row in range(node.depth, min(sequence.computed_len, len(sequence.tokens)) // size):
             key = sequence.tokens[row * size:(row + 1) * size].tobytes()
             page = sequence.pages[row]
-            if key in node.children:
+            child = node.children.get(key)
+            if child is not None and child.page:
                 if spare is None:
                     break
                 spare.append(page)
             node = self.tree.extend(node, key, page)
-            sequence.pages[row] = node.page
+            if node.page == page:
+                if self.host.is_on:
+                    self.host.published(node)
+            else:
+                sequence.pages[row] = node.page
         sequence.node = node
 
     def _take(self, count: int) -> list[int]:
         if (short := count - self.pool.num_free) > 0:
-            self.pool.release(self.tree.evict(short))
+            self.pool.release(self.tree.evict(short, self.host.evicted if self.host.is_on else None))
         return self.pool.allocate(count)

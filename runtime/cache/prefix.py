@@ -1,58 +1,50 @@
 """The prefix tree: pages whose tokens are known, found again by the tokens that lead to them.
 
-One node is one full page; its key is the page's token ids as bytes, so a match is one dict look-up per page.
-A node is locked by every sequence that runs through it. What no sequence runs through is evictable, least recently used
-leaf first; a parent is always younger than its children, so evicting leaves in order of use never strands a page.
-Each namespace has a root of its own, and nothing is found from another one (see namespace.py).
+One node is one full page; its key is the page's token ids as bytes, so a match is one dict look-up per page. A node is locked
+by every sequence that runs through it. What no sequence runs through may leave the device: it lives on where it has a host page, and else
+it is gone, with all below it. Each namespace has a root of its own, and nothing is found from another one (see namespace.py).
 
 The idea of sharing prefixes through a tree is RadixAttention's (Zheng et al., 2023, arXiv:2312.07104); ours keeps
 fixed pages instead of compressed edges.
 """
 
-from heapq import heappop, heappush
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING
+from runtime.cache.eviction import EvictionQueue, can_leave_device, can_leave_host
+from runtime.cache.node import Node
+from runtime.cache.pages import PagePool
 
 if TYPE_CHECKING:
     from runtime.cache.journal import Journal
 
-
-class Node:
-    """A full page in the tree. `depth` is the number of pages from the root to here, this one included."""
-
-    __slots__ = ("parent", "key", "page", "depth", "children", "locks", "last_used", "is_queued")
-
-    def __init__(self, parent: "Node | None", key: bytes, page: int, depth: int) -> None:
-        self.parent = parent
-        self.key = key
-        self.page = page
-        self.depth = depth
-        self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.last_used = 0
-        self.is_queued = False  # has an entry in the eviction heap
+DEVICE, HOST = 1, 2  # bits of Node.queued
 
 
 class PrefixTree:
-    """Shared pages. `num_pages` are held, `num_evictable` of them by nobody but the tree."""
+    """Shared pages: `num_pages` of the device, `num_evictable` of them held by nobody but the tree, and pages of the pool `hosts`."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, eviction: str = "lru", num_host_pages: int = 0) -> None:
         self.page_size = page_size
-        self.root = Node(None, b"", 0, 0)  # of the namespace ""; it stays, others go when they are empty
+        self.eviction = eviction
+        self.root = Node(None, b"", 0)  # of the namespace ""; it stays, others go when they are empty
         self.roots = {"": self.root}
-        self._nowhere = Node(None, b"", 0, 0)  # what is found in a namespace that has no root
         self.num_pages = 0
         self.num_evictable = 0
         self.journal: Journal | None = None  # is told what comes and goes
+        self.hosts = PagePool(max(num_host_pages, 1))
+        self.device_queue = EvictionQueue(eviction, can_leave_device, DEVICE)
+        self.host_queue = EvictionQueue(eviction, can_leave_host, HOST)
+        self._nowhere = Node(None, b"", 0)  # what is found in a namespace that has no root
         self._clock = count(1)
-        self._heap: list[tuple[int, int, Node]] = []  # (last_used, tie-breaker, leaf); entries may be stale
-        self._ties = count()
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, namespace: str) -> Node:
         """The root of a namespace, for somebody who locks it or something below it at once."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(None, namespace.encode(), 0, 0)
+            root = self.roots[namespace] = Node(None, namespace.encode(), 0)
         return root
 
     def match(self, namespace: str, tokens: memoryview, max_pages: int) -> Node:
@@ -65,6 +57,7 @@ class PrefixTree:
             if child is None:
                 break
             child.last_used = now
+            child.hits += 1
             node = child
         return node
 
@@ -84,23 +77,10 @@ class PrefixTree:
             node = child
         return node
 
-    def num_locked(self, node: Node) -> int:
-        """How many of the pages from the root to `node` sequences run through."""
-        while node.parent is not None and not node.locks:
-            node = node.parent
-        return node.depth
-
-    def path(self, node: Node) -> list[int]:
-        """Pages from the root to `node`."""
-        pages = []
-        while node.parent is not None:
-            pages.append(node.page)
-            node = node.parent
-        pages.reverse()
-        return pages
+    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def lock(self, node: Node) -> None:
-        """A sequence runs through `node` and all above it."""
+        """A sequence runs through `node`, which has a device page, and all above it."""
         while node.parent is not None:
             if node.locks == 0:
                 self.num_evictable -= 1
@@ -113,23 +93,22 @@ class PrefixTree:
             node.locks -= 1
             if node.locks == 0:
                 self.num_evictable += 1
-                self._offer(node)
+                if not node.num_resident:
+                    self.device_queue.offer(node)
             node = node.parent
         node.locks -= 1
         self._drop_if_empty(node)
 
     def extend(self, node: Node, key: bytes, page: int) -> Node:
-        """The child of the locked `node` for `key`, locked as well: a new one that takes `page`, or the one that is there.
+        """The child of the locked `node` for `key`, locked as well: one that takes `page`, or that has a page already.
 
         The caller keeps its page when the returned node has another one.
         """
         child = node.children.get(key)
         if child is None:
-            child = node.children[key] = Node(node, key, page, node.depth + 1)
-            child.locks = 1
-            self.num_pages += 1
-            if self.journal is not None:
-                self.journal.stored(child)
+            child = node.children[key] = Node(node, key, node.depth + 1)
+        if not child.page:
+            self.settle(child, page)
         else:
             if child.locks == 0:
                 self.num_evictable -= 1
@@ -137,35 +116,111 @@ class PrefixTree:
         child.last_used = next(self._clock)
         return child
 
-    def evict(self, num_pages: int) -> list[int]:
-        """Gives up `num_pages` pages, or all that are evictable when those are fewer."""
+    def settle(self, node: Node, page: int) -> None:
+        """`node` takes a device page, and the sequence that brought it runs through it. Its parent is locked."""
+        assert node.parent is not None
+        node.page = page
+        node.locks = 1
+        node.parent.num_resident += 1
+        self.num_pages += 1
+        if self.journal is not None:
+            self.journal.stored(node)
+
+    # ── leaving ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def evict(self, num_pages: int, save: Callable[[Node], None] | None = None) -> list[int]:
+        """Takes `num_pages` pages from the device, or all that are evictable when those are fewer. `save` is called for each that is not in
+        host memory, and may give it a host page."""
         pages: list[int] = []
-        while len(pages) < num_pages and self._heap:
-            last_used, _, node = heappop(self._heap)
-            node.is_queued = False
-            if node.locks or node.children:
-                continue
-            if node.last_used != last_used:  # used again since it was queued
-                self._offer(node)
-                continue
-            assert node.parent is not None
-            del node.parent.children[node.key]
+        while len(pages) < num_pages and (node := self.device_queue.pop()) is not None:
+            if not node.host and save is not None:
+                save(node)
+            parent = node.parent
+            assert parent is not None
             pages.append(node.page)
             if self.journal is not None:
                 self.journal.removed(node)
-            if node.parent.parent is None:
-                self._drop_if_empty(node.parent)
-            else:
-                self._offer(node.parent)
+            node.page = 0
+            parent.num_resident -= 1
+            if not node.host:
+                self._detach(node)
+            if parent.parent is not None and not parent.num_resident:
+                self.device_queue.offer(parent)
         self.num_pages -= len(pages)
         self.num_evictable -= len(pages)
         return pages
 
-    def _offer(self, node: Node) -> None:
-        """Queues `node` for eviction if it is an unlocked leaf."""
-        if not (node.locks or node.children or node.is_queued):
-            node.is_queued = True
-            heappush(self._heap, (node.last_used, next(self._ties), node))
+    def put_host(self, node: Node, host: int) -> None:
+        """`node` takes a page of host memory."""
+        assert node.parent is not None and not node.host
+        node.host = host
+        node.parent.num_hosted += 1
+        self.host_queue.offer(node)
+
+    def drop_host(self, node: Node) -> None:
+        """`node`, which can leave it, leaves host memory. It is gone if it was nowhere else."""
+        if node.page:
+            self._leave_host(node)
+        else:
+            self._detach(node)
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        if node.pins or not node.host:
+            return
+        if node.is_attached:
+            self.host_queue.offer(node)
+        else:
+            self.hosts.release([node.host])
+            node.host = 0
+
+    def lose_device(self) -> None:
+        """All device pages are gone, and who ran through them. What is in host memory stays, if all above it does."""
+        self.num_pages = self.num_evictable = 0
+        if self.journal is not None:
+            self.journal.cleared()
+        self.device_queue = EvictionQueue(self.eviction, can_leave_device, DEVICE)
+        for root in list(self.roots.values()):
+            root.locks = 1  # it stays until all is seen
+            stack = [root]
+            while stack:
+                node = stack.pop()
+                node.num_resident = 0
+                for child in list(node.children.values()):
+                    child.page = child.locks = 0
+                    child.queued &= ~DEVICE
+                    if child.host and not child.save_step:
+                        stack.append(child)
+                    else:
+                        self._detach(child)
+            root.locks = 0
+            self._drop_if_empty(root)
+
+    def _leave_host(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        parent.num_hosted -= 1
+        if not node.pins:
+            self.hosts.release([node.host])
+            node.host = 0
+        if parent.parent is not None:
+            self.host_queue.offer(parent)
+
+    def _detach(self, node: Node) -> None:
+        """Takes out a node without device page and all below it, which has none either."""
+        parent = node.parent
+        assert parent is not None
+        stack = [node]
+        while stack:
+            gone = stack.pop()
+            stack += gone.children.values()
+            gone.children.clear()
+            if gone is node:
+                del parent.children[node.key]
+            if gone.host:
+                self._leave_host(gone)
+        if parent.parent is None:
+            self._drop_if_empty(parent)
 
     def _drop_if_empty(self, root: Node) -> None:
         if not (root.locks or root.children) and root is not self.root:

@@ -20,7 +20,7 @@ class Memory(Group, frozen=True, kw_only=True):
         note="auto is 16 on CPU, where the reference has 1: whole pages gather faster, and a prefix hit loses 15 tokens at most")] = "auto"
     disable_radix_cache: A[bool, option("Don't keep the pages of finished requests for prompts that begin the same.")] = False
     radix_eviction_policy: A[Literal["lru", "lfu"], option(
-        "Which cached pages go first when room is needed: the least recently used.", later=("lfu",))] = "lru"
+        "Which cached pages go first when room is needed: the least recently used, or the least often found again.")] = "lru"
     isolate_tenants: A[bool, option("Don't share cached prefixes between tenants (what makes a tenant: --fair-share).")] = False
     swa_full_tokens_ratio: A[Fraction, planned("Cache of sliding-window layers in relation to that of full layers.")] = 0.8
     disable_hybrid_swa_memory: A[bool, planned("Give sliding-window layers as much cache as full ones.")] = False

@@ -56,6 +56,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     hicache_storage_backend: str | None
     hicache_storage_prefetch_policy: str
     hicache_storage_backend_extra_config: dict[str, Any] | None
+    enable_hierarchical_cache: bool
+    hicache_ratio: float  # host pages for each device page
+    hicache_size: int  # gigabytes of each rank; 0: as hicache_ratio says
+    hicache_write_policy: str
     max_running_requests: int
     max_queued_requests: int
     chunked_prefill_size: int  # -1: no chunks

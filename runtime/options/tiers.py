@@ -9,11 +9,13 @@ from runtime.options.declare import Amount, Group, Json, Whole, on_device, optio
 class Tiers(Group, frozen=True, kw_only=True):
     """Cache tiers"""
 
-    enable_hierarchical_cache: A[bool, planned("Keep evicted pages in host memory and storage.")] = False
-    hicache_ratio: A[Amount, planned("Host pages for each device page.")] = 2.0
-    hicache_size: A[Whole, planned("Gigabytes of host pages of each rank; overrides --hicache-ratio.")] = 0
-    hicache_write_policy: A[Literal["write_back", "write_through", "write_through_selective"], planned(
-        "When pages are copied to the host.")] = "write_through"
+    enable_hierarchical_cache: A[bool, option("Keep evicted pages in host memory, and in storage if there is one.")] = False
+    hicache_ratio: A[Amount, option("Host pages for each device page.")] = 2.0
+    hicache_size: A[Whole, option("Gigabytes of host pages of each rank; overrides --hicache-ratio.")] = 0
+    hicache_write_policy: A[Literal["write_back", "write_through", "write_through_selective"], option(
+        "When pages are copied to the host.",
+        note="write_through: when they are computed; write_through_selective: when a second request uses them; write_back: when they "
+             "must leave the device")] = "write_through"
     hicache_io_backend: A[Literal["direct", "kernel", "kernel_ascend"], planned("What copies pages between host and device.")] = "kernel"
     hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], planned(
         "Order of pages and layers in host memory.")] = "layer_first"

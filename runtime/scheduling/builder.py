@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.messages import Admit, SlotSampling, StepPlan
+from runtime.messages import Admit, Moves, SlotSampling, StepPlan
 from runtime.request import Sequence
 from runtime.scheduling.chunking import Work
 
@@ -91,7 +91,7 @@ class StepBuilder:
         attended = sum(count * start + count * count // 2 for start, count in zip(starts, counts, strict=True))
         return Work(self.num_decodes, sum(counts), attended)
 
-    def build(self, step: int) -> StepPlan:
+    def build(self, step: int, moves: Moves | None = None) -> StepPlan:
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
         return StepPlan(
             step, self.num_decodes, self._admits,
@@ -99,4 +99,4 @@ class StepBuilder:
             np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
             np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
             np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS)
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves)

@@ -44,6 +44,8 @@ class Totals(Struct):
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    loaded_tokens: int = 0  # of them, from host memory
+    saved_pages: int = 0  # to host memory
     preemptions: int = 0
     priority_preemptions: int = 0  # of them, for somebody of a better priority
     held_back: int = 0  # steps in which long prompts left room for others
@@ -72,9 +74,10 @@ class Planner:
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
     def plan(self) -> tuple[StepPlan, Flight] | None:
-        """The next step, or None when there is nothing to compute now."""
+        """The next step, or None when there is nothing to compute and nothing to move now."""
         roster = self.roster
         roster.begin()
+        roster.cache.begin()
         if roster.waiting.has_ready:
             roster.waiting.turn += 1
             if roster.order.has_priorities:
@@ -84,13 +87,17 @@ class Planner:
         self._decode(builder)
         if roster.extending or (roster.waiting.has_ready and roster.has_free_slot):
             self._fill(builder, parts)
-        if not builder.sequences:
+        step = self.totals.steps + 1
+        moves = roster.cache.take_moves(step)
+        if not builder.sequences and moves is None:
             return None
-        self.totals.steps += 1
-        if roster.shares.is_on:
+        self.totals.steps = step
+        if moves is not None:
+            self.totals.saved_pages += len(moves.save_pages)
+        if roster.shares.is_on and builder.sequences:
             roster.shares.charge_decodes()
-        flight = Flight(self.totals.steps, builder.sequences, builder.sampled, parts, self._work(builder))
-        return builder.build(self.totals.steps), flight
+        flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder))
+        return builder.build(step, moves), flight
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
@@ -188,6 +195,7 @@ class Planner:
                 self.admitted.append(sequence.id)
                 self.totals.prompt_tokens += sequence.prompt_len
                 self.totals.cached_tokens += sequence.cached_len
+                self.totals.loaded_tokens += sequence.loaded_len
             builder.admit(sequence, self.eos_ids)
             self._last_admission = self.totals.steps + 1
             self._extend(sequence, fill)
@@ -229,7 +237,7 @@ class Planner:
         self.roster.cache.publish(sequence)
 
     def _work(self, builder: StepBuilder) -> Work | None:
-        return builder.work() if self.chunking is not None else None
+        return builder.work() if self.chunking is not None and builder.sequences else None
 
 
 def _as_it_shrinks(sequences: list[Sequence]) -> Iterable[Sequence]:

@@ -126,9 +126,9 @@ class Roster:
         self.waiting.park(sequence)
         self._landing.append(sequence)
 
-    def restart(self, cache: KVCache) -> set[str]:
+    def restart(self) -> set[str]:
         """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that are known here, and no
-        token is in flight. Pages are taken from the empty `cache` from now on. -> the requests that ran"""
+        token is in flight. -> the requests that ran"""
         running, request_ids = [*self.decoding, *self.extending], set(self._running)
         for sequence in self.decoding:
             self.shares.stop(sequence.request.tenant)
@@ -136,11 +136,11 @@ class Roster:
             sequence.in_flight, sequence.match = 0, None
         for sequence in running:
             sequence.slot, sequence.pages, sequence.node = -1, [], None
-            sequence.cached_len = sequence.computed_len = 0
+            sequence.cached_len = sequence.loaded_len = sequence.computed_len = 0
         for sequence in sorted([*running, *(s for s in self._landing if not s.is_finished)], key=precedence):
             self.waiting.add(sequence, is_new=False)
-        self.cache = cache
-        self.waiting.restart(cache.tree)
+        self.cache.lose_device()
+        self.waiting.restart(self.cache.tree)
         self.extending, self.decoding, self._running, self._landing = [], [], {}, []
         self._running_keys.clear()
         self._future = None
@@ -181,4 +181,4 @@ class Roster:
                     del counts[key]
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
-        sequence.cached_len = sequence.computed_len = 0
+        sequence.cached_len = sequence.loaded_len = sequence.computed_len = 0

@@ -11,7 +11,7 @@ from collections import deque
 from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
-from runtime.cache.kv import KVCache
+from runtime.cache.kv import CacheConfig, KVCache
 from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
@@ -34,7 +34,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     page_size: int
     num_pages: int  # of the smallest rank, padding page included
     eos_ids: tuple[int, ...]
-    shares_prefixes: bool = True
+    cache: CacheConfig = CacheConfig()
     order: OrderConfig = OrderConfig()
     admission: Admission | None = None  # None: nothing but max_step_tokens
     conservativeness: float = 1.0
@@ -46,7 +46,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
 
 
 def empty_cache(config: SchedulerConfig, journal: Journal | None) -> KVCache:
-    cache = KVCache(config.num_pages, config.page_size, shares=config.shares_prefixes)
+    cache = KVCache(config.num_pages, config.page_size, config.cache)
     cache.tree.journal = journal
     if journal is not None:
         journal.cleared()
@@ -143,6 +143,8 @@ class Scheduler:
         if flight.work is not None and self.planner.chunking is not None:
             self.planner.chunking.learn(flight.work, result.compute_s)
         self.last_step = flight.step
+        if self.cache.host.is_on:
+            self.cache.host.confirm(flight.step)
         ids: list[int] = []
         tokens: list[int] = []
         ended = self.take_ended()
@@ -172,19 +174,26 @@ class Scheduler:
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
         guilty = self._recovery.died(self._flights)
-        num_steps = len(self._flights)
+        num_steps = sum(bool(flight.computed) for flight in self._flights)
         self._flights.clear()
         self._prompts.clear()
-        recovered = self.roster.restart(empty_cache(self.config, self.journal)) - {guilty}
+        recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
-    def resume(self, num_pages: int) -> list[GivenUp]:
-        """New ranks have come. -> requests whose prompts they have no room for, which end; others may end earlier than before"""
+    def resume(self, num_pages: int, num_host_pages: int = 0) -> list[GivenUp]:
+        """New ranks have come; they hold as many host pages as the old ones, with what was there, or start with empty ones.
+        -> requests whose prompts they have no room for, which end; others may end earlier than before"""
+        cache = self.config.cache
+        if num_host_pages == cache.host.num_pages:
+            self.cache.resume(num_pages)
+        else:
+            cache = structs.replace(cache, host=structs.replace(cache.host, num_pages=num_host_pages))
+            self.config = structs.replace(self.config, cache=cache)
+            self.roster.cache = empty_cache(structs.replace(self.config, num_pages=num_pages), self.journal)
+            self.roster.waiting.restart(self.cache.tree)
         if num_pages == self.config.num_pages:
             return []
         self.config = structs.replace(self.config, num_pages=num_pages)
-        self.roster.cache = empty_cache(self.config, self.journal)
-        self.roster.waiting.restart(self.cache.tree)
         refused: dict[str, None] = {}
         for sequence in list(self.roster.live.values()):
             sequence.max_len = self._longest(sequence.request)

@@ -145,7 +145,7 @@ class WaitingQueue:
         self.remove(sequence)
 
     def restart(self, tree: PrefixTree) -> None:
-        """The cache is another one, and empty."""
+        """The ranks died: the cache holds less than it did, or is another one."""
         self._now.tree = tree
         self.turn += 1
 

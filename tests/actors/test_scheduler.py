@@ -226,7 +226,7 @@ async def test_the_actor_goes_on_with_the_next_ranks() -> None:
         assert len(it.tokens(0)) == 1, "nothing runs between the generations"
         it.ranks = FakeRanks()
         it.ranks.rank.step = it.actor.scheduler.totals.steps
-        await it.actor.resume(64)
+        await it.actor.resume(64, 0)
         tasks.start_soon(drive)
         await it.run_all()
         tasks.cancel_scope.cancel()
@@ -264,7 +264,7 @@ async def test_ranks_with_less_memory_refuse_what_has_no_room() -> None:
         it.inbox.send_nowait(Arrive(request("before", prompt=(1,) * 50)))
         await it.settle()
         await it.actor.lose_ranks()
-        await it.actor.resume(9)  # 32 tokens
+        await it.actor.resume(9, 0)  # 32 tokens
         it.inbox.send_nowait(Arrive(request("after", prompt=(1,) * 50)))
         await it.settle()
         tasks.cancel_scope.cancel()

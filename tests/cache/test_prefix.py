@@ -29,11 +29,11 @@ def grow(tree: PrefixTree, *pages: tuple[tuple[int, ...], int]) -> Node:
 def test_match_finds_the_longest_path() -> None:
     tree = PrefixTree(2)
     node = grow(tree, ((1, 2), 10), ((3, 4), 11))
-    assert tree.path(tree.match("", view(1, 2, 3, 4, 5, 6), 3)) == [10, 11]
-    assert tree.path(tree.match("", view(1, 2, 9, 9), 2)) == [10]
+    assert tree.match("", view(1, 2, 3, 4, 5, 6), 3).path() == [10, 11]
+    assert tree.match("", view(1, 2, 9, 9), 2).path() == [10]
     assert tree.match("", view(2, 1), 1) is tree.root
-    assert tree.path(tree.match("", view(1, 2, 3, 4), 1)) == [10], "no deeper than asked"
-    assert tree.path(node) == [10, 11]
+    assert tree.match("", view(1, 2, 3, 4), 1).path() == [10], "no deeper than asked"
+    assert node.path() == [10, 11]
 
 
 def test_extend_gives_the_page_that_is_there() -> None:

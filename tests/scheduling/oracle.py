@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from runtime.messages import PromptLogprobs, StepPlan, StepResult
+from runtime.messages import Moves, PromptLogprobs, StepPlan, StepResult
 
 VOCAB = 50
 
@@ -30,9 +30,11 @@ def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
 class OracleRank:
     """Executes plans in order; raises AssertionError on a plan that no rank could run."""
 
-    def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0, num_host_pages: int = 0) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
+        self.host = np.full((num_host_pages, page_size), -1)
+        self.unknown: dict[int, Moves] = {}  # by step: what nobody has heard of yet
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
         self.prompt_logprobs = np.full(max_slots, -1)
@@ -41,6 +43,10 @@ class OracleRank:
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step == self.step + 1
         self.step = plan.step
+        if plan.moves is not None:
+            self._move(plan.moves)
+            self.unknown[plan.step] = plan.moves
+        assert plan.moves is not None or len(plan.slots), "a plan of nothing"
         for admit in plan.admits:
             self.table[admit.slot] = 0
             self.last_token[admit.slot] = -1
@@ -51,6 +57,21 @@ class OracleRank:
         sampled = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
         return StepResult(plan.step, np.array(sampled, dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
                           self._prompt_parts(plan), 0.0)
+
+    def die(self, last_step: int) -> None:
+        """What was to be saved by steps after `last_step` may be there, or half of it."""
+        for step, moves in self.unknown.items():
+            if step > last_step:
+                self.host[moves.save_hosts, ::2] = -1
+        self.unknown.clear()
+
+    def _move(self, moves: Moves) -> None:
+        for pages in (moves.save_hosts, moves.save_pages, moves.load_pages):
+            assert len(set(pages.tolist())) == len(pages) and 0 not in pages
+        assert self.pages[moves.save_pages].min(initial=0) >= 0, "a page is saved that nobody wrote"
+        self.host[moves.save_hosts] = self.pages[moves.save_pages]
+        assert self.host[moves.load_hosts].min(initial=0) >= 0, "a page is loaded that nobody saved"
+        self.pages[moves.load_pages] = self.host[moves.load_hosts]
 
     def _store(self, plan: StepPlan) -> None:
         written: set[tuple[int, int]] = set()

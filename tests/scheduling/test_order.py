@@ -18,7 +18,7 @@ def tree_of(*prompts: list[int]) -> PrefixTree:
         node = tree.root
         tree.lock(node)
         for start in range(0, len(prompt) // PAGE * PAGE, PAGE):
-            node = tree.extend(node, sequence(0, prompt[start:start + PAGE]).tokens.tobytes(), 100 * number + start)
+            node = tree.extend(node, sequence(0, prompt[start:start + PAGE]).tokens.tobytes(), 100 * number + start + 1)
         tree.unlock(node)
     return tree
 

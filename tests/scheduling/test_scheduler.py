@@ -5,6 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from runtime.cache.eviction import POLICIES as EVICTIONS
+from runtime.cache.host import WRITE_POLICIES, HostConfig
+from runtime.cache.kv import CacheConfig
 from runtime.messages import StepTokens
 from runtime.request import FinishReason, Request
 from runtime.sampling import SamplingParams
@@ -22,11 +25,13 @@ class World:
     """A scheduler, a rank and what the clients have seen."""
 
     def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
-                 shares: bool = True, max_len: int = 200, **more: object) -> None:
+                 shares: bool = True, max_len: int = 200, eviction: str = "lru", num_host_pages: int = 0,
+                 write_policy: str = "write_through", **more: object) -> None:
+        cache = CacheConfig(shares=shares, eviction=eviction, host=HostConfig(num_pages=num_host_pages, write_policy=write_policy))
         self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
-                                      num_pages=num_pages, eos_ids=(EOS,), shares_prefixes=shares, **more)
+                                      num_pages=num_pages, eos_ids=(EOS,), cache=cache, **more)
         self.scheduler = Scheduler(self.config)
-        self.rank = OracleRank(num_pages, page_size, max_running)
+        self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages)
         self.depth = depth
         self.results: deque = deque()
         self.seen: dict[int, list[int]] = {}
@@ -48,14 +53,21 @@ class World:
             self.requests[i] = request
         return ids
 
-    def die(self, num_pages: int | None = None) -> Lost:
-        """The ranks die with the steps in flight, and come again with nothing in their pages."""
+    def die(self, num_pages: int | None = None, num_host_pages: int | None = None) -> Lost:
+        """The ranks die with the steps in flight, and come again with nothing in their pages. Host memory outlives them if it has the
+        same size."""
         num_pages = num_pages or self.config.num_pages
+        host = self.rank.host
+        num_host_pages = len(host) if num_host_pages is None else num_host_pages
+        self.rank.die(self.scheduler.last_step)
         lost = self.scheduler.lose_ranks()
-        refused = self.scheduler.resume(num_pages)
+        refused = self.scheduler.resume(num_pages, num_host_pages)
         self.config = self.scheduler.config
         self.results.clear()
-        self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps)
+        self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps,
+                               num_host_pages=num_host_pages)
+        if num_host_pages == len(host):
+            self.rank.host = host
         for given_up in (lost.guilty, *refused):
             for i in given_up.sequence_ids if given_up else ():
                 self.ends[i] += 1
@@ -103,19 +115,30 @@ class World:
         """No page is owned twice, none is lost."""
         cache = self.scheduler.cache
         owned = Counter(cache.pool._free)
+        hosts = Counter(cache.tree.hosts._free)
         assert all(root.children or root.locks for name, root in cache.tree.roots.items() if name)
         nodes, evictable = list(cache.tree.roots.values()), 0
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
+            assert node.num_resident == sum(child.page > 0 for child in node.children.values())
+            assert node.num_hosted == sum(child.host > 0 for child in node.children.values())
+            assert not node.pins, "between plans nothing is pinned"
             if node.parent is not None:
-                owned[node.page] += 1
-                evictable += node.locks == 0
+                assert node.page or node.host
+                assert node.page or not (node.num_resident or node.locks), "what is on the device is closed towards the root"
+                assert node.parent.locks >= node.locks
+                if node.page:
+                    owned[node.page] += 1
+                    evictable += node.locks == 0
+                if node.host:
+                    hosts[node.host] += 1
         for sequence in self.scheduler.roster.live.values():
             if sequence.node is not None:
-                assert cache.tree.path(sequence.node) == sequence.pages[:sequence.node.depth]
+                assert sequence.node.path() == sequence.pages[:sequence.node.depth]
                 owned.update(sequence.pages[sequence.node.depth:])
         assert owned == Counter(range(1, self.config.num_pages))
+        assert hosts == Counter(range(1, len(self.rank.host)))
         assert evictable == cache.tree.num_evictable
 
     def check_idle(self) -> None:
@@ -198,11 +221,13 @@ class Machine(RuleBasedStateMachine):
     """Random arrivals, aborts, stops, submissions, results and deaths of the ranks, against the oracle."""
 
     @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans(),
-                order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]))
+                order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+                eviction=st.sampled_from(sorted(EVICTIONS)), num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
+                write_policy=st.sampled_from(sorted(WRITE_POLICIES)))
     def begin(self, depth: int, page_size: int, chunk: int, shares: bool, order: OrderConfig, admission: dict,
-              conservativeness: float) -> None:
+              conservativeness: float, **cache: object) -> None:
         self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares, order=order,
-                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness)
+                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness, **cache)
 
     @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
           prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"),
@@ -235,9 +260,9 @@ class Machine(RuleBasedStateMachine):
         self.world.quiet.add(i)
         self.world.scheduler.end([i])
 
-    @rule()
-    def die(self) -> None:
-        lost = self.world.die()
+    @rule(keeps_host=st.booleans())
+    def die(self, keeps_host: bool) -> None:
+        lost = self.world.die(num_host_pages=None if keeps_host else len(self.world.rank.host) ^ 1)
         assert lost.guilty is None or lost.num_steps
 
     @rule()
