@@ -38,7 +38,7 @@ def test_pauses_at_random_moments_change_no_token(depth: int, seed: int) -> None
         pauses += bool(world.scheduler.roster.live)
         unpause(world.scheduler)
     world.run()
-    assert pauses and (flushed or not world.config.shares_prefixes)
+    assert pauses and (flushed or not world.config.cache.shares)
     assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
 
 
