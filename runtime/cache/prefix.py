@@ -11,6 +11,7 @@ fixed pages instead of compressed edges.
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING
+
 from runtime.cache.eviction import EvictionQueue, can_leave_device, can_leave_host
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
