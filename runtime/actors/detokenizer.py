@@ -51,7 +51,7 @@ class SequenceOutput:
         logprob = step.logprobs.get(self.id)
         delta = Delta(self.index, text, [token_id], None if logprob is None else [logprob])
         if is_first:
-            delta.prompt_tokens = len(self.request.prompt_ids)
+            delta.prompt_tokens, delta.cached_tokens = len(self.request.prompt_ids), self.cached_tokens
             delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
         self._finish(delta, end)
         return delta

@@ -37,7 +37,7 @@ DIRECT = "runtime.connection"  # scope key of a Connection that may be written t
 class Output:
     """One sequence's whole output, or as much of it as there is."""
 
-    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "finish")
+    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "finish")
 
     def __init__(self) -> None:
         self.text = ""
@@ -45,6 +45,7 @@ class Output:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.finish: Finish | None = None
 
     def add(self, delta: Delta) -> None:
@@ -53,6 +54,7 @@ class Output:
         self.logprobs += delta.logprobs or ()
         self.prompt_logprobs += delta.prompt_logprobs or ()
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
+        self.cached_tokens = delta.cached_tokens or self.cached_tokens
         self.finish = delta.finish or self.finish
 
 
@@ -220,6 +222,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
         finish=second.finish,
         prompt_tokens=first.prompt_tokens or second.prompt_tokens,
+        cached_tokens=first.cached_tokens or second.cached_tokens,
     )
 
 

@@ -113,6 +113,7 @@ def test_a_stop_string_ends_the_sequence_here(bench: Bench) -> None:
     [finish] = sink.finishes.values()
     assert (finish.reason, finish.matched, finish.cached_tokens, finish.prompt_tokens) == (STOP, "wor", 1, 3)
     assert finish.completion_tokens == len(sink.token_ids()) < len(ids_of("Hello world, hello"))
+    assert [delta.cached_tokens for delta in sink.deltas] == [1] + [0] * (len(sink.deltas) - 1)
     assert len(bench.outputs) == 0 and bench.actor.num_open == 0
 
 

@@ -157,7 +157,7 @@ class FakeService:
         if is_last:
             finish = Finish(FinishReason.LENGTH, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
         return Delta(index, word, [token_id], [logprob(token_id, -0.5, params.top_logprobs)] if params.logprobs else None,
-                     prompt, finish, len(prompt_ids) if is_first else 0)
+                     prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0)
 
     @property
     def control(self) -> FakeControls:

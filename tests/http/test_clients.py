@@ -132,4 +132,4 @@ async def test_continuous_usage_counts_up(count: int) -> None:
                                                  extra_body={"stream_options": {"continuous_usage_stats": True}})
         usages = [chunk.usage async for chunk in stream]
         assert usages[-1].completion_tokens == count
-        assert all(usage.prompt_tokens == 4 for usage in usages)
+        assert all(usage.prompt_tokens == 4 and usage.prompt_tokens_details.cached_tokens == 3 for usage in usages)

@@ -154,7 +154,7 @@ class GenerateDialect:
             "finish_reason": None if end is None else _finish_reason(end),
             "prompt_tokens": output.prompt_tokens if end is None else end.prompt_tokens,
             "completion_tokens": len(output.token_ids) if end is None else end.completion_tokens,
-            "cached_tokens": 0 if end is None else end.cached_tokens,
+            "cached_tokens": output.cached_tokens if end is None else end.cached_tokens,
             "e2e_latency": time.monotonic() - ask.arrival_s,
         }
         if logprobs.is_on:

@@ -27,6 +27,7 @@ class Meter:
         self.completion_tokens += len(delta.token_ids)
         if delta.prompt_tokens:
             self.prompt_tokens[prompt] = delta.prompt_tokens
+            self.cached_tokens[prompt] = max(delta.cached_tokens, self.cached_tokens.get(prompt, 0))
         if delta.finish is not None:
             self.prompt_tokens[prompt] = delta.finish.prompt_tokens
             self.cached_tokens[prompt] = max(delta.finish.cached_tokens, self.cached_tokens.get(prompt, 0))

@@ -55,6 +55,7 @@ async def test_streams_end_as_whole_answers(body: dict[str, Any], count: int) ->
         index = event.pop("index", 0)
         so_far = last.get(index, {"text": "", "output_ids": []})
         assert event["text"].startswith(so_far["text"]) and event["meta_info"]["prompt_tokens"] > 0
+        assert event["meta_info"]["cached_tokens"] == 3
         last[index] = event
     for event, answer in zip([last[i] for i in sorted(last)], whole if count else [whole], strict=True):
         assert (event["text"], event["output_ids"]) == (answer["text"], answer["output_ids"])
