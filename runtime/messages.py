@@ -194,6 +194,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
     seed: int
     device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
+    window_ratio: float = 0.0  # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
     host_layout: str = "layer_first"  # or page_first: which of the two stands outside in host memory (devices/host.py)
@@ -239,6 +240,15 @@ class Moves(Struct, frozen=True, array_like=True):
     load_pages: np.ndarray  # int32 [L]
 
 
+class WindowPages(Struct, frozen=True, array_like=True):
+    """Page updates of the sliding-window layers, where they have a pool of their own: their page ids have nothing to do with those of
+    the full layers. Rows that no token of this or a later step can see may hold anything."""
+
+    slots: np.ndarray  # int32 [P]: window_table[slots, rows] = ids
+    rows: np.ndarray  # int32 [P]
+    ids: np.ndarray  # int32 [P]
+
+
 class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     """One step: `R` rows, the first `num_decodes` of them decodes.
 
@@ -261,6 +271,7 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     page_ids: np.ndarray  # int32 [P]
     prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
     moves: Moves | None = None
+    window: WindowPages | None = None  # None: no updates, or one pool for all layers
 
 
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
@@ -286,9 +297,10 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     rank: int
     num_pages: int  # pages this rank can hold; page 0 is its padding page and never used by a plan
     weights_bytes: int
-    pages_bytes: int
+    pages_bytes: int  # of both pools
     device_name: str
     phases_s: dict[str, float]  # seconds of each start-up phase
+    num_window_pages: int = 0  # of sliding-window layers, padding page included; 0: they share the pages of the others
     num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
     host_page_bytes: int = 0
 

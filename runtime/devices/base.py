@@ -70,8 +70,8 @@ class Batch:
 
     token_ids: "Tensor"  # int64 [T]
     positions: "Tensor"  # int64 [T]
-    locations: "Tensor"  # int64 [T]: where the token's key and value go: page id * page_size + offset
-    kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values: [num_pages * page_size, K, D]
+    locations: "tuple[Tensor, ...]"  # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
+    kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values: [pages of its pool * page_size, K, D]
     attention: Any  # what Ops.plan_attention made of the step
 
 
@@ -89,8 +89,9 @@ class Draw:
 class Ops(Protocol):
     """Arithmetic. Functions return fresh tensors unless they say otherwise and keep the dtype of their first argument."""
 
-    def plan_attention(self, plan: StepPlan, page_table: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
-        """Once a step. `page_table`: int32 [max_slots, pages]; `windows`: the layers' sliding windows, 0 for none."""
+    def plan_attention(self, plan: StepPlan, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
+        """Once a step. `page_tables`: int32 [pools, max_slots, pages], the first of layers that see everything, the last of
+        those with a window, whose rows before it may hold anything; `windows`: the layers' sliding windows, 0 for none."""
         ...
 
     def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, window: int) -> "Tensor":

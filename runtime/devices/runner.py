@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.devices.base import Batch, Device, Facts, Progress
 from runtime.errors import StartError
+from runtime.layers.attention import Attention
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots, to_device
 from runtime.messages import PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
@@ -50,17 +52,19 @@ class Runner:
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
-        token_bytes = sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in model.attentions)
-        num_pages = count_pages(start, budget - weights_bytes, token_bytes)
-        allocate = partial(device.memory.allocate_cache, num_pages * start.page_size, dtype=dtype)
-        kv = [(allocate(layer.num_kv_heads, layer.head_dim), allocate(layer.num_kv_heads, layer.head_dim)) for layer in model.attentions]
-        slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place)
+        token_bytes = [0, 0]  # of full layers, and of those with a window
+        for layer in model.attentions:
+            token_bytes[layer.window > 0] += 2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+        pools = count_pages(start, config.windows, budget - weights_bytes, (token_bytes[0], token_bytes[1]))
+        sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
+        kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, dtype) for layer in model.attentions]
+        slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place, len(sizes))
         self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))))
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
-        return RankReady(rank=self.rank, num_pages=num_pages, weights_bytes=weights_bytes,
-                         pages_bytes=num_pages * start.page_size * token_bytes, device_name=self.facts.name, phases_s=phases)
+        return RankReady(rank=self.rank, num_pages=sizes[0], num_window_pages=sizes[1] if len(sizes) > 1 else 0, weights_bytes=weights_bytes,
+                         pages_bytes=start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1]), device_name=self.facts.name, phases_s=phases)
 
     def step(self, plan: StepPlan) -> StepResult | None:
         assert self.loaded is not None, "step before start"
@@ -109,9 +113,9 @@ class Loaded:
         token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
         if len(plan.token_ids):
             token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
-        pages = self.slots.page_table[token_slots, positions // self.page_size].long()
-        locations = pages * self.page_size + positions % self.page_size
-        attention = self.device.ops.plan_attention(plan, self.slots.page_table, self.page_size, self.windows)
+        pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
+        locations = (pages * self.page_size + positions % self.page_size).unbind()
+        attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
         return Batch(token_ids, positions, locations, self.kv, attention)
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
@@ -153,24 +157,31 @@ class Loaded:
         return PromptLogprobs(slot, width, np.where(targets < 0, np.float32(np.nan), values), ids, top)
 
 
+def allocate_kv(device: Device, layer: Attention, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of one layer."""
+    allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads, layer.head_dim, dtype)
+    return allocate(), allocate()
+
+
 def _host(found: Logprobs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return found.chosen.cpu().numpy(), found.top_ids.cpu().numpy().ravel(), found.top.cpu().numpy().ravel()
 
 
-def count_pages(start: StartRank, budget: int, token_bytes: int) -> int:
-    """Pages, the padding page among them: as the memory budget allows, and no more than options let be used.
+def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]) -> Pools:
+    """Pages as the memory budget allows, and no more than options let be used. `token_bytes`: of full layers, and of those with a window.
 
     Raises StartError when not even one sequence of one page fits.
     """
-    page_size = start.page_size
-    most = start.max_slots * -(-start.max_len // page_size)
+    page_size, longest = start.page_size, -(-start.max_len // start.page_size)
+    most = start.max_slots * longest
     if start.max_total_tokens is not None:
         most = min(most, start.max_total_tokens // page_size)
-    fitting = budget // (token_bytes * page_size) - 1
-    if fitting < 1:
-        raise StartError(f"no memory is left for keys and values after the weights ({budget} bytes, with --mem-fraction-static "
-                         f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller model or dtype")
+    ratio = start.window_ratio if has_two_pools(start.window_ratio, windows, start.max_len) else 0.0
+    pools = share(Room(num_bytes=budget, full_page_bytes=token_bytes[0] * page_size, window_page_bytes=token_bytes[1] * page_size, most=most,
+                       longest=longest, ratio=ratio, least=least_pages(max(windows), page_size, start.max_step_tokens)))
     if most < 1:
         raise StartError(f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}")
-    return min(most, fitting) + 1
-
+    if pools.full < 1 or (ratio and pools.window < min(pools.full, least_pages(max(windows), page_size, 1))):
+        raise StartError(f"no memory is left for keys and values after the weights ({budget} bytes, with --mem-fraction-static "
+                         f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller model or dtype")
+    return pools

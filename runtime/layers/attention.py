@@ -14,9 +14,10 @@ class Attention:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.window = window
+        self.pool = -1 if window else 0  # layers with a window have the last one, which may be the only one
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]; writes k and v to the cache first."""
         k_cache, v_cache = batch.kv[self.index]
-        self.ops.store_kv(k, v, k_cache, v_cache, batch.locations)
+        self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
         return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)

@@ -1,4 +1,4 @@
-"""What a rank keeps of each slot between steps: its pages, its last token and how its tokens are chosen.
+"""What a rank keeps of each slot between steps: its pages (of one pool or two), its last token and how its tokens are chosen.
 
 The tensors live on the device, so that a step can be launched before the last one's tokens are known; the arrays beside them
 are the host's copy of what decides a branch.
@@ -22,10 +22,10 @@ def to_device(array: np.ndarray, place: torch.device) -> Tensor:
 class Slots:
     """State of `max_slots` sequences of at most `max_pages` pages each."""
 
-    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device) -> None:
+    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device, num_pools: int = 1) -> None:
         self.place = place
         self.vocab_size = vocab_size
-        self.page_table = torch.zeros(max_slots, max_pages, dtype=torch.int32, device=place)
+        self.page_tables = torch.zeros(num_pools, max_slots, max_pages, dtype=torch.int32, device=place)
         self.last_token = torch.zeros(max_slots, dtype=torch.int64, device=place)
         self.floats = torch.ones(max_slots, 3, device=place)  # temperature, top_p, min_p
         self.ints = torch.zeros(max_slots, 2, dtype=torch.int64, device=place)  # seed, top_k
@@ -39,8 +39,12 @@ class Slots:
         if plan.admits:
             self._admit(plan.admits)
         if len(plan.page_ids):
-            rows, columns = to_device(plan.page_slots, self.place), to_device(plan.page_rows, self.place)
-            self.page_table[rows, columns] = to_device(plan.page_ids, self.place).int()
+            self._set_pages(0, plan.page_slots, plan.page_rows, plan.page_ids)
+        if plan.window is not None:
+            self._set_pages(1, plan.window.slots, plan.window.rows, plan.window.ids)
+
+    def _set_pages(self, pool: int, slots: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> None:
+        self.page_tables[pool, to_device(slots, self.place), to_device(rows, self.place)] = to_device(ids, self.place).int()
 
     def _admit(self, admits: list[Admit]) -> None:
         for admit in admits:

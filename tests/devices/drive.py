@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from runtime.devices.base import Executor, open_device
-from runtime.messages import Admit, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult
+from runtime.messages import Admit, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult, WindowPages
 
 GREEDY: dict[str, Any] = {
     "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
@@ -46,6 +46,8 @@ class Row:
     computed: int = 0
     prompt_len: int = 0
     is_admitted: bool = False
+    window: dict[int, int] = field(default_factory=dict)  # pages of the windows' pool, by page-table row
+    told: set[int] = field(default_factory=set)  # rows of them that the rank knows
     results: list[tuple[int, float, list[int], list[float]]] = field(default_factory=list)
     prompt: list[PromptLogprobs] = field(default_factory=list)
 
@@ -53,10 +55,12 @@ class Row:
 class Planner:
     """Plans steps for rows; pages are handed out in a scrambled order, as they are after a while in a server."""
 
-    def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0) -> None:
+    def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0, window: int = 0) -> None:
         self.executor = executor
         self.page_size = page_size
         self.free = [int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)]
+        self.window = window  # of a model with two pools
+        self.free_window = list(range(1, ready.num_window_pages))
         self.known_pages: dict[int, int] = {}
         self.step = 0
 
@@ -90,10 +94,25 @@ class Planner:
             np.array([row.slot for row, _ in rows], dtype=np.int32), np.array([row.computed for row, _ in rows], dtype=np.int32),
             np.array([count for _, count in rows], dtype=np.int32),
             np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
-            np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32))
+            np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32),
+            window=self.window_pages(rows) if self.window else None)
         for row, count in rows:
             row.computed += count
         return read_only(plan)
+
+    def window_pages(self, rows: list[tuple[Row, int]]) -> WindowPages:
+        """First gives back what no row can see any more, then takes what the step computes."""
+        updates = []
+        for row, _ in rows:
+            for old in [i for i in row.window if i < (row.computed - self.window + 1) // self.page_size]:
+                self.free_window.append(row.window.pop(old))
+        for row, count in rows:
+            for i in range(row.computed // self.page_size, (row.computed + count - 1) // self.page_size + 1):
+                if i not in row.window:
+                    row.window[i] = self.free_window.pop(0)
+            updates += [(row.slot, i, page) for i, page in row.window.items() if i not in row.told]
+            row.told |= row.window.keys()
+        return WindowPages(*np.array(updates, dtype=np.int32).reshape(-1, 3).T)
 
     def run(self, decodes: list[Row], extends: list[tuple[Row, int]]) -> StepResult | None:
         """One step; appends what was sampled to the rows."""

@@ -131,7 +131,7 @@ def test_attention(bench: Bench, case: str, window: int, heads: int, kv_heads: i
     empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T
     plan = StepPlan(1, num_decodes, [], slots, starts, counts, np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
-    prepared = bench.ops.plan_attention(plan, table, page_size, tuple({0, window}))
+    prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, window}))
     bench.near(bench.ops.attention(q, *caches, prepared, window), torch.cat(expected))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.cache.pools import Pools
 from runtime.devices.base import Executor, open_device
 from runtime.devices.runner import count_pages
 from runtime.errors import StartError
@@ -125,12 +126,14 @@ def test_steps_without_samples_and_wide_logprobs(rank: tuple[Executor, RankReady
     ({"max_slots": 100, "max_len": 1000}, 4 * 100 * 8 + 399, 8),  # 8 pages of 4 tokens of 100 bytes
 ])
 def test_count_pages(wishes: dict[str, Any], budget: int, expected: int) -> None:
-    assert count_pages(start_rank("", **wishes), budget, 100) == expected
+    assert count_pages(start_rank("", **wishes), (0, 0), budget, (100, 0)) == Pools(expected - 1)
 
 
 def test_count_pages_refuses() -> None:
     with pytest.raises(StartError, match="--mem-fraction-static"):
-        count_pages(start_rank(""), 4 * 100, 100)
+        count_pages(start_rank(""), (0,), 4 * 100, (100, 0))
+    with pytest.raises(StartError, match="--mem-fraction-static"):  # ten pages, but a window takes eleven
+        count_pages(start_rank("", window_ratio=0.5), (37,), 4 * 100 * 11, (0, 100))
 
 
 def test_ready_says_what_was_taken(rank: tuple[Executor, RankReady]) -> None:

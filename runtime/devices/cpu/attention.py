@@ -48,9 +48,10 @@ class AttentionPlan:
     masks: dict[int, Tensor]  # [tile, longest]: of all extend tiles, aligned at the lower right corner
 
 
-def plan_attention(plan: StepPlan, page_table: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype) -> AttentionPlan:
-    decodes = {window: _plan_decodes(plan, page_table, page_size, window, dtype) for window in windows}
-    extends = {window: _plan_extends(plan, page_table, page_size, window) for window in windows}
+def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype) -> AttentionPlan:
+    tables = {window: page_tables[-1 if window else 0] for window in windows}
+    decodes = {window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()}
+    extends = {window: _plan_extends(plan, table, page_size, window) for window, table in tables.items()}
     masks = {window: _tile_mask(extends[window], window, dtype) for window in windows if extends[window]}
     return AttentionPlan(plan.num_decodes, decodes, extends, masks)
 

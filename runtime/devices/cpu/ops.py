@@ -20,8 +20,8 @@ class CpuOps:
         # oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16 matrix when there are few rows
         self.packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
-    def plan_attention(self, plan: StepPlan, page_table: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
-        return plan_attention(plan, page_table, page_size, windows, self.dtype)
+    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+        return plan_attention(plan, page_tables, page_size, windows, self.dtype)
 
     def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
         return attend(q, k_cache, v_cache, plan, window)
