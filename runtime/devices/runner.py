@@ -63,8 +63,10 @@ class Runner:
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
-        return RankReady(rank=self.rank, num_pages=sizes[0], num_window_pages=sizes[1] if len(sizes) > 1 else 0, weights_bytes=weights_bytes,
-                         pages_bytes=start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1]), device_name=self.facts.name, phases_s=phases)
+        return RankReady(
+            rank=self.rank, num_pages=sizes[0], num_window_pages=sizes[1] if len(sizes) > 1 else 0, weights_bytes=weights_bytes,
+            pages_bytes=start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1]), device_name=self.facts.name,
+            phases_s=phases)
 
     def step(self, plan: StepPlan) -> StepResult | None:
         assert self.loaded is not None, "step before start"
@@ -177,8 +179,9 @@ def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_b
     if start.max_total_tokens is not None:
         most = min(most, start.max_total_tokens // page_size)
     ratio = start.window_ratio if has_two_pools(start.window_ratio, windows, start.max_len) else 0.0
-    pools = share(Room(num_bytes=budget, full_page_bytes=token_bytes[0] * page_size, window_page_bytes=token_bytes[1] * page_size, most=most,
-                       longest=longest, ratio=ratio, least=least_pages(max(windows), page_size, start.max_step_tokens)))
+    full_bytes, window_bytes = token_bytes
+    pools = share(Room(num_bytes=budget, full_page_bytes=full_bytes * page_size, window_page_bytes=window_bytes * page_size,
+                       most=most, longest=longest, ratio=ratio, least=least_pages(max(windows), page_size, start.max_step_tokens)))
     if most < 1:
         raise StartError(f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}")
     if pools.full < 1 or (ratio and pools.window < min(pools.full, least_pages(max(windows), page_size, 1))):
