@@ -57,7 +57,7 @@ class Core:
         """Reads config.json. Raises ModelError."""
         self.plan = plan
         self.model: ModelConfig = read_config(plan.model_path)
-        self._metrics = Metrics()
+        self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=self.model.sampling_defaults)
@@ -137,6 +137,8 @@ class Core:
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages)
             journal = None if events is None else Journal(config.page_size)
             self._scheduler = self.control.scheduler = Scheduler(config, journal)
+            if (delayer := self._scheduler.planner.delayer) is not None:
+                delayer.on_admit = self._meter.delayed
             actor = SchedulerActor(
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH,
@@ -309,7 +311,9 @@ def scheduler_config(plan: Plan, model: ModelConfig, num_pages: int, num_host_pa
         admission=Admission(
             max_step_tokens=plan.max_step_tokens, max_prompts=plan.prefill_max_requests, has_chunks=plan.chunked_prefill_size > 0,
             has_dynamic_chunks=plan.enable_dynamic_chunking, long_share=plan.long_prompt_share,
-            decode_steps=plan.num_continuous_decode_steps))
+            decode_steps=plan.num_continuous_decode_steps,
+            delay_steps=plan.prefill_delayer_max_delay_passes if plan.enable_prefill_delayer else 0,
+            delay_watermark=plan.prefill_delayer_token_usage_low_watermark))
 
 
 def has_priorities(plan: Plan) -> bool:

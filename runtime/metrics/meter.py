@@ -34,6 +34,12 @@ class Meter:
             if (arrival := self._arrived.get(i)) is not None:
                 self._metrics.queue_s.observe(now_s - arrival)
 
+    def delayed(self, reason: str, steps: int, seconds: float) -> None:
+        """The prefill delayer has let newcomers in."""
+        self._metrics.delays[reason] += 1
+        self._metrics.delay_steps.observe(steps)
+        self._metrics.delay_s.observe(seconds)
+
     def step(self, now_s: float, tokens: StepTokens, compute_s: float) -> None:
         metrics, last, previous = self._metrics, self._last, self._previous_s
         metrics.steps.add(1)

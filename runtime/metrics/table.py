@@ -9,7 +9,7 @@
 
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
@@ -17,13 +17,17 @@ from runtime.request import FinishReason
 
 STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5)
+DELAY_STEPS = (1, 2, 5, 10, 20, 30, 50, 100)
+DELAY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+Bounds = Sequence[float] | None
 
 
 class Metrics:
     """Plain attributes: counters have `add`, gauges `set`, histograms `observe`, labelled ones are indexed by the label's value."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, delay_steps: Bounds = None, delay_s: Bounds = None) -> None:
+        """Histogram bounds in place of the usual ones."""
         self.running = Gauge("runtime_running_sequences", "Sequences that run now.")
         self.waiting = Gauge("runtime_waiting_requests", "Requests that wait for pages or a slot.")
         self.used_pages = Gauge("runtime_used_pages", "Pages held by running sequences or by the prefix cache.")
@@ -53,6 +57,11 @@ class Metrics:
         self.tenant_tokens = Labelled("runtime_tenant_tokens_total", "Tokens computed for each tenant (--fair-share).", label="tenant")
         self.kv_event_batches = Counter("runtime_kv_event_batches_total", "Batches of cache events that were published.")
         self.kv_event_drops = Counter("runtime_kv_event_drops_total", "Batches that were not, because too many waited.")
+        self.delays = Labelled("runtime_prefill_delays_total", "Times that newcomers were let in by the prefill delayer, by reason.",
+                               label="reason", values=("full", "watermark", "limit"))
+        self.delay_steps = Histogram("runtime_prefill_delay_steps", "Steps that newcomers were held back before.",
+                                     bounds(delay_steps, DELAY_STEPS))
+        self.delay_s = Histogram("runtime_prefill_delay_seconds", "Time that newcomers were held back before.", bounds(delay_s, DELAY_S))
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
         self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.", TOKEN_S)
@@ -71,6 +80,11 @@ class Metrics:
             if (usage := process_usage(pid)) is not None:
                 self.rss_bytes[name], self.cpu_s[name] = usage
         return render(list(vars(self).values()))
+
+
+def bounds(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:
+    """Ascending, with 0, which is for those who did not wait."""
+    return tuple(sorted({0.0, *(usual if given is None else given)}))
 
 
 def process_usage(pid: int) -> tuple[int, float] | None:

@@ -78,6 +78,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     priority_scheduling_preemption_threshold: int
     schedule_conservativeness: float
     num_continuous_decode_steps: int
+    enable_prefill_delayer: bool
+    prefill_delayer_max_delay_passes: int
+    prefill_delayer_token_usage_low_watermark: float | None
+    prefill_delayer_forward_passes_buckets: tuple[float, ...] | None
+    prefill_delayer_wait_seconds_buckets: tuple[float, ...] | None
     queue_timeout: float | None
     request_timeout: float | None
     stream_interval: int

@@ -8,6 +8,7 @@ from runtime.messages import StepPlan
 from runtime.request import Sequence
 from runtime.scheduling.builder import StepBuilder
 from runtime.scheduling.chunking import Chunking, Work
+from runtime.scheduling.delayer import Delayer, Replica
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
 
@@ -25,6 +26,8 @@ class Admission(Struct, frozen=True, kw_only=True):
     has_dynamic_chunks: bool = False
     long_share: float = 0.5  # of a step's known tokens that long prompts get together while others have some
     decode_steps: int = 1  # from one step that admits to the next, while sequences decode
+    delay_steps: int = 0  # for which newcomers are held back at most, until they fill a step (delayer.py); 0: none
+    delay_watermark: float | None = None  # share of the pages below which nobody is held back
 
 
 class Flight(Struct, frozen=True):
@@ -70,6 +73,7 @@ class Planner:
         self.totals = Totals()
         self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
+        self.delayer = Delayer(admission.delay_steps, admission.delay_watermark) if admission.delay_steps else None
         self._last_admission = 0  # the step
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
@@ -163,7 +167,7 @@ class Planner:
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
         for sequence in roster.extending:
             self._extend(sequence, fill)
-        if is_due:
+        if is_due and (self.delayer is None or fill.rows or not builder.sequences or self._may_start(self.delayer)):
             self._admit(fill, builder)
         if fill.left and has_others:
             fill.long_left = fill.left
@@ -178,6 +182,15 @@ class Planner:
             if sequence.wants_prompt_logprobs:
                 parts[sequence.slot] = self.prompts.expect(sequence, start, count)
         roster.promote()
+
+    def _may_start(self, delayer: Delayer) -> bool:
+        """Whether newcomers start now, or wait for more of them."""
+        waiting, cache = self.roster.waiting, self.roster.cache
+        if not (waiting.has_ready and self.roster.has_free_slot):
+            return False
+        most = min(self.roster.max_running - self.roster.num_running, self.admission.max_prompts or self.roster.max_running)
+        is_full = waiting.fills(self.admission.max_step_tokens, most)
+        return delayer.admits([Replica(True, is_full, (cache.num_used - cache.tree.num_evictable) / cache.pool.num_pages)])
 
     def _admit(self, fill: Fill, builder: StepBuilder) -> None:
         """Takes waiting sequences in order while slots, pages and the step's tokens last."""

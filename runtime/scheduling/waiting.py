@@ -144,6 +144,16 @@ class WaitingQueue:
             sequence.level = AGED_LEVEL
         self.remove(sequence)
 
+    def fills(self, num_tokens: int, num_sequences: int) -> bool:
+        """Whether those that wait have so many tokens together, or are so many."""
+        if len(self._places) >= num_sequences:
+            return True
+        for place in self._places.values():
+            num_tokens -= len(place.entry[3].tokens)
+            if num_tokens <= 0:
+                return True
+        return False
+
     def restart(self, tree: PrefixTree) -> None:
         """The ranks died: the cache holds less than it did, or is another one."""
         self._now.tree = tree
