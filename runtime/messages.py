@@ -217,6 +217,7 @@ class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
     min_len: int  # length in tokens, prompt included
     top_logprobs: int  # -1: no logprobs; k: the token's own and k alternatives
     prompt_logprobs: int  # -1: none
+    logprob_ids: list[int] = []  # whose log probabilities stand behind those of the k alternatives, where there are any
 
 
 class Admit(Struct, frozen=True, array_like=True):
@@ -328,7 +329,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
 
     step: int
     token_ids: np.ndarray  # int32 [N]
-    width: int  # alternatives per token: the largest top_logprobs among the step's rows; -1: no logprobs in this step
+    width: int  # alternatives per token: the largest top_logprobs + logprob_ids among the step's rows; -1: no logprobs in this step
     logprobs: np.ndarray  # float32 [N] or empty
     top_ids: np.ndarray  # int32 [N * width] or empty
     top_logprobs: np.ndarray  # float32 [N * width] or empty

@@ -89,6 +89,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     token_id: int
     logprob: float | None  # None: the first token of a prompt has none
     top: list[tuple[int, float]]
+    picked: list[tuple[int, float]] = []  # of the tokens that the request names in logprob_ids
 
 
 class Finish(Struct, frozen=True):

@@ -45,6 +45,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     top_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0  # alternatives beside it
     prompt_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # None: none; k: with k alternatives
 
+    logprob_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()  # beside each, those of these tokens
+
     @property
     def has_penalties(self) -> bool:
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
@@ -81,9 +83,9 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         raise InvalidRequest(f"the prompt has {len(prompt_ids)} tokens; with at least one token of output the "
                              f"most this server takes is {longest - 1}", param="prompt")
     for name, count in (("top_logprobs", params.top_logprobs), ("prompt_logprobs", params.prompt_logprobs or 0)):
-        if count > vocab:
-            raise InvalidRequest(f"{name} is {count}, but the vocabulary has {vocab} tokens", param=name)
-    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        if count + len(params.logprob_ids) > vocab:
+            raise InvalidRequest(f"{name} is {count}, but the vocabulary has {vocab} tokens (logprob_ids count as well)", param=name)
+    for name, ids in (("logprob_ids", params.logprob_ids), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         if any(i >= vocab for i in ids):
             raise InvalidRequest(f"{name} names a token outside 0..{vocab - 1}", param=name)
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:

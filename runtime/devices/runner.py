@@ -153,8 +153,13 @@ class Loaded:
         """In chunks, as the logits of a whole prompt would fill the memory."""
         known = to_device(np.maximum(targets, 0), self.device.place)
         chunk = max(1, PROMPT_LOGITS // self.slots.vocab_size)
-        parts = [_host(logprobs(clean(self.model.logits(hidden[at : at + chunk])), known[at : at + chunk], width))
-                 for at in range(0, len(targets), chunk)]
+        parts = []
+        for at in range(0, len(targets), chunk):
+            logits = clean(self.model.logits(hidden[at : at + chunk]))
+            found = logprobs(logits, known[at : at + chunk], width)
+            if slot in self.slots.picks:
+                self.slots.pick(found, logits, slice(None), slot, width)
+            parts.append(_host(found))
         values, ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return PromptLogprobs(slot, width, np.where(targets < 0, np.float32(np.nan), values), ids, top)
 

@@ -90,8 +90,9 @@ class Exchange:
 
     def come_from(self, origin: Origin) -> None:
         """Before `submit`: what the headers of the HTTP request say of its asks."""
-        if origin != NOBODY:
-            self.asks = [structs.replace(ask, **structs.asdict(origin)) for ask in self.asks]
+        said = {name: value for name, value in structs.asdict(origin).items() if value != getattr(NOBODY, name)}
+        if said:
+            self.asks = [structs.replace(ask, **said) for ask in self.asks]
 
     def submit(self, take: Take) -> None:
         """`take` gets each delta. Raises what the service raises; then nothing of this exchange runs."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.devices.base import Draw, Ops
 from runtime.layers.adjust import Adjuster
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
-from runtime.messages import Admit, StepPlan
+from runtime.messages import Admit, SlotSampling, StepPlan
 
 
 def to_device(array: np.ndarray, place: torch.device) -> Tensor:
@@ -33,6 +33,7 @@ class Slots:
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
+        self.picks: dict[int, Tensor] = {}  # tokens whose log probabilities a slot wants: the last columns of its width
 
     def update(self, plan: StepPlan) -> None:
         """Applies a plan's admits, then its page updates."""
@@ -51,12 +52,28 @@ class Slots:
             sampling = admit.sampling
             self.adjuster.admit(admit)
             self.is_random[admit.slot] = sampling.temperature > 0
+            self.picks.pop(admit.slot, None)
             self.top_logprobs[admit.slot] = sampling.top_logprobs
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
+            if sampling.logprob_ids:
+                self._admit_picks(admit.slot, sampling)
         wishes = [admit.sampling for admit in admits]
         index = torch.tensor([admit.slot for admit in admits], device=self.place)
         self.floats[index] = torch.tensor([[w.temperature, w.top_p, w.min_p] for w in wishes], device=self.place)
         self.ints[index] = torch.tensor([[w.seed, w.top_k] for w in wishes], device=self.place)
+
+    def _admit_picks(self, slot: int, sampling: SlotSampling) -> None:
+        self.picks[slot] = torch.tensor(sampling.logprob_ids, device=self.place)
+        for widths in (self.top_logprobs, self.prompt_logprobs):
+            if widths[slot] >= 0:
+                widths[slot] += len(sampling.logprob_ids)
+
+    def pick(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
+        """Puts the tokens that the slot wants in the last of its `width` columns."""
+        ids = self.picks[slot]
+        columns = slice(width - len(ids), width)
+        found.top_ids[rows, columns] = ids.int()
+        found.top[rows, columns] = logits[rows][:, ids] - logits[rows].logsumexp(dim=1, keepdim=True)
 
     def sample(self, ops: Ops, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Logprobs | None]:
         """Chooses a token, int64 [N], after sequences that are `lengths` tokens long; float32 logits [N, V] are overwritten.
@@ -72,7 +89,13 @@ class Slots:
             tokens = adjusted.argmax(dim=1)
         self.adjuster.add(names, tokens)
         width = int(self.top_logprobs[slots].max())
-        return tokens, logprobs(logits, tokens, width) if width >= 0 else None
+        if width < 0:
+            return tokens, None
+        found = logprobs(logits, tokens, width)
+        for row, slot in enumerate(names if self.picks else ()):
+            if slot in self.picks and self.top_logprobs[slot] >= 0:
+                self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
+        return tokens, found
 
     def _draw(self, slots: np.ndarray, lengths: np.ndarray) -> Draw:
         index = to_device(slots, self.place)

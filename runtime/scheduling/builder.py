@@ -27,7 +27,8 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
         bias_ids=list(p.logit_bias), bias_values=list(p.logit_bias.values()),
         stop_ids=stop_ids, min_len=sequence.prompt_len + p.min_new_tokens,
         top_logprobs=p.top_logprobs if p.logprobs else -1,
-        prompt_logprobs=p.prompt_logprobs if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None else -1)
+        prompt_logprobs=p.prompt_logprobs if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None else -1,
+        logprob_ids=list(p.logprob_ids))
 
 
 class StepBuilder:

@@ -1,16 +1,19 @@
 """Log probabilities out of a StepResult's flat arrays."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from msgspec import Struct
 
 from runtime.messages import PromptLogprobs, StepResult
 from runtime.request import Sequence, TokenLogprob
+from runtime.sampling import SamplingParams
 
 
-def of_row(result: StepResult, row: int, count: int) -> TokenLogprob:
-    """The sampled token of `row` with `count` alternatives."""
+def of_row(result: StepResult, row: int, params: SamplingParams) -> TokenLogprob:
+    """The sampled token of `row` with the alternatives that `params` want."""
     return TokenLogprob(int(result.token_ids[row]), float(result.logprobs[row]),
-                        _top(result.top_ids, result.top_logprobs, row, result.width, count))
+                        *_top(result.top_ids, result.top_logprobs, row, result.width, params.top_logprobs, params.logprob_ids))
 
 
 class PromptPart(Struct, frozen=True):
@@ -48,16 +51,21 @@ class PromptCollector:
         for part in parts:
             plan = expected[part.slot]
             sequence = plan.sequence
-            count = sequence.request.params.prompt_logprobs or 0
+            params = sequence.request.params
+            count, picks = params.prompt_logprobs or 0, params.logprob_ids
             plan.collected.extend(
-                TokenLogprob(token, float(part.logprobs[i]), _top(part.top_ids, part.top_logprobs, i, part.width, count))
+                TokenLogprob(token, float(part.logprobs[i]), *_top(part.top_ids, part.top_logprobs, i, part.width, count, picks))
                 for i, token in enumerate(plan.targets))
             if plan.is_last and self._collected.get(sequence.id) is plan.collected:
                 complete[sequence.id] = self._collected.pop(sequence.id)
         return complete
 
 
-def _top(ids: np.ndarray, values: np.ndarray, row: int, width: int, count: int) -> list[tuple[int, float]]:
+def _top(ids: np.ndarray, values: np.ndarray, row: int, width: int, count: int,
+         picks: tuple[int, ...]) -> Iterator[list[tuple[int, float]]]:
+    """The likeliest tokens of a row, then those that were asked for by name: they stand behind the others."""
     start = row * width
     stop = start + min(count, width)
-    return list(zip(ids[start:stop].tolist(), values[start:stop].tolist(), strict=True))
+    yield list(zip(ids[start:stop].tolist(), values[start:stop].tolist(), strict=True))
+    if picks:
+        yield list(zip(picks, values[stop:stop + len(picks)].tolist(), strict=True))

@@ -161,7 +161,7 @@ class Scheduler:
             ids.append(sequence.id)
             tokens.append(token)
             if result.width >= 0 and sequence.request.params.logprobs:
-                row_logprobs[sequence.id] = logprobs.of_row(result, row, sequence.request.params.top_logprobs)
+                row_logprobs[sequence.id] = logprobs.of_row(result, row, sequence.request.params)
             if token in sequence.stop_ids:
                 self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
             elif len(sequence.tokens) >= sequence.max_len:

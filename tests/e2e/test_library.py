@@ -76,6 +76,28 @@ async def test_a_session_goes_on_where_it_was(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.anyio
+async def test_log_probabilities_of_chosen_tokens(checkpoint: Checkpoint) -> None:
+    """In company, and where neighbours want other widths."""
+    picks = [7, 3, 90]
+    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
+        all_ids = engine._core.model.vocab_size
+        everything = await engine.generate([1, 2, 3, 4], logprobs=True, top_logprobs=all_ids, prompt_logprobs=all_ids, **GREEDY)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: engine.generate([5, 6], logprobs=True, top_logprobs=9, **GREEDY))
+            chosen = await engine.generate([1, 2, 3, 4], logprobs=True, top_logprobs=2, prompt_logprobs=1, logprob_ids=picks, **GREEDY)
+        alone = await engine.generate([1, 2, 3, 4], logprobs=True, logprob_ids=picks, **GREEDY)
+    assert chosen.token_ids == everything.token_ids and alone.prompt_logprobs is None
+    pairs = [*zip(chosen.logprobs, everything.logprobs, strict=True), *zip(alone.logprobs, everything.logprobs, strict=True),
+             *zip((chosen.prompt_logprobs or [])[1:], (everything.prompt_logprobs or [])[1:], strict=True)]
+    assert len(pairs) == 6 + 6 + 3
+    for one, all_of_them in pairs:
+        known = dict(all_of_them.top)
+        assert [i for i, _ in one.picked] == picks and one.top == all_of_them.top[:len(one.top)]
+        for token, logprob in one.picked:
+            assert logprob == pytest.approx(known[token], abs=1e-5)
+
+
+@pytest.mark.anyio
 async def test_two_engines_share_a_process_and_touch_nothing(checkpoint: Checkpoint) -> None:
     before = [signal.getsignal(s) for s in signal.valid_signals()], logging.root.handlers[:], asyncio.get_event_loop_policy()
     async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as one, \

@@ -156,7 +156,8 @@ class FakeService:
         finish = None
         if is_last:
             finish = Finish(FinishReason.LENGTH, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
-        return Delta(index, word, [token_id], [logprob(token_id, -0.5, params.top_logprobs)] if params.logprobs else None,
+        told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
+        return Delta(index, word, [token_id], told,
                      prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0)
 
     @property
@@ -183,5 +184,6 @@ class FakeService:
         return "".join(f"<{token_id}>" for token_id in token_ids)
 
 
-def logprob(token_id: int, value: float | None, width: int) -> TokenLogprob:
-    return TokenLogprob(token_id, value, [((token_id + i) % VOCAB, -0.5 - i) for i in range(width)] if value is not None else [])
+def logprob(token_id: int, value: float | None, width: int, picks: tuple[int, ...] = ()) -> TokenLogprob:
+    return TokenLogprob(token_id, value, [((token_id + i) % VOCAB, -0.5 - i) for i in range(width)] if value is not None else [],
+                        [(i, -2.0) for i in picks])

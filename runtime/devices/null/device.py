@@ -92,8 +92,9 @@ class NullExecutor:
         slot, sampling = admit.slot, admit.sampling
         self._prompt_lens[slot] = admit.prompt_len
         self._offsets[slot] = admit.prompt_len if self._script.size else -(sampling.seed % self._options.num_tokens)
-        self._widths[slot] = sampling.top_logprobs
-        self._prompt_widths[slot] = sampling.prompt_logprobs
+        picks = len(sampling.logprob_ids)
+        self._widths[slot] = sampling.top_logprobs + picks if sampling.top_logprobs >= 0 else -1
+        self._prompt_widths[slot] = sampling.prompt_logprobs + picks if sampling.prompt_logprobs >= 0 else -1
 
     def _computed(self, plan: StepPlan) -> np.ndarray:
         """The tokens that go into the forward pass: the last ones sampled in the slots that decode, and those of the prompts."""

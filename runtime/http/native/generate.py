@@ -27,7 +27,8 @@ _SAME = ("n", "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k
          "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
 _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
     "seed": "sampling_params.sampling_seed", "include_stop": "sampling_params.no_stop_trim", "logprobs": "return_logprob",
-    "top_logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+    "top_logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num",
+    "logprob_ids": "token_ids_logprob"}
 
 
 class LogprobWish(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ class LogprobWish(msgspec.Struct, frozen=True):
     is_on: bool
     start: int
     num_top: int
+    ids: list[int] | None = None
 
 
 def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Answer:
@@ -52,12 +54,12 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         LogprobWish(*one) for one in zip(
             _each(wish.return_logprob, False, count, "return_logprob"),
             _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
-            _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), strict=True)
+            _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
     ]
     params = [_params(*pair) for pair in zip(sampling, logprobs, strict=True)]
     asks = [
         Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt,
-            session=wish.session_params)
+            session=wish.session_params, timeout_s=wish.timeout, queue_timeout_s=wish.queue_timeout)
         for id, prompt, one, salt in zip(_ids(wish.rid, count), prompts, params, salts(wish, count), strict=True)
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
@@ -90,6 +92,15 @@ def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequ
     return value
 
 
+def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int] | None]:
+    """One list of tokens for all prompts, or one for each."""
+    if value is None or all(isinstance(one, int) for one in value):
+        return [value] * count  # type: ignore[list-item]
+    if len(value) != count or any(isinstance(one, int) for one in value):
+        raise InvalidRequest(f"token_ids_logprob must be a list of token ids, or {count} lists of them", param="token_ids_logprob")
+    return value  # type: ignore[return-value]
+
+
 def _ids(rid: str | list[str] | None, count: int) -> list[str]:
     if rid is None:
         return [uuid4().hex for _ in range(count)]
@@ -116,6 +127,8 @@ def _params(body: SamplingBody, logprobs: LogprobWish) -> SamplingParams:
         wished |= {"logprobs": True, "top_logprobs": logprobs.num_top}
         if logprobs.start >= 0:
             wished["prompt_logprobs"] = logprobs.num_top
+        if logprobs.ids:
+            wished["logprob_ids"] = logprobs.ids
     return convert(wished, SamplingParams, _NAMES)
 
 
@@ -158,16 +171,21 @@ class GenerateDialect:
             "e2e_latency": time.monotonic() - ask.arrival_s,
         }
         if logprobs.is_on:
-            meta |= self._logprobs("output", output.logprobs, logprobs.num_top)
+            meta |= self._logprobs("output", output.logprobs, logprobs)
             if logprobs.start >= 0:
-                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs.num_top)
+                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs)
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
-    def _logprobs(self, side: str, tokens: list[TokenLogprob], num_top: int) -> dict[str, Any]:
+    def _logprobs(self, side: str, tokens: list[TokenLogprob], wish: LogprobWish) -> dict[str, Any]:
         fields: dict[str, Any] = {f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]}
-        if num_top:
-            fields[f"{side}_top_logprobs"] = [[self._triple(*top) for top in token.top] or None for token in tokens]
+        if wish.num_top:
+            fields[f"{side}_top_logprobs"] = [self._triples(token.top) for token in tokens]
+        if wish.ids:
+            fields[f"{side}_token_ids_logprobs"] = [self._triples(token.picked) for token in tokens]
         return fields
+
+    def _triples(self, pairs: list[tuple[int, float]]) -> list[tuple[float | None, int, str | None]] | None:
+        return [self._triple(*pair) for pair in pairs] or None
 
     def _triple(self, token_id: int, logprob: float | None) -> tuple[float | None, int, str | None]:
         return logprob, token_id, self.service.decode([token_id]) if self.with_texts else None

@@ -12,6 +12,7 @@ from runtime.sampling import CacheSalt, Priority
 MAX_PROMPTS = 1_024
 
 Rid = A[str, Meta(min_length=1, max_length=256)]
+Seconds = A[float, Meta(gt=0, lt=1e9)]
 Batch = Meta(min_length=1, max_length=MAX_PROMPTS)
 
 
@@ -56,15 +57,17 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None  # -1: output only; else also the prompt's, from there on
     top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int]] | None = None  # tokens whose log probabilities are told at every place
     return_text_in_logprobs: bool | None = None
     log_metrics: bool | None = None  # accepted without effect
     session_params: SessionParams | None = None
+    timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
+    queue_timeout: Seconds | None = None  # from arrival to the first step; as x-queue-timeout
     # later steps
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
     input_embeds: Any = None
-    token_ids_logprob: Any = None
     return_hidden_states: Any = None
     lora_path: Any = None
     custom_logit_processor: Any = None
@@ -73,7 +76,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
 
 
-LATER = ("image_data", "video_data", "audio_data", "input_embeds", "token_ids_logprob", "return_hidden_states", "lora_path",
+LATER = ("image_data", "video_data", "audio_data", "input_embeds", "return_hidden_states", "lora_path",
          "custom_logit_processor")
 SAMPLING_LATER = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 

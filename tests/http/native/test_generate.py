@@ -75,6 +75,24 @@ async def test_lists_of_ids_and_wishes_belong_to_their_prompts() -> None:
     assert meta["input_token_logprobs"] == [[None, 98, "<98>"]] and meta["input_top_logprobs"] == [None]
 
 
+async def test_log_probabilities_of_chosen_tokens() -> None:
+    service = FakeService()
+    answers = (await ask(service, text=["a", "b"], return_logprob=True, token_ids_logprob=[[5], [6, 7]], logprob_start_len=0,
+                         sampling_params={"max_new_tokens": 2})).json()
+    assert [a.params.logprob_ids for a in service.asks] == [(5,), (6, 7)]
+    assert answers[1]["meta_info"]["output_token_ids_logprobs"] == [[[-2.0, 6, None], [-2.0, 7, None]]] * 2
+    assert answers[0]["meta_info"]["input_token_ids_logprobs"] == [None]
+    await ask(service, text=["a", "b"], return_logprob=True, token_ids_logprob=[5])
+    assert [a.params.logprob_ids for a in service.asks[2:]] == [(5,), (5,)]
+
+
+async def test_times_in_the_body_and_in_headers() -> None:
+    service = FakeService()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+        await http.post("/generate", json={"text": "a", "timeout": 5, "queue_timeout": 2}, headers={"x-request-timeout": "3"})
+    assert (service.asks[0].timeout_s, service.asks[0].queue_timeout_s) == (3.0, 2.0)
+
+
 async def test_a_session_is_named_in_the_ask() -> None:
     service = FakeService()
     await ask(service, text="hi", session_params={"id": "s", "rid": "before", "offset": 3, "replace": False})
