@@ -47,6 +47,7 @@ class HostConfig(Struct, frozen=True, kw_only=True):
 
     num_pages: int = 0  # of the smallest rank; host page 0 is not used. 0: there is no host tier
     write_policy: str = "write_through"
+    has_storage: bool = False  # somebody takes what was saved (outside.py)
 
 
 class Flight(Struct, frozen=True):
@@ -64,7 +65,7 @@ class HostTier:
         self.tree = tree
         self.policy = WRITE_POLICIES[config.write_policy]
         self.is_on = config.num_pages > 1
-        self.watches = False  # whether somebody takes `confirmed`
+        self.has_storage = config.has_storage
         self.confirmed: list[Node] = []  # saved, and known to be, since the last look
         self._due: deque[Node] = deque()  # published before this plan
         self._fresh: list[Node] = []  # published by this plan: computed by this step, so saved by a later one
@@ -147,7 +148,7 @@ class HostTier:
             for node, host in flight.saves:
                 if node.host == host and node.save_step == flight.step:
                     node.save_step = 0
-                    if self.watches:
+                    if self.has_storage:
                         self.confirmed.append(node)
             self._moving -= Counter(flight.touched)
 

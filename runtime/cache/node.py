@@ -29,6 +29,13 @@ class Node:
         self.save_step = 0  # the step that writes the host page, while that is in flight; 0: the host page is as it should be
         self.digest = b""  # names tokens and namespace in tiers that outlive the process; made when it is asked for
 
+    def child(self, key: bytes) -> "Node":
+        """The child of `key`; one that is made for it takes a page at once."""
+        child = self.children.get(key)
+        if child is None:
+            child = self.children[key] = Node(self, key, self.depth + 1)
+        return child
+
     @property
     def num_locked(self) -> int:
         """How many of the pages from the root to here sequences run through."""

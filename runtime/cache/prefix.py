@@ -37,7 +37,7 @@ class PrefixTree:
         self.device_queue = EvictionQueue(eviction, can_leave_device, DEVICE)
         self.host_queue = EvictionQueue(eviction, can_leave_host, HOST)
         self._nowhere = Node(None, b"", 0)  # what is found in a namespace that has no root
-        self._clock = count(1)
+        self.clock = count(1)
 
     # ── looking ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -51,7 +51,7 @@ class PrefixTree:
     def match(self, namespace: str, tokens: memoryview, max_pages: int) -> Node:
         """The deepest node whose path spells the first pages of `tokens` (int32 as bytes), at most `max_pages` deep; to be locked."""
         width = 4 * self.page_size
-        now = next(self._clock)
+        now = next(self.clock)
         node = self.enter(namespace)
         for start in range(0, max_pages * width, width):
             child = node.children.get(tokens[start:start + width].tobytes())
@@ -105,16 +105,14 @@ class PrefixTree:
 
         The caller keeps its page when the returned node has another one.
         """
-        child = node.children.get(key)
-        if child is None:
-            child = node.children[key] = Node(node, key, node.depth + 1)
+        child = node.child(key)
         if not child.page:
             self.settle(child, page)
         else:
             if child.locks == 0:
                 self.num_evictable -= 1
             child.locks += 1
-        child.last_used = next(self._clock)
+        child.last_used = next(self.clock)
         return child
 
     def settle(self, node: Node, page: int) -> None:
@@ -155,6 +153,7 @@ class PrefixTree:
         """`node` takes a page of host memory."""
         assert node.parent is not None and not node.host
         node.host = host
+        node.save_step = 0
         node.parent.num_hosted += 1
         self.host_queue.offer(node)
 

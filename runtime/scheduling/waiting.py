@@ -123,6 +123,18 @@ class WaitingQueue:
         """The sequence waits for something else than its turn, until `add`."""
         self._parked[sequence.id] = sequence
 
+    def hold(self, sequence: Sequence) -> None:
+        """A sequence that waits for its turn waits for something else first, until `release`."""
+        if sequence.id in self._places:
+            self.remove(sequence)
+            self._left -= 1
+            self.park(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """What `sequence` was held for is decided; it may have ended meanwhile."""
+        if self.is_parked(sequence):
+            self.add(sequence)
+
     def is_parked(self, sequence: Sequence) -> bool:
         return sequence.id in self._parked
 

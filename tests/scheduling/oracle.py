@@ -58,6 +58,11 @@ class OracleRank:
         return StepResult(plan.step, np.array(sampled, dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
                           self._prompt_parts(plan), 0.0)
 
+    def touched(self, last_step: int, *, loads: bool) -> set[int]:
+        """Host pages that steps after `last_step` save to, or load from."""
+        flying = [moves for step, moves in self.unknown.items() if step > last_step]
+        return {host for moves in flying for host in (*moves.save_hosts.tolist(), *(moves.load_hosts.tolist() if loads else ()))}
+
     def die(self, last_step: int) -> None:
         """What was to be saved by steps after `last_step` may be there, or half of it."""
         for step, moves in self.unknown.items():

@@ -17,6 +17,7 @@ from runtime.scheduling.recovery import Lost
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.oracle import OracleRank, generate
+from tests.scheduling.storing import Shelf
 
 EOS = 7
 
@@ -27,11 +28,13 @@ class World:
     def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
                  shares: bool = True, max_len: int = 200, eviction: str = "lru", num_host_pages: int = 0,
                  write_policy: str = "write_through", **more: object) -> None:
-        cache = CacheConfig(shares=shares, eviction=eviction, host=HostConfig(num_pages=num_host_pages, write_policy=write_policy))
+        cache = CacheConfig(shares=shares, eviction=eviction, host=HostConfig(
+            num_pages=num_host_pages, write_policy=write_policy, has_storage=True))
         self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
                                       num_pages=num_pages, eos_ids=(EOS,), cache=cache, **more)
         self.scheduler = Scheduler(self.config)
         self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages)
+        self.shelf = Shelf(self.scheduler)
         self.depth = depth
         self.results: deque = deque()
         self.seen: dict[int, list[int]] = {}
@@ -115,7 +118,7 @@ class World:
         """No page is owned twice, none is lost."""
         cache = self.scheduler.cache
         owned = Counter(cache.pool._free)
-        hosts = Counter(cache.tree.hosts._free)
+        hosts = Counter(cache.tree.hosts._free) + self.shelf.hosts
         assert all(root.children or root.locks for name, root in cache.tree.roots.items() if name)
         nodes, evictable = list(cache.tree.roots.values()), 0
         while nodes:
@@ -123,7 +126,7 @@ class World:
             nodes += node.children.values()
             assert node.num_resident == sum(child.page > 0 for child in node.children.values())
             assert node.num_hosted == sum(child.host > 0 for child in node.children.values())
-            assert not node.pins, "between plans nothing is pinned"
+            assert node.pins == self.shelf.num_pins(node), "between plans nothing else is pinned"
             if node.parent is not None:
                 assert node.page or node.host
                 assert node.page or not (node.num_resident or node.locks), "what is on the device is closed towards the root"
@@ -266,6 +269,27 @@ class Machine(RuleBasedStateMachine):
         assert lost.guilty is None or lost.num_steps
 
     @rule()
+    def store(self) -> None:
+        shelf = self.world.shelf
+        shelf.watch()
+        for _ in range(len(shelf.pins) // 2):
+            shelf.write(self.world.rank)
+
+    @rule(data=st.data())
+    def fetch(self, data: st.DataObject) -> None:
+        world = self.world
+        held = [sequence for sequence, *_ in world.shelf.fetches]
+        waiting = [s for s in world.scheduler.roster.live.values() if s.slot < 0 and s.first_cached_len < 0 and s not in held
+                   and not world.scheduler.roster.waiting.is_parked(s)]
+        if waiting:
+            world.shelf.fetch(data.draw(st.sampled_from(waiting)), world.rank)
+
+    @precondition(lambda self: self.world.shelf.fetches)
+    @rule(part=st.sampled_from([0.0, 0.5, 1.0, 1.0]))
+    def arrive(self, part: float) -> None:
+        self.world.shelf.arrive(self.world.rank, part)
+
+    @rule()
     def flush(self) -> None:
         self.world.scheduler.cache.flush()
 
@@ -280,6 +304,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
+        self.world.shelf.finish(self.world.rank)
         self.world.run()  # nobody starves: all that wait get their turn in a bounded number of steps
         for i, tokens in self.world.seen.items():
             expected = self.world.expected(i)
