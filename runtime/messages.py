@@ -79,6 +79,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     params: SamplingParams
     arrival_s: float
     priority: int | None = None  # this and the next: see Request
+    is_idle: bool = False
     tenant: str = ""
     routing_key: str = ""
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only

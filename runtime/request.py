@@ -27,6 +27,7 @@ class Request(Struct, frozen=True, kw_only=True):
     seed: int
     arrival_s: float  # monotonic
     priority: int | None = None  # None: after all that have one
+    is_idle: bool = False  # runs in what others leave, and gives way to any of them
     tenant: str = ""  # whose share of the runtime it uses; "": nobody's in particular
     routing_key: str = ""  # requests of one key run together under --schedule-policy routing-key
     namespace: str = ""  # of the prefix cache: nothing is shared across, in any tier (see cache/namespace.py)

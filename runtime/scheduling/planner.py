@@ -84,7 +84,7 @@ class Planner:
         roster.cache.begin()
         if roster.waiting.has_ready:
             roster.waiting.turn += 1
-            if roster.order.has_priorities:
+            if roster.has_levels:
                 self._make_way()
         builder = StepBuilder()
         parts: dict[int, PromptPart] = {}

@@ -34,6 +34,7 @@ class Roster:
         self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
         self._future: int | None = None  # tokens that the running ones are expected to take yet; None: to be counted
         self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
+        self.has_levels = self.order.has_priorities  # some may have to give way to others that wait
         self.num_left = 0  # sequences that ran and gave their pages back
         self._free_slots = list(range(max_running - 1, -1, -1))
 
@@ -55,10 +56,11 @@ class Roster:
     def join(self, request: Request, sequences: list[Sequence]) -> None:
         """New sequences wait. All but the first do so until it has computed their common prompt, to find it in the prefix cache."""
         self._siblings[request.id] = sequences
+        self.has_levels |= request.is_idle
         self.shares.join(request.tenant, len(sequences))
         for sequence in sequences:
             self.live[sequence.id] = sequence
-            sequence.level = self.order.level(request.priority)
+            sequence.level = self.order.level(request.priority, is_idle=request.is_idle)
             (self.waiting.park if sequence.index else self.waiting.add)(sequence)
 
     def follow(self, first: Sequence) -> None:

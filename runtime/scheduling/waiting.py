@@ -21,6 +21,7 @@ from runtime.scheduling.shares import Shares
 AGED_EVERY = 8  # at least so many admissions by policy between two by age: priorities keep a meaning under permanent overload
 AGED_LEVEL = -(2**63) - 1  # before every priority: who was admitted by age is not preempted by priority
 LAST_LEVEL = 2**63  # after every priority
+IDLE_LEVEL = 2**64  # after everybody, and by more than any threshold
 
 
 class OrderConfig(Struct, frozen=True, kw_only=True):
@@ -34,7 +35,9 @@ class OrderConfig(Struct, frozen=True, kw_only=True):
     fair: bool = False  # among tenants
     weights: Mapping[str, float] = {}  # of tenants; 1 where none is given
 
-    def level(self, priority: int | None) -> int:
+    def level(self, priority: int | None, *, is_idle: bool) -> int:
+        if is_idle:
+            return IDLE_LEVEL
         if not self.has_priorities:
             return 0
         if priority is None:
@@ -186,8 +189,9 @@ class WaitingQueue:
         return lane.head(self.turn, self._now)
 
     def _overdue(self) -> Sequence | None:
-        """The longest in the queue, if it was overtaken too often: all that have left since it was the first to come, came later."""
+        """The longest in the queue, if it was overtaken too often: all that have left since it was the first to come, came later.
+        Who runs in idle time only has no age."""
         if not self.order.patience or self._left - self._last_aged < AGED_EVERY:
             return None
-        oldest = next(iter(self._places.values()))
-        return oldest.entry[3] if self._left - oldest.ordinal >= self.order.patience else None
+        oldest = next((place for place in self._places.values() if place.lane[0] != IDLE_LEVEL), None)
+        return oldest.entry[3] if oldest is not None and self._left - oldest.ordinal >= self.order.patience else None

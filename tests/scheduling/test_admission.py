@@ -47,6 +47,31 @@ def test_a_better_priority_takes_a_slot() -> None:
     assert world.scheduler.totals.priority_preemptions == 1
 
 
+@pytest.mark.parametrize("order", [PRIORITIES, OrderConfig(), OrderConfig(has_priorities=True, low_first=True, preemption_threshold=2**40)])
+def test_idle_time_is_what_nobody_else_wants(order: OrderConfig) -> None:
+    """Whatever the options say about priorities: anybody takes the slots of idle ones, and is never kept waiting by them."""
+    world = World(num_pages=60, max_running=2, order=order)
+    idle = [world.add(prompt(6, k), is_idle=True, priority=99, max_new_tokens=20, ignore_eos=True)[0] for k in range(3)]
+    step(world)
+    others = [world.add(prompt(6, 10 + k), max_new_tokens=5, ignore_eos=True)[0] for k in range(3)]
+    step(world)
+    assert {s.id for s in world.scheduler.roster.decoding} == set(others[:2])
+    assert world.scheduler.totals.priority_preemptions == 2
+    check(world)
+    assert set(world.ends) == {*idle, *others}
+
+
+def test_idle_ones_have_no_age() -> None:
+    world = World(num_pages=60, max_running=1, order=OrderConfig(patience=3))
+    (idle,) = world.add(prompt(6), is_idle=True, max_new_tokens=3, ignore_eos=True)
+    for k in range(40):
+        world.add(prompt(6, k), max_new_tokens=2, ignore_eos=True)
+    while len(world.ends) < 40:
+        step(world)
+        assert idle not in world.ends
+    check(world)
+
+
 @pytest.mark.parametrize(("priority", "order"), [
     (9, PRIORITIES), (0, PRIORITIES), (None, PRIORITIES), (-50, PRIORITIES), (50, OrderConfig()),
     (50, OrderConfig(has_priorities=True, low_first=True))])

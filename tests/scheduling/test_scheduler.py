@@ -46,10 +46,11 @@ class World:
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
 
     def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
-            timeout_s: float | None = None, queue_timeout_s: float | None = None, namespace: str = "", **params: object) -> list[int]:
+            timeout_s: float | None = None, queue_timeout_s: float | None = None, namespace: str = "", is_idle: bool = False,
+            **params: object) -> list[int]:
         request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0,
                           priority=priority, tenant=tenant, routing_key=routing_key, timeout_s=timeout_s, queue_timeout_s=queue_timeout_s,
-                          namespace=namespace)
+                          namespace=namespace, is_idle=is_idle)
         ids = self.scheduler.add(request)
         for i in ids:
             self.seen[i] = []
