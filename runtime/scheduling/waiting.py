@@ -35,7 +35,7 @@ class OrderConfig(Struct, frozen=True, kw_only=True):
     fair: bool = False  # among tenants
     weights: Mapping[str, float] = {}  # of tenants; 1 where none is given
 
-    def level(self, priority: int | None, *, is_idle: bool) -> int:
+    def level(self, priority: int | None, *, is_idle: bool = False) -> int:
         if is_idle:
             return IDLE_LEVEL
         if not self.has_priorities:
