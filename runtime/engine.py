@@ -33,6 +33,7 @@ from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
 from runtime.http.face import face_of
+from runtime.http.openai.kept import Kept, open_kept
 from runtime.messages import Ask, Chat, PauseMode, Prompt, SessionParams, Text, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
@@ -99,8 +100,10 @@ class Engine:
     def __init__(self, **options: Any) -> None:
         self._core = Core(plan_for(from_values(options)))
         self._tasks: TaskGroup | None = None
+        self._kept: Kept | None = None
 
     async def __aenter__(self) -> Self:
+        self._kept = open_kept(self._core, self._core.plan)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._core.run)
@@ -113,6 +116,8 @@ class Engine:
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(type(error), error, error.__traceback__)
             raise
+        if self._kept is not None:
+            self._tasks.start_soon(self._kept.run)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -184,7 +189,7 @@ class Engine:
 
     def asgi(self) -> ASGIApp:
         """The HTTP API of this engine, to be mounted under any prefix while the engine is open."""
-        return http_app(self._core, face_of(self._core.plan))
+        return http_app(self._core, face_of(self._core.plan), self._kept)
 
 
 class LLM:

@@ -14,6 +14,7 @@ from runtime.core import Core
 from runtime.errors import StartError
 from runtime.http.app import http_app
 from runtime.http.face import face_of
+from runtime.http.openai.kept import open_kept
 from runtime.http.server import listen, serve
 from runtime.options.plan import Plan
 
@@ -28,14 +29,17 @@ def run(plan: Plan) -> int:
 
 async def main(plan: Plan) -> int:
     core = Core(plan)
+    kept = open_kept(core, plan)
     stop = anyio.Event()  # the HTTP server closes
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
+        if kept is not None:
+            tasks.start_soon(kept.run)
         sockets = listen(plan.host, plan.port)
         port = sockets[0].getsockname()[1]
         log.get("server").info("listening", url=f"http://{plan.host}:{port}")
-        await serve(http_app(core, face_of(plan)), sockets=sockets, shutdown=stop)
+        await serve(http_app(core, face_of(plan), kept), sockets=sockets, shutdown=stop)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
         raise core.failure

@@ -24,6 +24,7 @@ from runtime.http.native import info
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
+from runtime.http.openai.kept import Kept, no_routes
 from runtime.http.openai.models import check_model, model_list, model_object
 from runtime.http.origin import origin
 from runtime.http.replies import json, telling
@@ -34,9 +35,10 @@ Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; r
 
 
 
-def http_app(service: Service, face: Face = DEFAULT) -> ASGIApp:
-    """The application for one service."""
-    app = Starlette(routes=_routes(service, face), exception_handlers={
+def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -> ASGIApp:
+    """The application for one service. `kept`, if there is one, must run beside it."""
+    stored = no_routes() if kept is None else kept.routes()
+    app = Starlette(routes=[*_routes(service, face), *stored], exception_handlers={
         RequestError: errors.on_request_error,
         HTTPException: errors.on_http_error,
         ClientDisconnect: _on_disconnect,

@@ -290,6 +290,17 @@ class Answer:
         if unsent is not None:
             raise renamed(unsent, self.names)
 
+    async def complete(self) -> Any:
+        """The whole answer, for somebody other than an HTTP client. Raises RequestError."""
+        self.exchange.submit(self._collect)
+        try:
+            await self.exchange.wait()
+        finally:
+            self.exchange.abort()
+        if self.exchange.failure is not None:
+            raise renamed(self.exchange.failure, self.names)
+        return self.dialect.body(self.outputs)
+
     async def _watch(self, receive: Receive, work: anyio.CancelScope) -> None:
         """Ends the work when the client leaves. The last send is left alone: the server may be in the middle of recycling."""
         while (await receive())["type"] != "http.disconnect":

@@ -35,7 +35,9 @@ class Api(Group, frozen=True, kw_only=True):
     completion_template: A[str, option(
         "Format of prompts with a `suffix`: a name or a file.",
         note="star_coder, deepseek_coder, qwen_coder, codestral, or a file with {prefix} and {suffix}; auto: by the tokens")] = "auto"
-    file_storage_path: A[str, planned("Folder for uploaded files.")] = "sglang_storage"
+    file_storage_path: A[str | None, option(
+        "Folder for files and batches of clients.", note="the reference writes to the folder sglang_storage unasked")] = None
+    file_storage_bytes: A[Count, option("Most bytes of files that are kept.")] = 16 * 2**30
     enable_cache_report: A[bool, superseded("Report cached prompt tokens in `usage`.", "`usage` always reports them.")] = False
     reasoning_parser: A[str | None, planned("How thinking is told from the answer.")] = None
     tool_call_parser: A[str | None, planned("How tool calls are read out of the answer.")] = None

@@ -37,6 +37,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     served_model_name: str
     chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own
     hf_chat_template_name: str | None
+    file_storage_path: str | None  # None: no files, no batches
+    file_storage_bytes: int
     completion_template: str  # one of text/infill.py, or a file; "auto": by the vocabulary
     host: str
     port: int

@@ -1,0 +1,158 @@
+"""Answers the lines of batches, in idle time: whatever else the server has to do goes first.
+
+One task a batch; all share MAX_OPEN places for lines, which they get in turn.
+"""
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+from msgspec import Struct, structs
+
+from runtime import log
+from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
+from runtime.http.errors import error_object
+from runtime.http.openai.batches import OVER, Batches, Line, LineError, Record
+from runtime.http.openai.files import aside, new_id
+from runtime.service import Service
+
+MAX_OPEN = 64  # lines in the runtime at once
+PAUSE_S = 1.0  # before a line that the runtime had no room for is tried again
+CUT_OFF = {"cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
+           "expired": ("batch_expired", "the batch expired before this line was answered")}
+
+
+class StreamField(Struct):
+    """The one field of a body that a batch can't serve."""
+
+    stream: bool | None = None
+
+
+class BatchRunner:
+    """Runs what `batches` holds; `run` is its life."""
+
+    def __init__(self, service: Service, batches: Batches, max_open: int = MAX_OPEN) -> None:
+        self.service = service
+        self.batches = batches
+        self._places = anyio.CapacityLimiter(max_open)
+        self._writer = anyio.CapacityLimiter(1)  # answers are written one after the other
+        self._scopes: dict[str, anyio.CancelScope] = {}  # of the batches that run
+        self._new: list[Record] = []
+        self._news = anyio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled. Batches that a killed server left unfinished go on."""
+        self._new = [r for r in self.batches.known.values() if r.batch.status not in OVER] + self._new
+        async with anyio.create_task_group() as tasks:
+            while True:
+                for record in self._new:
+                    tasks.start_soon(self._run, record)
+                self._new, self._news = [], anyio.Event()
+                await self._news.wait()
+
+    def add(self, record: Record) -> None:
+        """A batch was created."""
+        self._new.append(record)
+        self._news.set()
+
+    async def cancel(self, record: Record) -> None:
+        """Raises InvalidRequest for a batch that is over."""
+        if record.batch.status in OVER:
+            raise InvalidRequest(f"the batch is {record.batch.status} already", param="batch_id")
+        await aside(self.batches.advance, record, "cancelling")
+        if (scope := self._scopes.get(record.batch.id)) is not None:
+            scope.cancel()
+
+    async def _run(self, record: Record) -> None:
+        """One batch to its end. What goes wrong with it is its own."""
+        try:
+            await self._live(record)
+        except OSError as error:
+            log.get("batches").error("a batch failed for want of its files", batch=record.batch.id, error=str(error))
+            await self._fail(record, [LineError(code="storage_error", message="the server could not read or write the batch's files")])
+
+    async def _live(self, record: Record) -> None:
+        batches = self.batches
+        if record.batch.status == "validating":
+            if errors := await aside(batches.check, record):
+                return await self._fail(record, errors)
+            if record.batch.status == "validating":  # it may have been cancelled meanwhile
+                await aside(batches.advance, record, "in_progress")
+        await aside(batches.recover, record)
+        end = "completed"
+        if record.batch.status == "in_progress":
+            with anyio.move_on_after(record.batch.expires_at - time.time()) as limit:
+                self._scopes[record.batch.id] = limit
+                await self._answer_all(record)
+            del self._scopes[record.batch.id]
+            if limit.cancelled_caught and record.batch.status == "in_progress":
+                end = "expired"
+        if record.batch.status == "cancelling":
+            end = "cancelled"
+        if end in CUT_OFF:
+            await aside(self._cut_off, record, *CUT_OFF[end])
+        else:
+            await aside(batches.advance, record, "finalizing")
+        fields = await aside(batches.publish, record)
+        await aside(batches.advance, record, end, **fields)
+        log.get("batches").info(end, batch=record.batch.id, **structs.asdict(record.batch.request_counts))
+
+    async def _fail(self, record: Record, errors: list[LineError]) -> None:
+        await aside(self.batches.advance, record, "failed",
+                    errors={"object": "list", "data": [msgspec.to_builtins(error) for error in errors]})
+
+    async def _answer_all(self, record: Record) -> None:
+        lines: Generator[Line] = self.batches.left(record)
+        with closing(lines):
+            async with anyio.create_task_group() as tasks:
+                while (line := await aside(next, lines, None)) is not None:
+                    borrower = object()
+                    await self._places.acquire_on_behalf_of(borrower)
+                    tasks.start_soon(self._answer, record, line, borrower)
+
+    async def _answer(self, record: Record, line: Line, borrower: object) -> None:
+        try:
+            status, body = await self._ask(line)
+        finally:
+            self._places.release_on_behalf_of(borrower)
+        response = {"status_code": status, "request_id": new_id("req"), "body": body}
+        output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
+        with anyio.CancelScope(shield=True):  # what is answered is written, also when the batch is cancelled meanwhile
+            append = partial(self.batches.append, record, output, is_error=status != 200)
+            await anyio.to_thread.run_sync(append, limiter=self._writer)
+
+    async def _ask(self, line: Line) -> tuple[int, Any]:
+        """What an HTTP request with this body would be answered: status and body. Waits where a client would try again."""
+        while True:
+            try:
+                _refuse_stream(bytes(line.body))
+                answer = self.batches.endpoints[line.url](self.service, bytes(line.body))
+                answer.exchange.asks = [structs.replace(ask, is_idle=True) for ask in answer.exchange.asks]
+                return 200, await answer.complete()
+            except (Overloaded, Unavailable):
+                await anyio.sleep(PAUSE_S)
+            except RequestError as error:
+                return error.status, error_object(error)
+            except Exception:
+                log.get("batches").exception("a line of a batch could not be served", custom_id=line.custom_id, exc_info=True)
+                fault = InternalFault("something went wrong in the server; its log has the details")
+                return fault.status, error_object(fault)
+
+    def _cut_off(self, record: Record, code: str, message: str) -> None:
+        """The lines that are left get an error each."""
+        for line in list(self.batches.left(record)):
+            output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": None, "error": {"code": code, "message": message}}
+            self.batches.append(record, output, is_error=True)
+
+
+def _refuse_stream(body: bytes) -> None:
+    try:
+        is_stream = msgspec.json.decode(body, type=StreamField).stream
+    except msgspec.MsgspecError:
+        return  # the route says what is wrong with it
+    if is_stream:
+        raise InvalidRequest("a batch can't stream; leave stream out", param="stream")

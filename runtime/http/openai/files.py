@@ -1,0 +1,160 @@
+"""/v1/files: what clients keep on this server, and what batches read and write.
+
+Each file is two in the folder: NAME (its bytes) and NAME.json (what is known about it). The second is written last, in one piece,
+and is what makes the file exist; so a server that is killed leaves whole files, and strays that the next start sweeps away.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from runtime import log
+from runtime.errors import InvalidRequest, NotFound, RequestError, StartError
+
+MAX_FILE_BYTES = 512 * 2**20  # OpenAI's own limit
+PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
+LIST_LIMIT = 10_000
+
+
+class StorageFull(RequestError):
+    """The folder for files holds as much as it may."""
+
+    status, type, code = 507, "server_error", "storage_full"
+
+
+class File(Struct, frozen=True, kw_only=True):
+    """OpenAI's file object."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int  # unix seconds
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid4().hex}"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replaces `path` in one piece: readers and crashes see the old content or the new one."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+class Files:
+    """The files of one folder. Methods that touch the disk are blocking: call them in a worker thread."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Raises StartError when the folder can't be used."""
+        self.folder = folder
+        self.max_bytes = max_bytes
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            files = [file for path in folder.glob("file-*.json") if (file := _read(path)) is not None]
+            self.known = {file.id: file for file in sorted(files, key=lambda file: (file.created_at, file.id))}
+        except OSError as error:
+            raise StartError(f"--file-storage-path {folder} can't be used ({error}); name a folder that can be written") from None
+
+    def sweep(self, keep: Iterable[str]) -> None:
+        """Removes what a killed server left behind, while nobody writes: bytes of no file, but for those of the ids in `keep`."""
+        wanted = {*self.known, *keep}
+        for path in self.folder.glob("file-*"):
+            if path.suffix != ".json" and path.name not in wanted:
+                path.unlink()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.bytes for file in self.known.values())
+
+    def path(self, file_id: str) -> Path:
+        """Where the bytes of a file lie, or will."""
+        return self.folder / file_id
+
+    def find(self, file_id: str) -> File:
+        """Raises NotFound."""
+        file = self.known.get(file_id)
+        if file is None:
+            raise NotFound(f"there is no file {file_id[:80]}", param="file_id")
+        return file
+
+    def save(self, source: BinaryIO, filename: str, purpose: str) -> File:
+        """Copies `source`. Raises InvalidRequest, StorageFull."""
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", param="purpose")
+        size = source.seek(0, os.SEEK_END)
+        if self.num_bytes + size > self.max_bytes:
+            raise StorageFull(f"{self.num_bytes} bytes of files are kept already, and this server keeps {self.max_bytes} "
+                              "(--file-storage-bytes); delete some")
+        source.seek(0)
+        file_id = new_id("file")
+        with self.path(file_id).open("wb") as target:
+            while piece := source.read(2**20):
+                target.write(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        return self.adopt(file_id, filename, purpose)
+
+    def adopt(self, file_id: str, filename: str, purpose: str) -> File:
+        """Makes a file of bytes that lie at `path(file_id)` already."""
+        size = self.path(file_id).stat().st_size
+        file = File(id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose)
+        write_whole(self.folder / f"{file_id}.json", msgspec.json.encode(file))
+        self.known[file_id] = file
+        return file
+
+    def delete(self, file_id: str) -> None:
+        """Raises NotFound."""
+        self.find(file_id)
+        del self.known[file_id]
+        (self.folder / f"{file_id}.json").unlink(missing_ok=True)
+        self.path(file_id).unlink(missing_ok=True)
+
+    def page(self, *, after: str | None, limit: int, order: str, purpose: str | None) -> dict[str, Any]:
+        """OpenAI's list object."""
+        files = [file for file in self.known.values() if purpose is None or file.purpose == purpose]
+        return page_of(files, after=after, limit=limit, order=order)
+
+
+def page_of(items: list[Any], *, after: str | None, limit: int, order: str) -> dict[str, Any]:
+    """Those of `items`, oldest first, that come after the one with the id `after`; the newest first unless `order` is "asc"."""
+    if order != "asc":
+        items = items[::-1]
+    if after is not None:
+        ids = [item.id for item in items]
+        if after not in ids:
+            raise InvalidRequest(f"after names nothing in this list: {after[:80]}", param="after")
+        items = items[ids.index(after) + 1:]
+    data = items[:limit]
+    ends = {"first_id": data[0].id, "last_id": data[-1].id} if data else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": data, "has_more": len(items) > limit, **ends}
+
+
+def _read(path: Path) -> File | None:
+    """What a .json of the folder says, if it is one of ours and its bytes are there."""
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=File)
+    except msgspec.MsgspecError as error:
+        log.get("files").warning("a record in the file storage can't be read, and is left alone", path=path.name, error=str(error))
+        return None
+    bytes_path = path.with_suffix("")
+    return file if bytes_path.name == file.id and bytes_path.is_file() and bytes_path.stat().st_size == file.bytes else None
+
+
+async def aside(call: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs something that blocks in a worker thread."""
+    return await anyio.to_thread.run_sync(lambda: call(*args, **kwargs))
