@@ -33,7 +33,7 @@ from runtime.messages import (
     ToScheduler,
 )
 from runtime.metrics.meter import Meter
-from runtime.request import Request
+from runtime.request import Request, Sequence
 from runtime.sampling import Limits, check, cut
 from runtime.scheduling.pausing import flush, pause, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
@@ -56,6 +56,18 @@ class Steps(Protocol):
     def set_wake(self, wake: Callable[[], None]) -> None: ...
 
 
+class Storage(Protocol):
+    """The tier outside this process, told what it must know at once; actors/storage.py is one."""
+
+    def saved(self) -> None:
+        """Pages may have come to host memory."""
+        ...
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A sequence waits for its turn; it may be held until its prefix has come from storage."""
+        ...
+
+
 class SchedulerActor:
     """Owns the scheduler. Messages in: Arrive, Abort, Stopped, Pause, Continue, Flush. Messages out: Opened, StepTokens, Refused."""
 
@@ -72,7 +84,15 @@ class SchedulerActor:
         self._wake = anyio.Event()
         self._armed = anyio.Event()  # there is a new deadline
         self._unsent: StepPlan | None = None  # planned, but the ring was full
+        self._storage: Storage | None = None
         self._pausing: list[Pause] = []  # to be answered when no step is in flight
+
+    def attach(self, storage: Storage) -> None:
+        """There is a storage tier, which calls `wake` when it has brought pages."""
+        self._storage = storage
+
+    def wake(self) -> None:
+        self._wake.set()
 
     async def run(self) -> None:
         """Takes messages in until cancelled."""
@@ -133,6 +153,8 @@ class SchedulerActor:
         if self.scheduler.deadlines.next_s < before_s:
             self._armed.set()
         self._meter.opened(request, ids)
+        if self._storage is not None:
+            self._storage.arrived(self.scheduler.roster.live[ids[0]])
         return Opened(request, ids)
 
     async def drive(self, steps: Steps) -> RankDied:
@@ -147,6 +169,8 @@ class SchedulerActor:
                     tokens = self.scheduler.apply(result)
                     self._meter.step(monotonic(), tokens, result.compute_s)
                     await self._send(tokens)
+            if self._storage is not None:
+                self._storage.saved()
             if steps.died is not None:
                 return steps.died
             self._tell_paused()

@@ -62,6 +62,16 @@ class Metrics:
         self.delay_steps = Histogram("runtime_prefill_delay_steps", "Steps that newcomers were held back before.",
                                      bounds(delay_steps, DELAY_STEPS))
         self.delay_s = Histogram("runtime_prefill_delay_seconds", "Time that newcomers were held back before.", bounds(delay_s, DELAY_S))
+        self.storage_pages = Labelled("runtime_storage_pages_total", "Pages of the storage tier, by what became of them.", label="event",
+                                      values=("written", "read", "missed", "corrupt", "dropped", "evicted"))
+        self.storage_bytes = Labelled("runtime_storage_bytes_total", "Bytes to and from storage.", label="way", values=("write", "read"))
+        self.storage_s = Labelled("runtime_storage_seconds_total", "Time of worker threads for storage.", label="way",
+                                  values=("write", "read"))
+        self.storage_errors = Counter("runtime_storage_errors_total", "Times that storage could not be read or written.")
+        self.storage_fetched_tokens = Counter("runtime_storage_fetched_tokens_total", "Tokens whose pages came from storage.")
+        self.storage_timeouts = Counter("runtime_storage_timeouts_total", "Requests that did not wait any longer for storage.")
+        self.storage_wait_s = Counter("runtime_storage_wait_seconds_total", "Time that requests waited for storage.")
+        self.storage_held_bytes = Gauge("runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows.")
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
         self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.", TOKEN_S)

@@ -5,7 +5,7 @@ Its methods are called in worker threads, several at a time.
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -77,16 +77,13 @@ class Store:
             totals.pages_missed += not is_there
         return is_read
 
-    def save(self, key: bytes, parts: Sequence[memoryview], is_valid: Callable[[], bool]) -> None:
-        """Writes the page, unless it is there. `is_valid` is asked when the checksum has been taken: what changes in the parts after
-        that is found when the record is read."""
+    def save(self, key: bytes, parts: Sequence[memoryview]) -> None:
+        """Writes the page, unless it is there."""
         begin = monotonic()
         try:
             if self._backend.contains([key]):
                 return
             head = header(self._identity, key, parts)
-            if not is_valid():
-                return
             self._backend.write(key, [memoryview(head), *parts])
         except Exception as error:
             self._trouble("write", error)

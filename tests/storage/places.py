@@ -26,7 +26,7 @@ def open_at(folder: Path, *, identity: bytes = IDENTITY, page_bytes: int = PAGE,
 def save(store: Store, *keys: bytes) -> None:
     for key in keys:
         page = page_of(key)
-        store.save(key, [memoryview(page[:100]), memoryview(page[100:])], lambda: True)
+        store.save(key, [memoryview(page[:100]), memoryview(page[100:])])
 
 
 def load(store: Store, key: bytes) -> bytes | None:

@@ -49,7 +49,7 @@ def test_a_page_comes_back_also_in_the_next_life(tmp_path: Path) -> None:
 
 def test_more_parts_than_one_system_call_takes(store: Store) -> None:
     page = memoryview(bytearray(page_of(key_of(0))))
-    store.save(key_of(0), [page[i:i + 1] for i in range(PAGE)], lambda: True)
+    store.save(key_of(0), [page[i:i + 1] for i in range(PAGE)])
     assert load(store, key_of(0)) == page
 
 
@@ -139,11 +139,6 @@ def test_trouble_is_counted_and_told_once(store: Store, monkeypatch: pytest.Monk
     assert (len(told), store.totals.errors, store.totals.pages_written) == (1, 2, 1)
     assert not [path for path in (tmp_path / "pages" / files.WRITING).rglob("*") if path.is_file() and path.name != "lock"]
     assert load(store, key_of(0)) == page_of(key_of(0)) and load(store, key_of(1)) is None
-
-
-def test_pages_that_were_given_up_are_not_written(store: Store) -> None:
-    store.save(key_of(0), [memoryview(page_of(key_of(0)))], lambda: False)
-    assert store.count([key_of(0)]) == 0 and store.totals.pages_written == 0
 
 
 def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:

@@ -1,0 +1,288 @@
+"""The storage actor: pages go from host memory to storage when they are saved there, and come back before a request is admitted.
+
+    scheduler actor ── saved() after each result ──► queue ──► writers (worker threads) ──► Store
+                    ── arrived(sequences) ─────────► fetch: look up ──► readers (worker threads) ──► the prefix tree, as host pages
+                       ◄──────── wake() ─────────── the sequence may be admitted, and finds them there
+
+It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing of it: host memory is theirs
+and ours (devices/host.py), and who may touch which page of it when is cache/host.py's to say. A page is pinned while it is written, and
+reserved while it is read, so neither the death of ranks nor eviction disturbs it.
+
+A fetch ends when its last page is there, at the first page that is not, when its request is admitted or ends, or when the time of its
+policy is up; what has come by then, without a gap from the first page on, stays.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from runtime.cache.outside import Outside, Pin, Reserved
+from runtime.metrics import Metrics
+from runtime.request import Sequence
+from runtime.scheduling.scheduler import Scheduler
+from runtime.storage.settings import TierSettings
+from runtime.storage.store import Store
+
+PORTION_BYTES = 8 << 20  # about what a worker thread reads or writes before the loop hears of it
+LAST_WRITES_S = 2.0  # for what is queued when the server stops
+BEST_EFFORT, TIMEOUT = "best_effort", "timeout"  # --hicache-storage-prefetch-policy; the third one is wait_complete
+
+Memory = Callable[[int], list[memoryview]]  # host page -> its bytes on every rank
+
+
+class Page(Struct, frozen=True):
+    """A page that waits to be written: pinned, so that its bytes stay as they are."""
+
+    pin: Pin
+    parts: list[memoryview]
+
+
+class Fetch:
+    """Pages first .. first + len(keys) of a sequence's prompt on their way from storage to reserved host pages."""
+
+    def __init__(self, sequence: Sequence, memory: Memory) -> None:
+        self.sequence = sequence
+        self.memory = memory
+        self.first = 0
+        self.keys: list[bytes] = []
+        self.reserved: Reserved | None = None
+        self.num_given = 0  # of the reserved pages, those that belong to the tree by now
+        self.limit = 0  # no page from here on is there
+        self.have: set[int] = set()  # pages (counted from first) that were read
+        self.is_over = anyio.Event()  # the sequence need not wait any longer
+        self.is_done = anyio.Event()  # and nobody reads for it any more
+
+    def take(self, end: int) -> Reserved:
+        """The reserved pages before number `end` that were not taken yet."""
+        assert self.reserved is not None
+        hosts, self.num_given = self.reserved.hosts[self.num_given:end], end
+        return Reserved(hosts, self.reserved.tier)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the sequence still waits for its first pages. Asked in worker threads, too."""
+        return not (self.is_over.is_set() or self.sequence.is_finished or self.sequence.first_cached_len >= 0)
+
+
+class Writing:
+    """Pages on their way out: a bounded queue, and tasks that write its pages in worker threads."""
+
+    def __init__(self, store: Store, page_bytes: int, settings: TierSettings) -> None:
+        self._store = store
+        self._portion = _portion(page_bytes)
+        self._max_queued = settings.max_queued_bytes // page_bytes
+        self._num_writers = max(1, settings.num_threads // 2)
+        self._threads = CapacityLimiter(self._num_writers)
+        self._queue: deque[Page] = deque()
+        self._news = anyio.Event()
+
+    def put(self, pins: list[Pin], memory: Memory) -> None:
+        """Queues pages; those that find no room are dropped."""
+        for pin in pins:
+            if len(self._queue) < self._max_queued:
+                self._queue.append(Page(pin, memory(pin.host)))
+            else:
+                self._store.totals.pages_dropped += 1
+                pin.release()
+        if self._queue:
+            self._news.set()
+
+    def start(self, tasks: TaskGroup) -> None:
+        for _ in range(self._num_writers):
+            tasks.start_soon(self._write)
+
+    async def finish(self) -> None:
+        """Writes what is queued, if that takes no longer than LAST_WRITES_S."""
+        deadline = monotonic() + LAST_WRITES_S
+        while self._queue and monotonic() < deadline:
+            await self._write_portion()
+
+    async def _write(self) -> None:
+        while True:
+            while not self._queue:
+                if self._news.is_set():
+                    self._news = anyio.Event()
+                await self._news.wait()
+            await self._write_portion()
+
+    async def _write_portion(self) -> None:
+        pages = [self._queue.popleft() for _ in range(min(self._portion, len(self._queue)))]
+        try:
+            await to_thread.run_sync(self._write_pages, pages, limiter=self._threads)
+        finally:
+            for page in pages:
+                page.pin.release()
+
+    def _write_pages(self, pages: list[Page]) -> None:
+        for page in pages:
+            self._store.save(page.pin.key, page.parts)
+
+
+class Fetching:
+    """Pages on their way in, for sequences that wait."""
+
+    def __init__(self, store: Store, outside: Outside, page_bytes: int, settings: TierSettings) -> None:
+        self.num_fetches = 0
+        self.num_pages = 0  # that got into the tree
+        self._store = store
+        self._outside = outside
+        self._threshold = -(-settings.prefetch_threshold // outside.cache.page_size)
+        self._portion = _portion(page_bytes)
+        self._num_readers = settings.num_threads
+        self._threads = CapacityLimiter(self._num_readers)
+        self._leaders: dict[bytes, Fetch] = {}  # fetches by their first key: others who want the same wait for them
+
+    def aim(self, fetch: Fetch) -> bool:
+        """Looks what the nearer tiers lack. False: too little to be worth a fetch."""
+        wanted = self._outside.wanted(fetch.sequence)
+        if len(wanted.keys) < self._threshold:
+            return False
+        fetch.first, fetch.keys = wanted.first, wanted.keys
+        return True
+
+    async def bring(self, fetch: Fetch) -> None:
+        """Finds out how much of what was aimed at is there, and reads it into the tree."""
+        try:
+            while (leader := self._leaders.get(fetch.keys[0])) is not None:
+                await leader.is_done.wait()
+                if not fetch.is_wanted or not self.aim(fetch):
+                    return
+            self._leaders[fetch.keys[0]] = fetch
+            found = await to_thread.run_sync(self._store.count, fetch.keys, limiter=self._threads)
+            if found >= self._threshold and fetch.is_wanted:
+                await self._read(fetch, found)
+        finally:
+            if self._leaders.get(fetch.keys[0]) is fetch:
+                del self._leaders[fetch.keys[0]]
+            fetch.is_done.set()
+            fetch.is_over.set()
+
+    async def _read(self, fetch: Fetch, found: int) -> None:
+        self.num_fetches += 1
+        fetch.reserved = self._outside.reserve(found)
+        fetch.limit = len(fetch.reserved.hosts)
+        portions = iter(range(0, fetch.limit, self._portion))
+        try:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(self._num_readers):
+                    tasks.start_soon(self._read_portions, fetch, fetch.reserved.hosts, portions)
+        finally:
+            self._outside.adopt(fetch.sequence, 0, fetch.take(len(fetch.reserved.hosts)), 0)
+
+    async def _read_portions(self, fetch: Fetch, hosts: list[int], portions: Iterator[int]) -> None:
+        for start in portions:
+            if start >= fetch.limit or not fetch.is_wanted:
+                return
+            await to_thread.run_sync(self._read_pages, fetch, hosts, start, limiter=self._threads)
+            self._give(fetch)
+
+    def _read_pages(self, fetch: Fetch, hosts: list[int], start: int) -> None:
+        """In a worker thread: fills one portion of the reserved host pages, up to the first that is not in storage."""
+        for number in range(start, min(start + self._portion, fetch.limit)):
+            if not fetch.is_wanted:
+                return
+            if not self._store.load(fetch.keys[number], fetch.memory(hosts[number])):
+                fetch.limit = min(fetch.limit, number)
+                return
+            fetch.have.add(number)
+
+    def _give(self, fetch: Fetch) -> None:
+        """Puts what has come without a gap into the tree."""
+        end = fetch.num_given
+        while end in fetch.have:
+            end += 1
+        if end > fetch.num_given:
+            first, taken = fetch.first + fetch.num_given, fetch.take(end)
+            self.num_pages += self._outside.adopt(fetch.sequence, first, taken, len(taken.hosts))
+
+
+class StorageActor:
+    """Both ways together, and how long requests wait. Told by the scheduler actor what it must know at once."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, memory: Callable[[], Memory], *, identity: bytes, page_bytes: int,
+                 settings: TierSettings, policy: str, wake: Callable[[], None]) -> None:
+        """`memory` is asked anew for each fetch and save: ranks that come with other sizes bring another one."""
+        self.store = store
+        self.num_timeouts = 0  # requests that went on before all was there
+        self.wait_s = 0.0  # that requests were held
+        self._scheduler = scheduler
+        self._memory = memory
+        self._outside = Outside(lambda: scheduler.cache, identity)
+        self.fetching = Fetching(store, self._outside, page_bytes, settings)
+        self._writing = Writing(store, page_bytes, settings)
+        self._settings = settings
+        self._policy = policy
+        self._wake = wake
+        self._tasks: TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Reads and writes until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                self._writing.start(tasks)
+        finally:
+            self._tasks = None
+            with anyio.CancelScope(shield=True):
+                await self._writing.finish()
+                await to_thread.run_sync(self.store.close)
+
+    def saved(self) -> None:
+        """Pages may have come to host memory for certain; called after each result."""
+        if pins := self._outside.confirmed():
+            self._writing.put(pins, self._memory())
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A sequence has joined the queue: fetches what of its prompt is in no tier nearer, if that is enough to be worth it."""
+        fetch = Fetch(sequence, self._memory())
+        if self._tasks is None or not self.fetching.aim(fetch):
+            return
+        if self._policy != BEST_EFFORT:
+            self._scheduler.roster.waiting.hold(sequence)
+        self._tasks.start_soon(self._fetch, fetch)
+
+    async def clear(self) -> int:
+        """Forgets all pages of this model in storage. -> how many. Raises what the backend raises."""
+        return await to_thread.run_sync(self.store.clear)
+
+    def report(self, metrics: Metrics) -> None:
+        """Brings the metrics up to date."""
+        totals, stats = self.store.totals, self.store.stats()
+        metrics.storage_pages.values.update(written=totals.pages_written, read=totals.pages_read, missed=totals.pages_missed,
+                                            corrupt=totals.pages_corrupt, dropped=totals.pages_dropped, evicted=stats.get("evicted", 0))
+        metrics.storage_bytes.values.update(write=totals.bytes_written, read=totals.bytes_read)
+        metrics.storage_s.values.update(write=totals.write_s, read=totals.read_s)
+        metrics.storage_errors.value = totals.errors
+        metrics.storage_fetched_tokens.value = self.fetching.num_pages * self._outside.cache.page_size
+        metrics.storage_timeouts.value = self.num_timeouts
+        metrics.storage_wait_s.value = self.wait_s
+        metrics.storage_held_bytes.set(stats.get("bytes", 0))
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        begin = monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.fetching.bring, fetch)
+            with anyio.move_on_after(self._patience_s(len(fetch.keys))) as scope:
+                await fetch.is_over.wait()
+            fetch.is_over.set()
+            self.num_timeouts += scope.cancelled_caught
+            if self._policy != BEST_EFFORT:
+                self.wait_s += monotonic() - begin
+                self._scheduler.roster.waiting.release(fetch.sequence)
+            self._wake()
+
+    def _patience_s(self, num_pages: int) -> float:
+        if self._policy != TIMEOUT:
+            return math.inf
+        num_tokens = num_pages * self._outside.cache.page_size
+        return self._settings.prefetch_timeout_base + self._settings.prefetch_timeout_per_ki_token * num_tokens / 1024
+
+
+def _portion(page_bytes: int) -> int:
+    return max(1, PORTION_BYTES // page_bytes)
