@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from runtime import __version__, log
@@ -35,7 +36,7 @@ from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.outputs import Outputs
 from runtime.request import Sink
-from runtime.sampling import Limits
+from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -54,13 +55,15 @@ class Core:
     """Everything behind the faces. `run` is its life; the rest is the Service protocol (service.py)."""
 
     def __init__(self, plan: Plan) -> None:
-        """Reads config.json. Raises ModelError."""
+        """Reads config.json. Raises ModelError, OptionsError."""
         self.plan = plan
         self.model: ModelConfig = read_config(plan.model_path)
         self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
+        preferred = preferred_sampling(plan)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
-                              sampling_defaults=self.model.sampling_defaults)
+                              sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
+                              preferred=preferred)
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed
@@ -314,6 +317,16 @@ def scheduler_config(plan: Plan, model: ModelConfig, num_pages: int, num_host_pa
             decode_steps=plan.num_continuous_decode_steps,
             delay_steps=plan.prefill_delayer_max_delay_passes if plan.enable_prefill_delayer else 0,
             delay_watermark=plan.prefill_delayer_token_usage_low_watermark))
+
+
+def preferred_sampling(plan: Plan) -> dict[str, Any]:
+    """Fields of SamplingParams. Raises OptionsError."""
+    preferred = plan.preferred_sampling_params or {}
+    try:
+        msgspec.convert(preferred, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise OptionsError([f"--preferred-sampling-params: {error}; its names are those of sampling_params of /generate"]) from None
+    return preferred
 
 
 def has_priorities(plan: Plan) -> bool:

@@ -27,7 +27,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     created: int  # unix seconds
     limits: Limits
-    sampling_defaults: dict[str, Any] = {}  # from generation_config.json: temperature, top_p, top_k, ...
+    sampling_defaults: dict[str, Any] = {}  # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
+    preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
 
 
 class Load(Struct, frozen=True, kw_only=True):

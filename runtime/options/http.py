@@ -42,9 +42,9 @@ class Api(Group, frozen=True, kw_only=True):
     reasoning_parser: A[str | None, planned("How thinking is told from the answer.")] = None
     tool_call_parser: A[str | None, planned("How tool calls are read out of the answer.")] = None
     tool_server: A[str | None, planned("Servers of built-in tools.")] = None
-    sampling_defaults: A[Literal["openai", "model"], planned(
+    sampling_defaults: A[Literal["openai", "model"], option(
         "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"
-    preferred_sampling_params: A[Json | None, planned("Sampling values for requests that leave them open, as JSON.")] = None
+    preferred_sampling_params: A[Json | None, option("Sampling values for requests that leave them open, as JSON.")] = None
     allow_auto_truncate: A[bool, option("Cut the end off prompts that are too long instead of refusing them.")] = False
     enable_custom_logit_processor: A[bool, planned("Let requests bring their own logit processors.")] = False
     enable_return_hidden_states: A[bool, planned("Let requests ask for hidden states.")] = False

@@ -97,6 +97,7 @@ class FakeService:
     fail_after: int | None = None  # tokens after which the sink fails
     fail_with: RequestError = field(default_factory=lambda: InvalidRequest("the template failed", param="prompt"))
     defaults: dict[str, Any] = field(default_factory=dict)
+    preferred: dict[str, Any] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
     asks: list[Ask] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -106,7 +107,8 @@ class FakeService:
     @property
     def card(self) -> ModelCard:
         limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
-        return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults)
+        return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
+                         preferred=self.preferred)
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         if self.refuse is not None:

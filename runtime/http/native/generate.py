@@ -1,7 +1,7 @@
 """POST /generate: the native API, in SGLang's form. A list of prompts gives a list of answers; stream events carry all text so far."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -56,7 +56,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
             _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
             _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
     ]
-    params = [_params(*pair) for pair in zip(sampling, logprobs, strict=True)]
+    params = [_params(*pair, service.card.preferred) for pair in zip(sampling, logprobs, strict=True)]
     asks = [
         Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt,
             session=wish.session_params, timeout_s=wish.timeout, queue_timeout_s=wish.queue_timeout)
@@ -111,11 +111,11 @@ def _ids(rid: str | list[str] | None, count: int) -> list[str]:
     return rid
 
 
-def _params(body: SamplingBody, logprobs: LogprobWish) -> SamplingParams:
+def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, Any]) -> SamplingParams:
     refuse_later(body, SAMPLING_LATER, "sampling_params.")
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
-    wished = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    wished = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     wished.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     if isinstance(body.stop, str):
         wished["stop"] = [body.stop] if body.stop else []

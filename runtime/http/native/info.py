@@ -107,7 +107,7 @@ def model_info(service: Service) -> dict[str, Any]:
         "tokenizer_path": _value(options, "tokenizer_path"),
         "served_model_name": service.card.name,
         "is_generation": True,
-        "preferred_sampling_params": service.card.sampling_defaults or None,
+        "preferred_sampling_params": service.card.preferred or None,
         "weight_version": "default",
         "has_image_understanding": False,
         "has_audio_understanding": False,

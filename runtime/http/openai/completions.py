@@ -38,7 +38,7 @@ def completions(service: Service, body: bytes) -> Answer:
     prompts = [_infill(prompt, wish.suffix) for prompt in _prompts(wish.prompt)] if wish.suffix else _prompts(wish.prompt)
     params = sampling_params(
         wish, service.card.sampling_defaults, NAMES,
-        max_new_tokens=DEFAULT_MAX_TOKENS if wish.max_tokens is None else None,
+        max_new_tokens=DEFAULT_MAX_TOKENS if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred else None,
         logprobs=wish.logprobs is not None, top_logprobs=wish.logprobs, prompt_logprobs=wish.logprobs if wish.echo else None,
     )
     envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options)

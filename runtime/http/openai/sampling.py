@@ -16,13 +16,11 @@ FIELDS = {
     "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos", "skip_special_tokens": "skip_special_tokens",
     "include_stop_str_in_output": "include_stop", "no_stop_trim": "include_stop",
 }
-# what a model's generation_config.json may decide where the client does not
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any) -> SamplingParams:
-    """`more` are fields of SamplingParams that the route derives itself. `names` maps those fields to the client's names."""
-    wished = {name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None}
+    """`defaults` are fields of SamplingParams for what the client leaves open, `more` those that the route derives itself. `names` maps
+    those fields to the client's names."""
+    wished = dict(defaults)
     for field, name in FIELDS.items():
         if (value := getattr(body, field)) is not None:
             wished[name] = value

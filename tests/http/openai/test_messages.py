@@ -58,7 +58,7 @@ def test_a_last_message_that_goes_on() -> None:
 
 @pytest.mark.parametrize(("fields", "defaults", "params"), [
     ({}, {}, SamplingParams()),
-    ({}, {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True}, SamplingParams(temperature=0.6, top_p=0.9, top_k=20)),
+    ({}, {"temperature": 0.6, "top_p": 0.9, "top_k": 20}, SamplingParams(temperature=0.6, top_p=0.9, top_k=20)),
     ({"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}, SamplingParams(temperature=0.0, top_p=0.9)),
     ({"stop": "END"}, {}, SamplingParams(stop=("END",))),
     ({"stop": ["a", "b"], "stop_token_ids": [3]}, {}, SamplingParams(stop=("a", "b"), stop_token_ids=(3,))),
