@@ -92,7 +92,7 @@ async def test_log_probabilities_of_chosen_tokens(checkpoint: Checkpoint) -> Non
     assert len(pairs) == 6 + 6 + 3
     for one, all_of_them in pairs:
         known = dict(all_of_them.top)
-        assert [i for i, _ in one.picked] == picks and one.top == all_of_them.top[:len(one.top)]
+        assert [i for i, _ in one.picked] == picks and [i for i, _ in one.top] == [i for i, _ in all_of_them.top[:len(one.top)]]
         for token, logprob in one.picked:
             assert logprob == pytest.approx(known[token], abs=1e-5)
 
