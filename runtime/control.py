@@ -5,17 +5,20 @@
 """
 
 from collections.abc import Callable
+from tempfile import mkdtemp
 from typing import Any
 
 import anyio
+from msgspec import structs
 
 from runtime.actors.router import Router
 from runtime.actors.tokenizer import TokenizerActor
-from runtime.errors import RequestError, Unavailable
-from runtime.messages import Continue, Flush, Pause, PauseMode, Prompt, ToScheduler
+from runtime.errors import InvalidRequest, RankDied, RequestError, Unavailable
+from runtime.messages import Continue, Flush, Pause, PauseMode, Profile, Prompt, ToScheduler
 from runtime.metrics import Metrics
 from runtime.scheduling.scheduler import Scheduler
 from runtime.sessions import Sessions
+from runtime.supervisor import Supervisor
 
 
 class Reply:
@@ -39,13 +42,15 @@ class Reply:
 class Control:
     """The Controls protocol (service.py). `scheduler` and `tokenizer` are there as soon as they are loaded."""
 
-    def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics) -> None:
+    def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics, supervisor: Supervisor) -> None:
         self.scheduler: Scheduler | None = None
         self.tokenizer: TokenizerActor | None = None
         self._router = router
         self._to_scheduler = to_scheduler
         self._metrics = metrics
-        self.sessions = Sessions(self._abort_one)
+        self.sessions = Sessions(lambda request_id: self._cancel(lambda i: i == request_id))
+        self._supervisor = supervisor
+        self._profile_folder = ""  # where what the ranks record is to be written
         self._replies: set[Reply] = set()
         self._end: RequestError | None = None
 
@@ -72,14 +77,37 @@ class Control:
         self._check()
         return self._cancel(lambda i: i.startswith(prefix))
 
+    def start_profile(self, wish: Profile) -> str:
+        self._check()
+        if self._profile_folder:
+            raise InvalidRequest("a profile is being recorded already; /stop_profile ends it")
+        folder = wish.folder or mkdtemp(prefix="runtime-profile-")
+        self._tell_ranks(structs.replace(wish, folder=folder))
+        if wish.num_steps is None:
+            self._profile_folder = folder
+        return folder
+
+    def stop_profile(self) -> str:
+        self._check()
+        if not self._profile_folder:
+            raise InvalidRequest("no profile is being recorded; /start_profile begins one")
+        self._tell_ranks(Profile())
+        folder, self._profile_folder = self._profile_folder, ""
+        return folder
+
+    def _tell_ranks(self, wish: Profile) -> None:
+        try:
+            is_told = self._supervisor.ranks.submit(wish)
+        except RankDied:
+            is_told = False
+        if not is_told or self._supervisor.is_recovering:
+            raise Unavailable("the ranks cannot be told now; try again in a moment")
+
     def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
         return self.sessions.open(capacity, session_id, idle_s, is_line=is_line)
 
     def close_session(self, session_id: str) -> None:
         self.sessions.close(session_id)
-
-    def _abort_one(self, request_id: str) -> None:
-        self._cancel(lambda i: i == request_id)
 
     def _cancel(self, matches: Callable[[str], bool]) -> int:
         scheduler = self.scheduler

@@ -75,7 +75,7 @@ class Core:
         self._to_detokenizer = Channel[ToDetokenizer](64)
         self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
         self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout)
-        self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics)
+        self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor)
         self._outputs.on_close(self.control.sessions.ended)
         self._draw_seed = random_seeds(plan.random_seed)
         self._vocabulary: Vocabulary | None = None

@@ -276,11 +276,21 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     window: WindowPages | None = None  # None: no updates, or one pool for all layers
 
 
+class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile"):
+    """Record where the rank's time goes from now on; without a folder: write what was recorded."""
+
+    folder: str = ""
+    activities: tuple[str, ...] = ("CPU", "GPU")
+    with_stack: bool = False
+    record_shapes: bool = False
+    num_steps: int | None = None  # after which it is written without being told
+
+
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | StopRank
+ToRank = StartRank | StepPlan | Profile | StopRank
 
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 

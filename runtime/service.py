@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from runtime.messages import Ask, PauseMode, Prompt
+from runtime.messages import Ask, PauseMode, Profile, Prompt
 from runtime.request import Sink
 from runtime.sampling import Limits
 
@@ -73,6 +73,14 @@ class Controls(Protocol):
 
     def abort(self, prefix: str) -> int:
         """Ends all requests whose id begins with `prefix`; their clients get what there is, with reason abort. -> how many"""
+        ...
+
+    def start_profile(self, wish: Profile) -> str:
+        """Ranks record where their time goes. -> the folder of what they will write. Raises InvalidRequest when they do already."""
+        ...
+
+    def stop_profile(self) -> str:
+        """They write it. -> the folder. Raises InvalidRequest."""
         ...
 
     def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:

@@ -81,7 +81,7 @@ class Recorder:
 class Sessions:
     """All sessions of a runtime: bounded in number, closed when idle for too long."""
 
-    def __init__(self, abort: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, abort: Callable[[str], object], clock: Callable[[], float] = monotonic) -> None:
         """`abort` ends a request, telling its client."""
         self._abort = abort
         self._clock = clock

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import anyio
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from runtime.actors.router import Router
 from runtime.channels import Channel
 from runtime.control import Control
-from runtime.errors import Busy, Unavailable
-from runtime.messages import Ask
+from runtime.errors import Busy, InvalidRequest, Unavailable
+from runtime.messages import Ask, Profile
 from runtime.metrics import Metrics
 from runtime.outputs import Outputs
 from runtime.request import FinishReason
@@ -83,7 +84,7 @@ async def test_who_waits_for_an_answer_hears_of_the_end() -> None:
     told: list[object] = []
     asks = Channel[Ask](1)
     asks.discard()
-    control = Control(Router(Outputs(), asks, told.append), told.append, Metrics())
+    control = Control(Router(Outputs(), asks, told.append), told.append, Metrics(), None)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="loading"):
         await control.flush()
     control.scheduler = Scheduler(SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()))
@@ -111,3 +112,28 @@ async def test_the_id_of_an_aborted_request_can_be_used_at_once() -> None:
         sink = ask(core, "same", max_new_tokens=3)
         await until(lambda: sink.finishes)
         assert len(sink.token_ids()) == 3 and not gone.deltas
+
+
+@pytest.mark.parametrize("num_steps", [None, 3])
+async def test_ranks_write_profiles(tmp_path: Path, num_steps: int | None) -> None:
+    async with running(null_step_s=0.001) as core:
+        folder = tmp_path / "new"
+        assert core.control.start_profile(Profile(folder=str(folder), num_steps=num_steps)) == str(folder)
+        sink = ask(core, "work", max_new_tokens=10)
+        await until(lambda: sink.finishes)
+        if num_steps is None:
+            with pytest.raises(InvalidRequest, match="already"):
+                core.control.start_profile(Profile())
+            assert core.control.stop_profile() == str(folder)
+        await until(lambda: (folder / "rank-0.txt").is_file() and "(step)" in (folder / "rank-0.txt").read_text())
+        with pytest.raises(InvalidRequest, match="no profile"):
+            core.control.stop_profile()
+
+
+async def test_a_profile_that_cannot_be_written_harms_nobody() -> None:
+    async with running() as core:
+        core.control.start_profile(Profile(folder="/proc/nowhere"))
+        core.control.stop_profile()
+        sink = ask(core, "work", max_new_tokens=10)
+        await until(lambda: sink.finishes)
+        assert core._supervisor.generation == 1

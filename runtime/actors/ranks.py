@@ -27,7 +27,7 @@ import msgspec
 
 from runtime.devices import ring
 from runtime.errors import RankDied, RingError, StartError
-from runtime.messages import FromRank, LoadProgress, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
+from runtime.messages import FromRank, LoadProgress, Profile, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
 from runtime.wire import Wire
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
@@ -128,8 +128,8 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan) -> bool:
-        """Hands a step to all ranks. False: the rings are full; try again at the next wake.
+    def submit(self, plan: StepPlan | Profile) -> bool:
+        """Hands a step, or a wish for a profile, to all ranks. False: the rings are full; try again at the next wake.
 
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
         """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from runtime.errors import StartError
-from runtime.messages import RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Profile, RankReady, StartRank, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,10 @@ class Executor(Protocol):
 
     def step(self, plan: StepPlan) -> StepResult | None:
         """Runs one step; the ranks that do not report return None."""
+        ...
+
+    def profile(self, wish: Profile) -> None:
+        """Records from now on, in place of what was recorded before; without a folder it writes what was recorded, if anything was."""
         ...
 
     def close(self) -> None: ...

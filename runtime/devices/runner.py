@@ -18,9 +18,10 @@ from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.devices.base import Batch, Device, Facts, Progress
 from runtime.errors import StartError
 from runtime.layers.attention import Attention
+from runtime.layers.profile import Recording
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots, to_device
-from runtime.messages import PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
@@ -38,6 +39,7 @@ class Runner:
         self.open_device = open_device
         self.facts = facts
         self.loaded: Loaded | None = None
+        self.recording: Recording | None = None
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         times = [perf_counter()]
@@ -72,6 +74,11 @@ class Runner:
         assert self.loaded is not None, "step before start"
         with torch.inference_mode():
             return self.loaded.step(plan)
+
+    def profile(self, wish: Profile) -> None:
+        if self.recording is not None and not wish.folder:
+            self.recording.write()
+        self.recording = Recording(wish, self.rank) if wish.folder else None
 
     def close(self) -> None:
         if self.loaded is not None:

@@ -19,7 +19,7 @@ import traceback
 from runtime.devices.base import Executor, open_device
 from runtime.devices.ring import Reader, RingFds, Writer
 from runtime.errors import RingError, StartError
-from runtime.messages import FromRank, LoadProgress, RankFailed, StartRank, StepPlan, StopRank, ToRank
+from runtime.messages import FromRank, LoadProgress, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
 from runtime.wire import Wire
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -35,6 +35,8 @@ class Rank:
         self._writer = Writer(results, generation)
         self._plans = Wire[ToRank](ToRank)
         self._results = Wire[FromRank](FromRank)
+        self._last_step = 0
+        self._profile_until: int | None = None  # the step after which a profile is written
 
     def run(self) -> int:
         """Everything from the first record to the last; returns the exit code."""
@@ -46,9 +48,15 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(), StepPlan):
+            while isinstance(plan := self._receive(), StepPlan | Profile):
+                if isinstance(plan, Profile):
+                    self._profile(executor, plan)
+                    continue
                 if (result := executor.step(plan)) is not None:
                     self._send(result)
+                if self._profile_until == plan.step:
+                    self._profile(executor, Profile())
+                self._last_step = plan.step
             if not isinstance(plan, StopRank):
                 raise RingError(f"a {type(plan).__name__} came where a StepPlan or StopRank was due")
             executor.close()
@@ -60,6 +68,14 @@ class Rank:
             traceback.print_exc(file=sys.stderr)
             self._send(RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False))
             return 1
+
+    def _profile(self, executor: Executor, wish: Profile) -> None:
+        """A profile that cannot be made or written harms no request."""
+        self._profile_until = None if wish.num_steps is None else self._last_step + wish.num_steps
+        try:
+            executor.profile(wish)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
 
     def _receive(self) -> ToRank:
         body = self._reader.read()

@@ -13,7 +13,7 @@ from runtime.errors import InvalidRequest, Unavailable
 from runtime.http.exchange import Answer, Output
 from runtime.http.face import Face
 from runtime.http.replies import taking, telling
-from runtime.messages import Ask, PauseMode, Tokens
+from runtime.messages import Ask, PauseMode, Profile, Tokens
 from runtime.request import Delta
 from runtime.sampling import SamplingParams
 from runtime.service import Load, Service
@@ -48,6 +48,16 @@ class CloseSessionBody(Struct, frozen=True):
     """/close_session"""
 
     session_id: str
+
+
+class ProfileBody(Struct, frozen=True):
+    """/start_profile, in SGLang's words; what it knows besides is accepted without effect."""
+
+    output_dir: str | None = None
+    num_steps: A[int, Meta(ge=1)] | None = None
+    activities: list[str] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
 
 
 class NoBody(Struct, frozen=True):
@@ -103,6 +113,15 @@ def routes(service: Service, face: Face) -> list[Route]:
         control.close_session(body.session_id)
         return Response()
 
+    async def start_profile(body: ProfileBody) -> Any:
+        folder = control.start_profile(Profile(
+            folder=body.output_dir or "", activities=tuple(body.activities or ("CPU", "GPU")), with_stack=bool(body.with_stack),
+            record_shapes=bool(body.record_shapes), num_steps=body.num_steps))
+        return {"message": "The ranks record; when they stop, each writes a file.", "output_dir": folder}
+
+    async def stop_profile(_: NoBody) -> Any:
+        return {"message": "The ranks write what they recorded, which takes a moment.", "output_dir": control.stop_profile()}
+
     size = face.max_body_bytes
     return [
         Route("/pause_generation", taking(PauseBody, pause, size), methods=["POST"]),
@@ -111,6 +130,8 @@ def routes(service: Service, face: Face) -> list[Route]:
         Route("/abort_request", taking(AbortBody, abort, size), methods=["POST"]),
         Route("/open_session", taking(OpenSessionBody, open_session, size), methods=EITHER),
         Route("/close_session", taking(CloseSessionBody, close_session, size), methods=EITHER),
+        Route("/start_profile", taking(ProfileBody, start_profile, size), methods=EITHER),
+        Route("/stop_profile", taking(NoBody, stop_profile, size), methods=EITHER),
         Route("/v1/loads", telling(lambda _: loads(service.load()))),
         Route("/get_load", telling(lambda _: old_loads(service.load()))),
     ]

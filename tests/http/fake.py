@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.messages import Ask, Chat, Infill, Prompt, Text, Tokens
+from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
 from runtime.request import Delta, Finish, FinishReason, Sink, TokenLogprob
 from runtime.sampling import Limits, check
 from runtime.service import Health, Load, ModelCard
@@ -70,6 +70,14 @@ class FakeControls:
     def abort(self, prefix: str) -> int:
         self.tell(("abort", prefix))
         return 2
+
+    def start_profile(self, wish: Profile) -> str:
+        self.tell(wish)
+        return wish.folder or "drawn"
+
+    def stop_profile(self) -> str:
+        self.tell("stop")
+        return "drawn"
 
     def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
         self.tell(("open", capacity, session_id, idle_s, is_line))

@@ -7,6 +7,7 @@ import pytest
 
 from runtime.errors import Busy, Unavailable
 from runtime.http.app import http_app
+from runtime.messages import Profile
 from tests.http.fake import FakeControls, FakeService
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +26,8 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
     ("/abort_request", {"rid": "batch-7"}, ("abort", "batch-7")),
     ("/abort_request", {"abort_all": True}, ("abort", "")),
     ("/open_session", {"capacity_of_str_len": 9, "session_id": "s", "timeout": 5, "streaming": True}, ("open", 9, "s", 5.0, True)),
+    ("/start_profile", {"output_dir": "x", "num_steps": 3}, Profile(folder="x", num_steps=3)),
+    ("/stop_profile", {}, "stop"),
     ("/close_session", {"session_id": "s"}, ("close", "s")),
 ])
 async def test_orders_reach_the_service(path: str, body: dict[str, Any], told: Any) -> None:

@@ -9,10 +9,13 @@ biases and stop ids: an end-of-sequence token comes only from a script. Log prob
 Imports no torch.
 """
 
+import cProfile
 import os
 import signal
 import threading
 import time
+from pathlib import Path
+from pstats import Stats
 from typing import Annotated as A
 from typing import Literal
 
@@ -22,7 +25,7 @@ from msgspec import Meta, Struct
 
 from runtime.devices.base import Progress
 from runtime.errors import StartError
-from runtime.messages import Admit, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Admit, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
 _NO_INTS = np.empty(0, np.int32)
@@ -51,6 +54,7 @@ class NullExecutor:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._recording: tuple[str, cProfile.Profile] | None = None  # and the folder to write it to
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         """Raises StartError when `device_options` cannot be used."""
@@ -84,6 +88,18 @@ class NullExecutor:
             time.sleep(max(0.0, begin_s + duration_s - time.perf_counter()))
             result = result and msgspec.structs.replace(result, compute_s=time.perf_counter() - begin_s)
         return result
+
+    def profile(self, wish: Profile) -> None:
+        """Nothing is computed here: what is recorded is the Python code of a rank."""
+        if self._recording is not None and not wish.folder:
+            folder, recorded = self._recording
+            recorded.disable()
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with open(Path(folder) / f"rank-{self._rank}.txt", "w", encoding="utf-8") as file:
+                Stats(recorded, stream=file).sort_stats("cumulative").print_stats()
+        self._recording = (wish.folder, cProfile.Profile()) if wish.folder else None
+        if self._recording is not None:
+            self._recording[1].enable()
 
     def close(self) -> None:
         """Nothing to give back."""
