@@ -12,8 +12,11 @@ from time import monotonic
 from typing import Protocol
 
 import anyio
+from anyio.lowlevel import checkpoint
 from msgspec import structs
 
+from runtime import log
+from runtime.cache.audit import Findings
 from runtime.cache.journal import CacheEvents
 from runtime.channels import Channel
 from runtime.errors import Busy, InvalidRequest, RankDied
@@ -38,6 +41,9 @@ from runtime.sampling import Limits, check, cut
 from runtime.scheduling.pausing import flush, pause, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.upkeep import Upkeep
+
+AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do
 
 
 class Steps(Protocol):
@@ -83,6 +89,8 @@ class SchedulerActor:
         self._publish = publish
         self._wake = anyio.Event()
         self._armed = anyio.Event()  # there is a new deadline
+        self._upkeep = Upkeep(scheduler)
+        self._audited_s = -AUDIT_EVERY_S
         self._unsent: StepPlan | None = None  # planned, but the ring was full
         self._storage: Storage | None = None
         self._pausing: list[Pause] = []  # to be answered when no step is in flight
@@ -184,6 +192,24 @@ class SchedulerActor:
                 self._meter.ended(monotonic(), tokens)
                 await self._send(tokens)
             self._report()
+            if self._upkeep.is_due and monotonic() - self._audited_s > AUDIT_EVERY_S:
+                await self._audit()
+
+    async def _audit(self) -> None:
+        """Nobody needs anything: looks over the cache, until somebody comes."""
+        audit = self._upkeep.run()
+        try:
+            while not self._wake.is_set():
+                next(audit)
+                await checkpoint()
+        except StopIteration as end:
+            self._audited_s = monotonic()
+            found: Findings = end.value
+            if not found.is_clean:
+                self._meter.leaked(len(found.pages) + len(found.hosts))
+                self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
+                log.get("cache").error("the prefix cache was not as it should be and was emptied", pages=sorted(found.pages),
+                                       host_pages=sorted(found.hosts), findings=found.words)
 
     async def lose_ranks(self) -> Lost:
         """The ranks are dead: all that ran waits. The request that killed them, where it is known, fails."""

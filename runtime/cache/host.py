@@ -72,6 +72,7 @@ class HostTier:
         self._saves: list[tuple[Node, int, int]] = []  # of this plan: node, device page, host page
         self._loads: list[tuple[Node, int, int]] = []
         self._flights: deque[Flight] = deque()
+        self.reserved: set[int] = set()  # host pages that somebody outside writes to
         self._moving: Counter[int] = Counter()  # steps in flight by the host page that they touch
 
     @property
@@ -171,6 +172,7 @@ class HostTier:
         while len(pages) < count and (host := self._room()):
             (moving if host in self._moving else pages).append(host)
         self.tree.hosts.release(moving)
+        self.reserved.update(pages)
         return pages
 
     def _plan_save(self, node: Node) -> None:

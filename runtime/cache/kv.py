@@ -16,7 +16,6 @@ from runtime.cache.host import HostConfig, HostTier
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
-from runtime.messages import Moves
 from runtime.request import Sequence
 
 
@@ -37,8 +36,9 @@ class KVCache:
     def __init__(self, num_pages: int, page_size: int, config: CacheConfig = DEFAULT) -> None:
         self.page_size = page_size
         self.shares = config.shares
+        self.config = config
         self.pool = PagePool(num_pages)
-        self.tree = PrefixTree(page_size, eviction=config.eviction, num_host_pages=config.host.num_pages)
+        self.tree = PrefixTree(page_size, eviction=config.eviction, hosts=PagePool(max(config.host.num_pages, 1)))
         self.host = HostTier(self.tree, config.host)
 
     @property
@@ -63,15 +63,6 @@ class KVCache:
         tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
         return wanted - sequence.match.num_locked
-
-    def begin(self) -> None:
-        """A plan begins."""
-        if self.host.is_on:
-            self.host.begin()
-
-    def take_moves(self, step: int) -> Moves | None:
-        """The plan is complete, as that of `step`. -> what it moves between tiers"""
-        return self.host.take(step) if self.host.has_moves else None
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
         """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
@@ -139,12 +130,25 @@ class KVCache:
         """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in host memory for certain."""
         self.tree.lose_device()
         self.host.lose_ranks()
-        self.pool = PagePool(self.pool.num_pages + 1)
+        self.pool = PagePool(self.pool.size, self.pool.broken)
 
     def resume(self, num_pages: int) -> None:
         """New ranks have come, with what was in host memory."""
         self.pool = PagePool(num_pages)
         self.host.settle()
+
+    def quarantine(self, pages: set[int], hosts: set[int]) -> None:
+        """Something is wrong, and nobody runs: empties the cache, and hands these pages out no more. Host pages that somebody outside
+        reads or writes must be among them."""
+        broken = PagePool(self.tree.hosts.size, self.tree.hosts.broken | hosts)
+        tree = PrefixTree(self.page_size, eviction=self.config.eviction, hosts=broken)
+        tree.journal = self.tree.journal
+        if tree.journal is not None:
+            tree.journal.cleared()
+        self.pool = PagePool(self.pool.size, self.pool.broken | pages)
+        self.tree.is_closed = True
+        self.tree = tree
+        self.host = HostTier(tree, self.config.host)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:

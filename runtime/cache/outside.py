@@ -33,8 +33,9 @@ class Pin(Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the tree still has it. It can be read all the same."""
-        return self.node.is_attached
+        """Whether the page can be found and holds what it should. While it is pinned it can be read all the same, unless the ranks have
+        come again with another host memory."""
+        return not self.tree.is_closed and self.node.is_attached
 
     def release(self) -> None:
         self.tree.unpin(self.node)
@@ -114,6 +115,7 @@ class Outside:
         tree, namespace = self.cache.tree, sequence.request.namespace
         if reserved.tier is not self.cache.host:
             return 0
+        reserved.tier.reserved.difference_update(reserved.hosts)
         tokens, width, spare = memoryview(sequence.tokens).cast("B"), 4 * tree.page_size, list(reserved.hosts[count:])
         node = tree.probe(None, namespace, tokens, first) if first or not count else tree.enter(namespace)
         if node.depth < first:  # evicted meanwhile

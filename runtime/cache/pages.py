@@ -1,19 +1,32 @@
 """Which pages of the KV cache are free."""
 
+from collections.abc import Collection
+
 
 class PagePool:
-    """Hands out page ids 1 .. num_pages-1; page 0 is the ranks' padding page.
+    """Hands out page ids 1 .. size-1, without the `broken`; page 0 is the ranks' padding page.
 
     Every page is either free here or owned by exactly one sequence or prefix node: `allocate` and `release` are the only doors.
     """
 
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages - 1
-        self._free = list(range(num_pages - 1, 0, -1))  # a stack: pages used last are warm
+    def __init__(self, size: int, broken: Collection[int] = ()) -> None:
+        self.size = size
+        self.broken = frozenset(broken)
+        self._free = [page for page in range(size - 1, 0, -1) if page not in self.broken]  # a stack: pages used last are warm
+        self.num_pages = len(self._free)
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def free(self) -> Collection[int]:
+        return self._free
+
+    @property
+    def usable(self) -> Collection[int]:
+        """Free or not."""
+        return set(range(1, self.size)) - self.broken
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages; the caller has checked `num_free`."""

@@ -25,7 +25,7 @@ DEVICE, HOST = 1, 2  # bits of Node.queued
 class PrefixTree:
     """Shared pages: `num_pages` of the device, `num_evictable` of them held by nobody but the tree, and pages of the pool `hosts`."""
 
-    def __init__(self, page_size: int, *, eviction: str = "lru", num_host_pages: int = 0) -> None:
+    def __init__(self, page_size: int, *, eviction: str = "lru", hosts: PagePool | None = None) -> None:
         self.page_size = page_size
         self.eviction = eviction
         self.root = Node(None, b"", 0)  # of the namespace ""; it stays, others go when they are empty
@@ -33,7 +33,9 @@ class PrefixTree:
         self.num_pages = 0
         self.num_evictable = 0
         self.journal: Journal | None = None  # is told what comes and goes
-        self.hosts = PagePool(max(num_host_pages, 1))
+        self.hosts = hosts or PagePool(1)
+        self.orphans: set[Node] = set()  # gone from the tree, but pinned in host memory
+        self.is_closed = False  # another tree has taken its place
         self.device_queue = EvictionQueue(eviction, can_leave_device, DEVICE)
         self.host_queue = EvictionQueue(eviction, can_leave_host, HOST)
         self._nowhere = Node(None, b"", 0)  # what is found in a namespace that has no root
@@ -173,6 +175,7 @@ class PrefixTree:
         else:
             self.hosts.release([node.host])
             node.host = 0
+            self.orphans.remove(node)
 
     def lose_device(self) -> None:
         """All device pages are gone, and who ran through them. What is in host memory stays, if all above it does."""
@@ -200,7 +203,9 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None
         parent.num_hosted -= 1
-        if not node.pins:
+        if node.pins:
+            self.orphans.add(node)
+        else:
             self.hosts.release([node.host])
             node.host = 0
         if parent.parent is not None:

@@ -90,6 +90,10 @@ class Meter:
         for i in sequence_ids:
             self._forget(now_s, i)
 
+    def leaked(self, num_pages: int) -> None:
+        """Pages of the cache that nobody had, or two."""
+        self._metrics.cache_leaks.add(num_pages)
+
     def _forget(self, now_s: float, sequence_id: int) -> None:
         self._last.pop(sequence_id, None)
         if (arrival := self._arrived.pop(sequence_id, None)) is not None:

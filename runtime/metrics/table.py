@@ -39,6 +39,7 @@ class Metrics:
         self.cached_tokens = Counter("runtime_cached_tokens_total", "Of the prompt tokens, those found in the prefix cache.")
         self.loaded_tokens = Counter("runtime_host_loaded_tokens_total", "Of the cached tokens, those that came back from host memory.")
         self.saved_pages = Counter("runtime_host_saved_pages_total", "Pages that were copied to host memory.")
+        self.cache_leaks = Counter("runtime_cache_leaks_total", "Pages that had no owner, or two, and are not used any more.")
         self.generated_tokens = Counter("runtime_generated_tokens_total", "Tokens that were sampled.")
         self.requests = Counter("runtime_requests_total", "Requests that were taken in.")
         self.refused = Labelled("runtime_refused_requests_total", "Requests that were refused, by HTTP status.", label="status")

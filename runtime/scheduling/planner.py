@@ -81,7 +81,7 @@ class Planner:
         """The next step, or None when there is nothing to compute and nothing to move now."""
         roster = self.roster
         roster.begin()
-        roster.cache.begin()
+        roster.cache.host.begin()
         if roster.waiting.has_ready:
             roster.waiting.turn += 1
             if roster.has_levels:
@@ -92,7 +92,7 @@ class Planner:
         if roster.extending or (roster.waiting.has_ready and roster.has_free_slot):
             self._fill(builder, parts)
         step = self.totals.steps + 1
-        moves = roster.cache.take_moves(step)
+        moves = roster.cache.host.take(step)
         if not builder.sequences and moves is None:
             return None
         self.totals.steps = step

@@ -189,6 +189,7 @@ class Scheduler:
         else:
             cache = structs.replace(cache, host=structs.replace(cache.host, num_pages=num_host_pages))
             self.config = structs.replace(self.config, cache=cache)
+            self.cache.tree.is_closed = True
             self.roster.cache = empty_cache(structs.replace(self.config, num_pages=num_pages), self.journal)
             self.roster.waiting.restart(self.cache.tree)
         if num_pages == self.config.num_pages:

@@ -20,13 +20,13 @@ class Steps:
     def plan(self, *newcomers: Sequence) -> Moves | None:
         """One plan that admits and computes `newcomers`."""
         self.step += 1
-        self.cache.begin()
+        self.cache.host.begin()
         for newcomer in newcomers:
             assert self.cache.missing(newcomer) <= self.cache.num_available
             self.cache.admit(newcomer, use_prefix=True)
             newcomer.computed_len = len(newcomer.tokens)
             self.cache.publish(newcomer)
-        return self.cache.take_moves(self.step)
+        return self.cache.host.take(self.step)
 
     def run(self, *tokens: int) -> Sequence:
         """A sequence that comes, is computed and goes."""
@@ -154,12 +154,12 @@ def test_a_sequence_that_takes_no_prefix_brings_the_page_back() -> None:
     it.cache.pool.release(it.cache.tree.evict(2))
     assert it.cache.tree.num_pages == 0
     plain = sequence(1, 1, 2, 2, 3)
-    it.cache.begin()
+    it.cache.host.begin()
     it.cache.admit(plain, use_prefix=False)
     plain.computed_len = 5
     it.cache.publish(plain)
     assert (it.cache.tree.num_pages, plain.node.depth, it.cache.host.num_used) == (2, 2, 2)
-    assert it.cache.take_moves(9) is None, "host memory has it still"
+    assert it.cache.host.take(9) is None, "host memory has it still"
 
 
 def test_flush_empties_host_memory() -> None:

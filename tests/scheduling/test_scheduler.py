@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from runtime.cache.audit import findings
 from runtime.cache.eviction import POLICIES as EVICTIONS
 from runtime.cache.host import WRITE_POLICIES, HostConfig
 from runtime.cache.kv import CacheConfig
@@ -141,6 +142,7 @@ class World:
             if sequence.node is not None:
                 assert sequence.node.path() == sequence.pages[:sequence.node.depth]
                 owned.update(sequence.pages[sequence.node.depth:])
+        assert findings(cache, self.scheduler.roster.live.values()).words == []
         assert owned == Counter(range(1, self.config.num_pages))
         assert hosts == Counter(range(1, len(self.rank.host)))
         assert evictable == cache.tree.num_evictable
