@@ -188,8 +188,9 @@ class Engine:
         return self._core.metrics()
 
     def asgi(self) -> ASGIApp:
-        """The HTTP API of this engine, to be mounted under any prefix while the engine is open."""
-        return http_app(self._core, face_of(self._core.plan), self._kept)
+        """The HTTP API of this engine, to be mounted under any prefix while the engine is open. Routes that change the engine for everybody
+        need admin_api_key: who can connect is not known here."""
+        return http_app(self._core, face_of(self._core.plan, is_local=False), self._kept)
 
 
 class LLM:

@@ -6,6 +6,8 @@
     │   └── ModelError             the model folder cannot be served
     ├── RequestError               one request cannot be served; becomes an HTTP error, harms nobody else
     │   ├── InvalidRequest   400   a field is wrong; `param` names it
+    │   ├── Unauthorized     401   no key, or a wrong one
+    │   ├── Forbidden        403   nobody may do this here
     │   ├── NotFound         404   no such model, route or object
     │   ├── Busy             400   not while requests run (400 and not 409, because clients of SGLang look for it)
     │   ├── TooLarge         413   the body is over the limit
@@ -58,6 +60,18 @@ class InvalidRequest(RequestError):
     """A field of the request is wrong; `param` names it and the message says what would be right."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class Unauthorized(RequestError):
+    """The request has no key that opens this route."""
+
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The server was started so that nobody may do this."""
+
+    status, type, code = 403, "permission_error", "forbidden"
 
 
 class NotFound(RequestError):

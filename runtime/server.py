@@ -15,7 +15,7 @@ from runtime.errors import StartError
 from runtime.http.app import http_app
 from runtime.http.face import face_of
 from runtime.http.openai.kept import open_kept
-from runtime.http.server import listen, serve
+from runtime.http.server import listen, serve, tls_context
 from runtime.options.plan import Plan
 
 
@@ -28,6 +28,9 @@ def run(plan: Plan) -> int:
 
 
 async def main(plan: Plan) -> int:
+    tls = None
+    if plan.ssl_certfile is not None:
+        tls = tls_context(plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs)
     core = Core(plan)
     kept = open_kept(core, plan)
     stop = anyio.Event()  # the HTTP server closes
@@ -38,8 +41,8 @@ async def main(plan: Plan) -> int:
             tasks.start_soon(kept.run)
         sockets = listen(plan.host, plan.port)
         port = sockets[0].getsockname()[1]
-        log.get("server").info("listening", url=f"http://{plan.host}:{port}")
-        await serve(http_app(core, face_of(plan), kept), sockets=sockets, shutdown=stop)
+        log.get("server").info("listening", url=f"http{'s' if tls else ''}://{plan.host}:{port}")
+        await serve(http_app(core, face_of(plan), kept), sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
         raise core.failure

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,10 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
 from runtime.http import admin, errors
-from runtime.http.body import discard_body, read_body
+from runtime.http.body import read_body, refusing
 from runtime.http.connection import EXTENSION
+from runtime.http.doors import guarded
 from runtime.http.exchange import DIRECT, Answer
 from runtime.http.face import DEFAULT, Face
+from runtime.http.ids import request_id, telling_id
 from runtime.http.native import info
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat
@@ -38,19 +41,26 @@ Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; r
 def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -> ASGIApp:
     """The application for one service. `kept`, if there is one, must run beside it."""
     stored = no_routes() if kept is None else kept.routes()
-    app = Starlette(routes=[*_routes(service, face), *stored], exception_handlers={
+    app: ASGIApp = Starlette(routes=guarded([*_routes(service, face), *stored], face.keys), exception_handlers={
         RequestError: errors.on_request_error,
         HTTPException: errors.on_http_error,
         ClientDisconnect: _on_disconnect,
         Exception: errors.on_bug,
     })
 
+    if face.cors_origins:
+        app = CORSMiddleware(app, allow_origins=face.cors_origins, allow_methods=["*"], allow_headers=["*"],
+                             expose_headers=["x-request-id", "retry-after"])
+
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
         connection, own_send = scope.get("extensions", {}).get(EXTENSION, (None, None))
         # writing past `send` is right only where nothing stands between us and the server
         if connection is not None and own_send is send:
             scope[DIRECT] = connection
-        await app(scope, receive, send)
+        await app(scope, receive, telling_id(send, request_id(scope["headers"])))
 
     return entry
 
@@ -84,26 +94,13 @@ def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
         try:
             body = await read_body(request.scope, request.receive, face.max_body_bytes)
         except TooLarge as error:
-            return _refusing(errors.error_response(error))
+            return refusing(errors.error_response(error))
         answer = serve(service, body)
         answer.exchange.come_from(origin(request.headers, face.tenant_is))
         answer.interval = face.stream_interval
         return answer
 
     return endpoint
-
-
-def _refusing(response: Response) -> ASGIApp:
-    """Sends the refusal of a body at once, and ends the response when the rest of the body is through."""
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_open(message: Any) -> None:
-            await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)
-
-        await response(scope, receive, send_open)
-        await discard_body(receive)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    return refuse
 
 
 def _health(service: Service) -> Endpoint:

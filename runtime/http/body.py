@@ -3,7 +3,8 @@
 import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import TooLarge
 
@@ -40,3 +41,16 @@ async def discard_body(receive: Receive) -> None:
         message = await receive()
         while message["type"] == "http.request" and message.get("more_body", False):
             message = await receive()
+
+
+def refusing(response: Response) -> ASGIApp:
+    """Sends the refusal of a body at once, and ends the response when the rest of the body is through."""
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_open(message: Message) -> None:
+            await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)
+
+        await response(scope, receive, send_open)
+        await discard_body(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return refuse

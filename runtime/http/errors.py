@@ -14,7 +14,7 @@ from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError
 
 T = TypeVar("T")
 
-RETRY_AFTER = {429: "1", 503: "5"}  # seconds; what a polite client waits
+HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}  # seconds that a polite client waits
 _DEPTH = "the JSON is nested too deeply"
 
 # msgspec ends its messages with the place: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
@@ -34,8 +34,7 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_response(error: RequestError) -> Response:
-    headers = {"retry-after": RETRY_AFTER[error.status]} if error.status in RETRY_AFTER else None
-    return Response(msgspec.json.encode(error_object(error)), error.status, headers, "application/json")
+    return Response(msgspec.json.encode(error_object(error)), error.status, HEADERS.get(error.status), "application/json")
 
 
 def on_request_error(_: Request, error: Exception) -> Response:
@@ -49,6 +48,7 @@ def on_http_error(request: Request, error: Exception) -> Response:
     message, code = {
         404: (f"there is no route {request.url.path}", "not_found"),
         405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
+        408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return Response(msgspec.json.encode(body), error.status_code, error.headers, "application/json")

@@ -45,6 +45,23 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+def tls_context(certfile: str, keyfile: str | None, password: str | None, ca_certs: str | None) -> ssl.SSLContext:
+    """TLS 1.2 or newer, HTTP/2 or HTTP/1.1. With `ca_certs` clients must show a certificate. Raises StartError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        context.load_cert_chain(certfile, keyfile, password or "")  # without one, OpenSSL would ask the terminal
+        if ca_certs is not None:
+            context.load_verify_locations(ca_certs)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        files = " or ".join(file for file in (certfile, keyfile, ca_certs) if file is not None)
+        raise StartError(f"TLS cannot start with {files} ({getattr(error, 'strerror', None) or error}); check --ssl-certfile, "
+                         "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs") from None
+    return context
+
+
 async def serve(
     app: ASGIApp, *, sockets: list[socket.socket], shutdown: anyio.Event, tls: ssl.SSLContext | None = None,
     grace_s: float = GRACE_S, stuck_s: float = STUCK_S, root_path: str = "",

@@ -7,6 +7,7 @@ already: they are shown beside the refusal, and are in force when the option sta
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from runtime.options import doors
 from runtime.options.table import by_name, rows
 from runtime.storage import settings
 
@@ -25,6 +26,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prefill_delayer_", ("enable_prefill_delayer",)),
     ("priority_scheduling_", ("enable_priority_scheduling",)),
     ("isolate_tenants", ("fair_share",)),
+    ("ssl_", ("ssl_certfile",)),
     ("schedule_low_priority_values_first", ("enable_priority_scheduling",)),
     ("eplb_", ("enable_eplb",)),
     ("export_metrics_to_file_dir", ("export_metrics_to_file",)),
@@ -52,6 +54,7 @@ REQUIRES: tuple[tuple[str, str], ...] = (
 # pairs that exclude one another
 EXCLUDES: tuple[tuple[str, str], ...] = (
     ("enable_hierarchical_cache", "disable_radix_cache"),
+    ("kv_events_config", "disable_radix_cache"),
     ("encoder_only", "language_only"),
     ("encoder_only", "disaggregation_mode"),
     ("dllm_algorithm", "enable_lora"),
@@ -347,6 +350,8 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
     limits_name_media,
     bounds_have_a_form,
     states_align_with_pages,
+    doors.keys_fit_a_header,
+    doors.root_path_is_a_path,
     storage_settings_are_known,
 )
 

@@ -13,7 +13,12 @@ class Http(Group, frozen=True, kw_only=True):
     port: A[Port, option("Port to listen on; 0 takes a free one and logs it.")] = 30000
     max_body_bytes: A[Count, option("Largest request body; above it the answer is 413.")] = 16 * 2**20
     shutdown_timeout: A[Seconds, option("Seconds that running requests may take to end after SIGTERM.")] = 30.0
-    fastapi_root_path: A[str, planned("Path prefix under which a proxy serves the API.")] = ""
+    fastapi_root_path: A[str, option("Path prefix under which a proxy serves the API.")] = ""
+    cors_origins: A[tuple[str, ...] | None, option("Origins of web pages whose scripts may use the API; * for all.")] = None
+    ssl_certfile: A[str | None, option("PEM file with the certificate and those that signed it: serves HTTPS and HTTP/2.")] = None
+    ssl_keyfile: A[str | None, option("PEM file with the certificate's key, where it is not in --ssl-certfile.")] = None
+    ssl_keyfile_password: A[str | None, option("Password of that key.", secret=True)] = None
+    ssl_ca_certs: A[str | None, option("PEM file of authorities; clients must show a certificate of one of them.")] = None
     grpc_mode: A[bool, planned("Serve gRPC instead of HTTP.")] = False
     skip_server_warmup: A[bool, superseded(
         "Don't send the warm-up request after start.", "the server sends none: a rank is ready when it says so.")] = False
@@ -25,8 +30,8 @@ class Http(Group, frozen=True, kw_only=True):
 class Api(Group, frozen=True, kw_only=True):
     """API"""
 
-    api_key: A[str | None, planned("Key that clients must send as a bearer token.", secret=True)] = None
-    admin_api_key: A[str | None, planned("Key for the routes that change the server.", secret=True)] = None
+    api_key: A[tuple[str, ...] | str | None, option("Keys, one of which clients must send as a bearer token.", secret=True)] = None
+    admin_api_key: A[str | None, option("Key for the routes that change the server for everybody.", secret=True)] = None
     served_model_name: A[str, option("Name that clients use; auto is --model-path as given.")] = "auto"
     chat_template: A[str, option(
         "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the tokenizer's own.")] = "auto"

@@ -46,6 +46,14 @@ class Plan(Struct, frozen=True, kw_only=True):
     port: int
     max_body_bytes: int
     shutdown_timeout: float  # seconds
+    fastapi_root_path: str
+    cors_origins: tuple[str, ...] | None
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
+    ssl_keyfile_password: str | None
+    ssl_ca_certs: str | None
+    api_key: tuple[str, ...] | str | None
+    admin_api_key: str | None
     device: str
     tensor_parallel_size: int
     num_ranks: int

@@ -7,7 +7,8 @@ from typing import Any
 
 # name and meaning are ours
 COMMON = frozenset({
-    "--host", "--port", "--api-key", "--dtype", "--trust-remote-code", "--revision", "--download-dir", "--load-format", "--chat-template",
+    "--host", "--port", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--kv-events-config",
+    "--dtype", "--trust-remote-code", "--revision", "--download-dir", "--load-format", "--chat-template",
     "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-lora", "--max-lora-rank", "--tool-call-parser",
     "--reasoning-parser", "--cpu-offload-gb", "--otlp-traces-endpoint", "--model-impl", "--tokenizer-mode", "--quantization", "--model",
     "--nnodes", "--node-rank", "--enable-eplb",
@@ -95,9 +96,7 @@ WITHOUT: tuple[tuple[str, str], ...] = (
     ("--compilation-config", "see --enable-torch-compile"),
     ("-O", "see --enable-torch-compile"),
     ("--kv-transfer-config", "see --disaggregation-mode and --disaggregation-transfer-backend"),
-    ("--ssl-keyfile", "put a proxy that ends TLS in front"),
-    ("--ssl-certfile", "put a proxy that ends TLS in front"),
-    ("--allowed-origins", "put a proxy in front, or mount runtime.asgi() in an application with such a middleware"),
+    ("--allowed-origins", "give --cors-origins, several words instead of JSON"),
     ("--middleware", "mount runtime.asgi() in an application with your middleware"),
     ("--kv-cache-memory-bytes", "give --max-total-tokens, in tokens"),
     ("--max-log-len", "see --log-requests-level"),

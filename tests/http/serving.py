@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 from starlette.types import ASGIApp
@@ -14,7 +15,8 @@ from tests.http.fake import FakeService
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s: float = 5.0) -> AsyncIterator[tuple[str, int]]:
+async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s: float = 5.0,
+                  **more: Any) -> AsyncIterator[tuple[str, int]]:
     """Address of a server of `app`."""
     if isinstance(app, FakeService):
         app = http_app(app)
@@ -22,7 +24,7 @@ async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s:
     address = sockets[0].getsockname()
     shutdown = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: serve(app, sockets=sockets, shutdown=shutdown, stuck_s=stuck_s, grace_s=grace_s))
+        tasks.start_soon(lambda: serve(app, sockets=sockets, shutdown=shutdown, stuck_s=stuck_s, grace_s=grace_s, **more))
         try:
             yield address
         finally:

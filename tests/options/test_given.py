@@ -60,7 +60,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
     ("--json-model-override-args \udc80", "is not possible; expected json"),
     ("--enable-lora", "--enable-lora is planned and not here yet; leave it out"),
     ("--enable-p2p-check", "cuda devices"),
-    ("--api-key s3cret=", "--api-key is planned"),
+    ("--api-key good s3cret=é", "--api-key is empty, or has"), ("--admin-api-key=", "--admin-api-key is empty"),
 ])
 def test_problems(words: str, problem: str) -> None:
     with pytest.raises(OptionsError) as caught:

@@ -71,6 +71,8 @@ def sample(row: Row) -> list[str]:
             return [next((word for word in now if word != row.default), now[0])]
         case Row(takes="json"):
             return ["{}"]
+        case Row(name="fastapi_root_path"):
+            return ["/1"]
         case _:
             return ["1"]
 

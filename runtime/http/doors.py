@@ -1,0 +1,118 @@
+"""Who may come in: keys, and what each route asks for.
+
+    open      health and metrics: probes and scrapers carry no secrets
+    user      everything else: one of --api-key, if there are any
+    admin     what changes the server for everybody: --admin-api-key. Without one, as a user, but only on a server that listens on
+              this machine alone; else nobody
+
+A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The level of a route is decided by its own
+declaration when the routes are put together, not by comparing paths when a request comes.
+"""
+
+from collections.abc import Iterable, Sequence
+from hmac import compare_digest
+from ipaddress import ip_address
+from typing import Literal
+
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from runtime.errors import Forbidden, RequestError, Unauthorized
+from runtime.http.body import refusing
+from runtime.http.errors import error_response
+
+Level = Literal["open", "user", "admin"]
+
+OPEN = frozenset({"/health", "/health_generate", "/ping", "/metrics"})
+ADMIN = frozenset({
+    "/flush_cache", "/clear_hicache_storage_backend", "/attach_hicache_storage_backend", "/detach_hicache_storage_backend",
+    "/pause_generation", "/continue_generation", "/abort_request", "/set_internal_state", "/slow_down", "/freeze_gc",
+    "/start_profile", "/stop_profile", "/configure_logging", "/load_lora_adapter", "/unload_lora_adapter",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+    "/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc",
+    "/init_weights_update_group", "/destroy_weights_update_group", "/weights_checker", "/update_weight_version",
+    "/release_memory_occupation", "/resume_memory_occupation",
+    "/start_expert_distribution_record", "/stop_expert_distribution_record", "/dump_expert_distribution_record",
+})
+ALL_INTERFACES = ("", "*")
+
+
+class Keys:
+    """The secrets, never printed, and what they open."""
+
+    __slots__ = ("_user", "_admin", "_is_local")
+
+    def __init__(self, user: Iterable[str] = (), admin: str | None = None, *, is_local: bool = True) -> None:
+        """`is_local`: only programs on this machine can connect."""
+        self._user = tuple(key.encode() for key in user)
+        self._admin = () if admin is None else (admin.encode(),)
+        self._is_local = is_local
+
+    def check(self, level: Level, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Raises Unauthorized or Forbidden."""
+        if level == "open":
+            return
+        wanted = self._user
+        if level == "admin":
+            if self._admin:
+                wanted = self._admin
+            elif not self._is_local:
+                raise Forbidden("this route changes the server for everybody; it needs a server with --admin-api-key, or one that listens "
+                                "on this machine alone")
+        if wanted and not _has_one(wanted, headers):
+            whose = "the admin key" if wanted is self._admin else "an API key"
+            raise Unauthorized(f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not known here")
+
+
+def level_of(path: str) -> Level:
+    """`path` as it is declared."""
+    return "open" if path in OPEN else "admin" if path in ADMIN else "user"
+
+
+def guarded(routes: Sequence[BaseRoute], keys: Keys) -> Sequence[BaseRoute]:
+    """The same routes, each behind its door."""
+    for route in routes:
+        assert isinstance(route, Route | WebSocketRoute | Mount), f"no door fits {route}"
+        route.app = _Door(route.app, keys, level_of(route.path))
+    return routes
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reachable from this machine alone."""
+    if host in ALL_INTERFACES:
+        return False
+    try:
+        return ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Door:
+    def __init__(self, app: ASGIApp, keys: Keys, level: Level) -> None:
+        self.app = app
+        self.keys = keys
+        self.level = level
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.keys.check(self.level, scope["headers"])
+        except RequestError as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": ""})  # before it was accepted: an answer 403
+            else:
+                await refusing(error_response(error))(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def _has_one(wanted: tuple[bytes, ...], headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """How long it takes tells only how long the keys are, and how many."""
+    found = False
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            value = value[7:].strip()
+        elif name != b"x-api-key":
+            continue
+        for key in wanted:
+            found |= compare_digest(value, key)
+    return found
