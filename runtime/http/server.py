@@ -15,6 +15,7 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData
+from hypercorn.protocol.h2 import H2Protocol
 from starlette.types import ASGIApp
 
 from runtime.errors import StartError
@@ -165,6 +166,7 @@ class _Server(TCPServer):
                 data = await self.reader.read(READ_BYTES)
             except OSError:
                 break
+            self._keep_streams_apart()
             with anyio.CancelScope() as self.handling:
                 if self.has_left:
                     self.handling.cancel()  # takes effect when it waits
@@ -172,9 +174,26 @@ class _Server(TCPServer):
         await self.protocol.handle(Closed())
         await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
 
+    def _keep_streams_apart(self) -> None:
+        """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is an error of the connection,
+        which would end all other streams."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H2Protocol) and not isinstance(protocol.streams, _Streams):
+            protocol.streams = _Streams(protocol.streams)
+
     async def _close(self) -> None:
         with anyio.move_on_after(self.close_s):
             await super()._close()
+
+
+class _Streams(dict[int, Any]):
+    """HTTP/2 streams by number. What comes for one that has ended is thrown away."""
+
+    def __missing__(self, _: int) -> "_Streams":
+        return self
+
+    async def handle(self, _: Any) -> None:
+        """As streams have it."""
 
 
 def _config(root_path: str) -> Config:
