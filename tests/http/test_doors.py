@@ -1,6 +1,7 @@
 """Keys, ids, origins of pages, prefixes of proxies: what every route does before it does anything."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from starlette.websockets import WebSocket
 from runtime.http.app import _routes, http_app
 from runtime.http.doors import ADMIN, OPEN, Keys, guarded, is_loopback, level_of
 from runtime.http.face import DEFAULT, Face
+from runtime.http.openai.kept import no_routes
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 
@@ -34,9 +36,9 @@ def bearer(key: str) -> dict[str, str]:
 def plain_routes() -> list[tuple[str, str]]:
     """(method, path) of every route that there is."""
     found = []
-    for route in _routes(FakeService(), DEFAULT):
+    for route in [*_routes(FakeService(), DEFAULT), *no_routes()]:
         assert isinstance(route, Route) and route.methods
-        found += [(method, route.path.replace("{name:path}", "x")) for method in sorted(route.methods - {"HEAD"})]
+        found += [(method, re.sub("{.*?}", "x", route.path)) for method in sorted(route.methods - {"HEAD"})]
     return found
 
 
