@@ -26,7 +26,8 @@ def make(folder: Path, name: str, *more: str) -> Path:
     """A certificate that signs itself; its key stands in NAME.key."""
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2",
                     "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
-                    "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"), *(more or ("-nodes",))], check=True, capture_output=True)
+                    "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"),
+                    *(more or ("-nodes",))], check=True, capture_output=True)
     return folder / f"{name}.pem"
 
 
@@ -55,7 +56,7 @@ async def test_both_protocols(certificate: Path, http2: bool) -> None:
         assert done == "data: [DONE]" and json.loads(last.removeprefix("data: "))["text"] == whole.json()["text"]
         assert (await http.post("/generate", content=b"x" * 300_000)).status_code == 413
         with pytest.raises(httpx.RemoteProtocolError) if http2 else nullcontext():
-            assert (await http.get("/health", headers={"x": "y" * 70_000})).status_code in (400, 431)
+            assert (await http.get("/health", headers={"x": "y" * (70_000 if http2 else 200_000)})).status_code in (400, 431)
         assert (await http.get("/health")).status_code == 200, "others go on"
 
 
