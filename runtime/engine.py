@@ -214,7 +214,7 @@ class LLM:
         return self._portal.call(self._generate_one, prompts, sampling)
 
     def flush_cache(self) -> int:
-        """See Engine; so for the next three."""
+        """See Engine; so for the next five."""
         return self._portal.call(self._engine.flush_cache)
 
     def pause_generation(self, mode: PauseMode = "abort") -> None:
@@ -225,6 +225,12 @@ class LLM:
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         return self._portal.call(lambda: self._engine.abort_request(rid, abort_all=abort_all))
+
+    def open_session(self, capacity: int, session_id: str | None = None) -> str:
+        return self._portal.call(self._engine.open_session, capacity, session_id)
+
+    def close_session(self, session_id: str) -> None:
+        self._portal.call(self._engine.close_session, session_id)
 
     async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
         return await self._engine.generate(prompt, **sampling)

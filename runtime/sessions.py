@@ -21,6 +21,7 @@ from runtime.request import Delta, Sink
 
 MAX_SESSIONS = 4096
 MAX_TURNS = 512  # of a session; the oldest are forgotten
+MAX_TOKENS = 1 << 26  # kept by all sessions together, 4 bytes each
 IDLE_S = 3600.0  # after which a session is closed, unless it was opened with another time
 
 
@@ -31,12 +32,18 @@ class Turn:
         self.request_id = request_id
         self.parent = parent
         self.before = before
+        self.prompt = array("i")  # from the end of the request on
         self.output = array("i")
         self.is_over = False
+        self.num_kept = 0  # tokens that count as kept
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.prompt or self.before.prompt_ids)
 
     def tokens(self, params: SessionParams) -> list[int]:
         """What a request that goes on from here begins with."""
-        tokens = list(self.before.prompt_ids)
+        tokens = self.prompt.tolist() if self.is_over else list(self.before.prompt_ids)
         if not params.drop_previous_output:
             tokens += self.output.tolist()
         return tokens[:params.offset] if params.offset else tokens
@@ -85,6 +92,7 @@ class Sessions:
         """`abort` ends a request, telling its client."""
         self._abort = abort
         self._clock = clock
+        self.num_tokens = 0  # kept by all of them
         self._sessions: dict[str, Session] = {}
         self._running: dict[str, tuple[Session, Turn]] = {}  # by request id
 
@@ -104,8 +112,9 @@ class Sessions:
 
     def close(self, session_id: str) -> None:
         """Its running requests go on, without it. Raises NotFound."""
-        if self._sessions.pop(session_id, None) is None:
+        if (session := self._sessions.get(session_id)) is None:
             raise _unknown(session_id)
+        self._drop(session)
 
     def begin(self, ask: Ask, params: SessionParams, sink: Sink) -> tuple[Ask, Sink]:
         """A request joins its session. -> the ask with the tokens before it, and the sink to submit it with.
@@ -125,10 +134,12 @@ class Sessions:
         if len(before.token_ids) >= session.capacity:
             raise InvalidRequest(f"the session is full: {len(before.token_ids)} tokens come before this request, and it was opened for "
                                  f"{session.capacity}", param="session_params")
+        if self.num_tokens > MAX_TOKENS:
+            raise Overloaded(f"sessions keep over {MAX_TOKENS} tokens, the most they may; close some, or try again later")
         session.tenant, session.used_s = ask.tenant, self._clock()
         turn = session.turns[ask.id] = Turn(ask.id, parent, before)
         if len(session.turns) > MAX_TURNS:
-            del session.turns[next(iter(session.turns))]
+            self._forget(session, next(iter(session.turns.values())))
         self._running[ask.id] = session, turn
         return structs.replace(ask, before=before), Recorder(turn, sink, lambda turn: self._forget(session, turn))
 
@@ -137,10 +148,15 @@ class Sessions:
         if (found := self._running.pop(request_id, None)) is None:
             return
         session, turn = found
+        turn.prompt.extend(turn.before.prompt_ids)
+        turn.before = Before([])
         turn.is_over = True
         session.used_s = self._clock()
-        if not turn.before.prompt_ids:
+        if not turn.has_begun:
             self._forget(session, turn)
+        elif self._sessions.get(session.id) is session and session.turns.get(request_id) is turn:
+            turn.num_kept = len(turn.prompt) + len(turn.output)
+            self.num_tokens += turn.num_kept
 
     def _parent(self, session: Session, params: SessionParams) -> Turn | None:
         """The turn that a request goes on from, and what `replace` replaces is gone."""
@@ -153,7 +169,7 @@ class Sessions:
             parent = None if params.rid is None else session.turns.get(params.rid)
             if params.rid is not None and parent is None:
                 raise InvalidRequest("the session has no request of this id", param="session_params.rid")
-        if parent is not None and not parent.before.prompt_ids:
+        if parent is not None and not parent.has_begun:
             raise InvalidRequest("the request to go on from has not begun; wait for it", param="session_params.rid")
         if params.replace:
             for turn in [t for t in session.turns.values() if parent is None or t.descends_from(parent)]:
@@ -172,12 +188,17 @@ class Sessions:
     def _forget(self, session: Session, turn: Turn) -> None:
         if session.turns.get(turn.request_id) is turn:
             del session.turns[turn.request_id]
+            self.num_tokens -= turn.num_kept
+
+    def _drop(self, session: Session) -> None:
+        del self._sessions[session.id]
+        self.num_tokens -= sum(turn.num_kept for turn in session.turns.values())
 
     def _drop_idle(self) -> None:
         """Sessions that nobody has used for their time; called when somebody uses one, as nothing happens otherwise."""
         now_s, busy = self._clock(), {session.id for session, _ in self._running.values()}
         for session in [s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and s.id not in busy]:
-            del self._sessions[session.id]
+            self._drop(session)
 
 
 def _unknown(session_id: str) -> NotFound:

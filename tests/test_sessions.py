@@ -129,9 +129,21 @@ def test_bounds() -> None:
     talk.begin("runs", [1])
     talk.sessions.open(10, "late")
     assert len(talk.sessions) == 2, "only the idle ones are gone"
+    kept = talk.sessions.num_tokens
+    assert kept == MAX_TURNS - 2 + 3  # prompts; what was forgotten and what still runs does not count
     talk.now_s = 100
     talk.sessions.open(10, "later")
     assert len(talk.sessions) == 3, "a session with a running request is not idle; `late` has an hour"
+
+
+def test_tokens_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.sessions.MAX_TOKENS", 9)
+    talk = Talk()
+    talk.ask("a", [1] * 9, [2, 3])
+    with pytest.raises(Overloaded, match="close some"):
+        talk.ask("b", [1], [2])
+    talk.sessions.close("s")
+    assert talk.sessions.num_tokens == 0
 
 
 @pytest.mark.anyio
