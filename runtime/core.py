@@ -26,6 +26,7 @@ from runtime.actors.tokenizer import TokenizerActor
 from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
+from runtime.cache.window import WindowConfig
 from runtime.channels import Channel
 from runtime.control import Control
 from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
@@ -137,7 +138,8 @@ class Core:
             for ready in self._supervisor.readies:
                 for phase, seconds in ready.phases_s.items():
                     log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
-            config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages)
+            config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages,
+                                      self._supervisor.num_window_pages)
             journal = None if events is None else Journal(config.page_size)
             self._scheduler = self.control.scheduler = Scheduler(config, journal)
             if (delayer := self._scheduler.planner.delayer) is not None:
@@ -216,10 +218,12 @@ class Core:
         if (scheduler := self._scheduler) is None:
             return Load(running=0, waiting=self._router.num_open, used_pages=0, cached_pages=0, total_pages=0,
                         page_size=self.plan.page_size, steps=0, tokens_per_s=0.0)
-        cache = scheduler.cache
+        cache, window = scheduler.cache, scheduler.cache.window
         return Load(running=scheduler.roster.num_running, waiting=len(scheduler.roster.waiting), used_pages=cache.num_used,
                     cached_pages=cache.tree.num_evictable, total_pages=cache.pool.num_pages, page_size=cache.page_size,
                     used_host_pages=cache.host.num_used, total_host_pages=cache.tree.hosts.num_pages,
+                    used_window_pages=window.pool.num_used if window else 0, cached_window_pages=window.num_idle if window else 0,
+                    total_window_pages=window.pool.num_pages if window else 0,
                     steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()),
                     max_running=self.plan.max_running_requests, prompt_tokens=scheduler.totals.prompt_tokens,
                     cached_tokens=scheduler.totals.cached_tokens, weights_bytes=sum(r.weights_bytes for r in self._supervisor.readies),
@@ -242,6 +246,8 @@ class Core:
         metrics.total_pages.set(load.total_pages)
         metrics.used_host_pages.set(load.used_host_pages)
         metrics.total_host_pages.set(load.total_host_pages)
+        metrics.used_window_pages.set(load.used_window_pages)
+        metrics.total_window_pages.set(load.total_window_pages)
         if self._scheduler is not None:
             totals = self._scheduler.totals
             for counter, value in ((metrics.prompt_tokens, totals.prompt_tokens), (metrics.cached_tokens, totals.cached_tokens),
@@ -271,7 +277,7 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         tp_size=plan.tensor_parallel_size, page_size=plan.page_size, max_slots=plan.max_running_requests, max_len=plan.context_length,
         max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
         max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
-        device_options=plan.device_options,
+        device_options=plan.device_options, window_ratio=plan.window_ratio,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0)
 
@@ -299,12 +305,14 @@ def _read_template(path: str) -> str:
                             "name one of these or a Jinja file"]) from None
 
 
-def scheduler_config(plan: Plan, model: ModelConfig, num_pages: int, num_host_pages: int = 0) -> SchedulerConfig:
-    """What the scheduler must know of the plan; `num_pages` and `num_host_pages` are what the smallest rank holds."""
+def scheduler_config(
+        plan: Plan, model: ModelConfig, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0) -> SchedulerConfig:
+    """What the scheduler must know of the plan; the numbers of pages are what the smallest rank holds."""
     return SchedulerConfig(
         max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
         page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
         cache=CacheConfig(shares=not plan.disable_radix_cache, eviction=plan.radix_eviction_policy,
+                          window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
                           host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy)),
         conservativeness=plan.schedule_conservativeness, limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
         order=OrderConfig(

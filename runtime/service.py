@@ -42,6 +42,9 @@ class Load(Struct, frozen=True, kw_only=True):
     page_size: int
     used_host_pages: int = 0  # copies of cached pages in host memory
     total_host_pages: int = 0
+    used_window_pages: int = 0  # of sliding-window layers, where they have a pool of their own; the next is a part of them
+    cached_window_pages: int = 0
+    total_window_pages: int = 0
     steps: int
     tokens_per_s: float
     max_running: int = 0  # sequences that can run at once

@@ -5,6 +5,8 @@ A sequence's pages, by page-table row:
     [0, node.depth)           owned by the prefix tree, locked through `sequence.node`
     [node.depth, len(pages))  owned by the sequence alone
 
+That is of the layers that see everything. Those with a sliding window may have a pool of their own (see window.py).
+
 Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in the order of
 submission, and store a step's keys and values before they attend: a page published by step n is written when step n or any
 later one reads it, and a page released now is reused by a later step only. What that means for copies in host memory stands in host.py.
@@ -16,6 +18,7 @@ from runtime.cache.host import HostConfig, HostTier
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
+from runtime.cache.window import WindowConfig, open_windows
 from runtime.request import Sequence
 
 
@@ -25,6 +28,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     shares: bool = True
     eviction: str = "lru"
     host: HostConfig = HostConfig()
+    window: WindowConfig = WindowConfig()
 
 
 DEFAULT = CacheConfig()
@@ -40,6 +44,7 @@ class KVCache:
         self.pool = PagePool(num_pages)
         self.tree = PrefixTree(page_size, eviction=config.eviction, hosts=PagePool(max(config.host.num_pages, 1)))
         self.host = HostTier(self.tree, config.host)
+        self.window = self.tree.windows = open_windows(config.window, page_size)
 
     @property
     def num_available(self) -> int:
@@ -62,7 +67,8 @@ class KVCache:
             return wanted
         tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
-        return wanted - sequence.match.num_locked
+        match = sequence.match if self.window is None else self.window.usable(sequence.match)
+        return wanted - match.num_locked
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
         """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
@@ -74,6 +80,7 @@ class KVCache:
         if use_prefix and self.shares:
             # at least one token must be computed: its logits are needed
             match = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+            match = match if self.window is None else self.window.usable(match)
         else:
             match = self.tree.enter(namespace)
         hosted: list[Node] = []  # what is in host memory only, deepest first
@@ -94,10 +101,12 @@ class KVCache:
         sequence.pages = node.path() + pages
         sequence.cached_len = sequence.computed_len = match.depth * self.page_size
         sequence.loaded_len = len(hosted) * self.page_size
+        if self.window is not None:
+            self.window.start(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
         """One more page for the sequence. False: none to be had."""
-        if self.num_available == 0:
+        if self.num_available == 0 or (self.window is not None and not self.window.grow(sequence)):
             return False
         sequence.pages += self._take(1)
         return True
@@ -114,6 +123,8 @@ class KVCache:
             self._publish(sequence, spare)
         assert sequence.node is not None
         self.pool.release(spare + sequence.pages[sequence.node.depth:])
+        if self.window is not None:
+            self.window.leave(sequence)
         self.tree.unlock(sequence.node)
         sequence.pages = []
         sequence.node = None
@@ -128,7 +139,9 @@ class KVCache:
 
     def lose_device(self) -> None:
         """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in host memory for certain."""
+        self.tree.windows = None
         self.tree.lose_device()
+        self.window = self.tree.windows = open_windows(self.config.window, self.page_size)
         self.host.lose_ranks()
         self.pool = PagePool(self.pool.size, self.pool.broken)
 
@@ -149,6 +162,7 @@ class KVCache:
         self.tree.is_closed = True
         self.tree = tree
         self.host = HostTier(tree, self.config.host)
+        self.window = tree.windows = open_windows(self.config.window, self.page_size)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:
@@ -164,6 +178,8 @@ class KVCache:
                     break
                 spare.append(page)
             node = self.tree.extend(node, key, page)
+            if self.window is not None:
+                self.window.publish(sequence, node)
             if node.page == page:
                 if self.host.is_on:
                     self.host.published(node)

@@ -5,11 +5,11 @@ class Node:
     """`page` is its page on the device, `host` its page in host memory; 0: none. A node in the tree has at least one, a root neither.
 
     `depth` is the number of pages from the root to here, this one included. Nodes with a device page are closed towards the root, and so
-    are locked ones, which all have one: what is in host memory only hangs below.
+    are locked ones, which all have one: what is in host memory only hangs below. Its page in the windows' pool comes and goes as it likes.
     """
 
     __slots__ = ("parent", "key", "depth", "children", "page", "host", "num_resident", "num_hosted", "locks", "pins", "hits", "last_used",
-                 "queued", "is_due", "save_step", "digest")
+                 "queued", "is_due", "save_step", "digest", "window", "window_locks")
 
     def __init__(self, parent: "Node | None", key: bytes, depth: int) -> None:
         self.parent = parent
@@ -24,6 +24,8 @@ class Node:
         self.pins = 0  # who reads or writes its host page: it is not given to anybody else meanwhile
         self.hits = 0  # sequences that found it here
         self.last_used = 0
+        self.window = 0  # its page in the pool of sliding-window layers; 0: none (see window.py)
+        self.window_locks = 0  # sequences whose window holds it
         self.queued = 0  # bits of the eviction queues that have an entry of it
         self.is_due = False  # waits to be saved
         self.save_step = 0  # the step that writes the host page, while that is in flight; 0: the host page is as it should be

@@ -20,6 +20,10 @@ class PagePool:
         return len(self._free)
 
     @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    @property
     def free(self) -> Collection[int]:
         return self._free
 

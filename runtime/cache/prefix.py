@@ -18,6 +18,7 @@ from runtime.cache.pages import PagePool
 
 if TYPE_CHECKING:
     from runtime.cache.journal import Journal
+    from runtime.cache.window import WindowPool
 
 DEVICE, HOST = 1, 2  # bits of Node.queued
 
@@ -32,6 +33,7 @@ class PrefixTree:
         self.roots = {"": self.root}
         self.num_pages = 0
         self.num_evictable = 0
+        self.windows: WindowPool | None = None  # where the nodes' window pages come from
         self.journal: Journal | None = None  # is told what comes and goes
         self.hosts = hosts or PagePool(1)
         self.orphans: set[Node] = set()  # gone from the tree, but pinned in host memory
@@ -222,6 +224,8 @@ class PrefixTree:
             gone.children.clear()
             if gone is node:
                 del parent.children[node.key]
+            if gone.window and self.windows is not None:
+                self.windows.drop(gone)
             if gone.host:
                 self._leave_host(gone)
         if parent.parent is None:

@@ -78,9 +78,10 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
 def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
     """The table of `runtime check memory`."""
     ranks, stored_as = plan.tensor_parallel_size, stored.dtype or "nothing"
+    windows = f", {found.num_window_pages} for layers with a window" if found.num_window_pages else ""
     rows = [("weights", found.weights_bytes, f"{plan.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}"),
-            ("pages", found.pages_bytes, f"{found.num_pages} of {plan.page_size} tokens, {found.token_bytes} bytes a token; bounded by "
-                                         f"{found.bound}"),
+            ("pages", found.pages_bytes, f"{found.num_pages} of {plan.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
+                                         f"bounded by {found.bound}"),
             ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
             ("graphs", found.graphs_bytes, f"{plan.device} captures none"),
             ("in all", found.total_bytes, f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks")]

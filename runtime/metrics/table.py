@@ -34,6 +34,8 @@ class Metrics:
         self.cached_pages = Gauge("runtime_cached_pages", "Of the used pages, those that only the prefix cache holds.")
         self.total_pages = Gauge("runtime_pages", "Pages that there are.")
         self.used_host_pages = Gauge("runtime_host_used_pages", "Pages of host memory that hold cached pages.")
+        self.used_window_pages = Gauge("runtime_window_used_pages", "Cache pages of sliding-window layers that are not free.")
+        self.total_window_pages = Gauge("runtime_window_pages", "Cache pages that sliding-window layers have for themselves.")
         self.total_host_pages = Gauge("runtime_host_pages", "Pages of host memory that there are.")
         self.prompt_tokens = Counter("runtime_prompt_tokens_total", "Tokens of prompts that were admitted.")
         self.cached_tokens = Counter("runtime_cached_tokens_total", "Of the prompt tokens, those found in the prefix cache.")

@@ -25,6 +25,9 @@ class ModelFacts(Protocol):
     def num_heads(self) -> int: ...
 
     @property
+    def windows(self) -> tuple[int, ...]: ...
+
+    @property
     def num_kv_heads(self) -> int: ...
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig
 from runtime.options.facts import MachineFacts
@@ -37,6 +38,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     graphs_bytes: int
     num_pages: int  # the padding page among them
     token_bytes: int  # keys and values of one token
+    num_window_pages: int = 0  # of sliding-window layers, where they have their own, with a padding page
     pool_tokens: int
     longest_tokens: int  # of one sequence, by context length and pool
     budget_bytes: int  # of the memory that weights and pages may take
@@ -76,12 +78,16 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
     weights = weight_count(model, plan.tensor_parallel_size) * item
-    token_bytes = model.num_layers * 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * item
+    layer_bytes = 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * item
+    num_full = sum(window == 0 for window in model.windows)
+    full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
     budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
-    pages, bound = _pages(plan, (budget - weights) // (token_bytes * plan.page_size) - 1)
-    pool = pages * plan.page_size
-    return Footprint(weights_bytes=weights, pages_bytes=(pages + 1) * plan.page_size * token_bytes, graphs_bytes=0,
-                     activations_bytes=_activations(plan, model, item), num_pages=pages + 1, token_bytes=token_bytes, pool_tokens=pool,
+    pools, bound = _pages(plan, model, budget - weights, (full_bytes * plan.page_size, window_bytes * plan.page_size))
+    pool = pools.full * plan.page_size
+    sizes = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
+    return Footprint(weights_bytes=weights, pages_bytes=(sizes[0] * full_bytes + sizes[1] * window_bytes) * plan.page_size, graphs_bytes=0,
+                     activations_bytes=_activations(plan, model, item), num_pages=sizes[0], token_bytes=full_bytes + window_bytes,
+                     num_window_pages=sizes[1] if pools.window else 0, pool_tokens=pool,
                      longest_tokens=min(pool, plan.context_length), budget_bytes=budget, bound=bound)
 
 
@@ -101,14 +107,21 @@ def weight_count(model: ModelConfig, ranks: int) -> int:
     return model.num_layers * (attention + mlp + 2 * hidden) + hidden + vocabulary
 
 
-def _pages(plan: Plan, fitting: int) -> tuple[int, str]:
-    """Usable pages, and the option or memory that bounds them."""
-    bounds = [(max(fitting, 0), f"{plan.mem_fraction_static:g} of the available memory (--mem-fraction-static)"),
-              (plan.max_running_requests * -(-plan.context_length // plan.page_size),
+def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:
+    """Usable pages, and the option or memory that bounds them. `page_bytes`: of full layers, and of those with a window."""
+    longest = -(-plan.context_length // plan.page_size)
+    bounds = [(plan.max_running_requests * longest,
                f"{plan.max_running_requests} sequences of {plan.context_length} tokens (--max-running-requests, --context-length)")]
     if plan.max_total_tokens is not None:
         bounds.append((plan.max_total_tokens // plan.page_size, "--max-total-tokens"))
-    return min(bounds)
+    most, bound = min(bounds)
+    ratio = plan.window_ratio if has_two_pools(plan.window_ratio, model.windows, plan.context_length) else 0.0
+    step_tokens = plan.max_step_tokens + plan.max_running_requests
+    pools = share(Room(num_bytes=num_bytes, full_page_bytes=page_bytes[0], window_page_bytes=page_bytes[1], most=most, longest=longest,
+                       ratio=ratio, least=least_pages(max(model.windows), plan.page_size, step_tokens)))
+    if pools.full < most:
+        bound = f"{plan.mem_fraction_static:g} of the available memory (--mem-fraction-static)"
+    return pools, bound
 
 
 def _activations(plan: Plan, model: ModelConfig, item: int) -> int:

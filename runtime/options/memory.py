@@ -22,8 +22,11 @@ class Memory(Group, frozen=True, kw_only=True):
     radix_eviction_policy: A[Literal["lru", "lfu"], option(
         "Which cached pages go first when room is needed: the least recently used, or the least often found again.")] = "lru"
     isolate_tenants: A[bool, option("Don't share cached prefixes between tenants (what makes a tenant: --fair-share).")] = False
-    swa_full_tokens_ratio: A[Fraction, planned("Cache of sliding-window layers in relation to that of full layers.")] = 0.8
-    disable_hybrid_swa_memory: A[bool, planned("Give sliding-window layers as much cache as full ones.")] = False
+    swa_full_tokens_ratio: A[Fraction, option(
+        "Tokens that the cache of sliding-window layers holds, for each token of full layers.",
+        note="models all of whose layers slide have no other cache, and give it all the memory")] = 0.8
+    disable_hybrid_swa_memory: A[bool, option(
+        "Sliding-window layers keep all tokens, like full ones, and share their pages.")] = False
     disable_chunked_prefix_cache: A[bool, on_device("cuda", "Don't attend to long cached prefixes in chunks (MLA).")] = False
     cpu_offload_gb: A[Whole, planned("Gigabytes of weights that stay in host memory.")] = 0
     offload_group_size: A[GroupSize, planned("Layers in one group of the layer-wise offload.")] = -1

@@ -62,6 +62,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     mem_fraction_static: float
     max_total_tokens: int | None  # None: as many as mem_fraction_static allows
     page_size: int
+    swa_full_tokens_ratio: float
+    disable_hybrid_swa_memory: bool
     disable_radix_cache: bool
     radix_eviction_policy: str
     isolate_tenants: bool
@@ -122,6 +124,11 @@ class Plan(Struct, frozen=True, kw_only=True):
         secrets = {row.name for row in rows() if row.secret}
         return {name: {"value": "(hidden)" if name in secrets and origin.value else origin.value, "source": origin.source,
                        "reason": origin.reason} for name, origin in self.why.items()}
+
+    @property
+    def window_ratio(self) -> float:
+        """Tokens of sliding-window layers for each of the full ones; 0: they share the same pages."""
+        return 0.0 if self.disable_hybrid_swa_memory else self.swa_full_tokens_ratio
 
     @property
     def device_options(self) -> dict[str, Any]:

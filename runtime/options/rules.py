@@ -6,6 +6,7 @@ All failures are shown at once. What options cannot mean together, whatever the 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from runtime.cache.pools import has_two_pools
 from runtime.options.facts import DeviceFacts, ModelFacts
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ def pages_hold_a_sequence(plan: "Plan", model: ModelFacts, device: DeviceFacts) 
     return None
 
 
+def windows_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Host pages are copies of whole pages, of all layers."""
+    if plan.enable_hierarchical_cache and has_two_pools(plan.window_ratio, model.windows, plan.context_length):
+        return ("--enable-hierarchical-cache cannot keep the separate pages of this model's sliding-window layers; "
+                "add --disable-hybrid-swa-memory, or leave the host tier out")
+    return None
+
+
 def weights_are_positive(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     wrong = [name for name, weight in plan.fair_share_weights.items() if not (isinstance(weight, int | float) and 0 < weight < 1e9)]
     if wrong:
@@ -64,5 +73,6 @@ RULES: tuple[Rule, ...] = (
     dtype_known,
     context_within_model,
     pages_hold_a_sequence,
+    windows_stay_on_the_device,
     weights_are_positive,
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.messages import Admit, Moves, SlotSampling, StepPlan
+from runtime.messages import Admit, Moves, SlotSampling, StepPlan, WindowPages
 from runtime.request import Sequence
 from runtime.scheduling.chunking import Work
 
@@ -46,6 +46,7 @@ class StepBuilder:
         self._targets: list[np.ndarray] = []
         self._admits: list[Admit] = []
         self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
+        self._window: list[tuple[int, int, int]] = []  # the same of the windows' pool
 
     def admit(self, sequence: Sequence, eos_ids: tuple[int, ...]) -> None:
         """`sequence` takes its slot, with all the pages it has."""
@@ -56,6 +57,10 @@ class StepBuilder:
 
     def set_page(self, slot: int, row: int, page: int) -> None:
         self._pages.append((slot, row, page))
+
+    def set_window(self, sequence: Sequence) -> None:
+        """What the ranks do not know yet of its pages in the windows' pool."""
+        self._window += [(sequence.slot, row, page) for row, page in sequence.window.tell()]
 
     def add_decodes(self, sequences: list[Sequence], starts: list[int]) -> None:
         """One row each; computes the token at `starts`, the last one sampled."""
@@ -100,4 +105,7 @@ class StepBuilder:
             np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
             np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
             np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves)
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages())
+
+    def _window_pages(self) -> WindowPages | None:
+        return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None

@@ -116,6 +116,8 @@ class Planner:
                 if not self._grow(sequence):
                     continue
                 builder.set_page(sequence.slot, len(sequence.pages) - 1, sequence.pages[-1])
+                if sequence.window is not None:
+                    builder.set_window(sequence)
             sequence.computed_len = start + 1
             sequence.in_flight += 1
             rows.append(sequence)
@@ -178,6 +180,8 @@ class Planner:
         for sequence, start in fill.rows.values():
             count = sequence.computed_len - start
             builder.add_extend(sequence, start, count)
+            if sequence.window is not None:
+                builder.set_window(sequence)
             roster.shares.charge(sequence.request.tenant, count)
             if sequence.wants_prompt_logprobs:
                 parts[sequence.slot] = self.prompts.expect(sequence, start, count)
@@ -235,6 +239,11 @@ class Planner:
         if self.chunking is not None:
             first = start if begun is None else begun[1]
             room = min(room, self.chunking.size(first, self.admission.max_step_tokens) - (start - first))
+        window = self.roster.cache.window
+        if window is not None:
+            if begun is None:  # else tokens of this step still see what they have seen
+                window.slide(sequence)
+            room = min(room, window.reach(sequence) - start)
         count = min(room, known - start)
         if count <= 0:
             return
@@ -243,6 +252,8 @@ class Planner:
             fill.long_left -= count
         fill.rows.setdefault(sequence.id, (sequence, start))
         sequence.computed_len = start + count
+        if window is not None:
+            window.extend(sequence)
         if sequence.computed_len == known:
             sequence.in_flight += 1
             if known == sequence.prompt_len and sequence.request.params.n > 1 and not sequence.index:

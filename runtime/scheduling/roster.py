@@ -3,6 +3,7 @@
 from bisect import insort
 
 from runtime.cache.kv import KVCache
+from runtime.cache.window import WindowPool
 from runtime.request import Request, Sequence
 from runtime.scheduling.forecast import Forecast
 from runtime.scheduling.order import Now
@@ -83,6 +84,8 @@ class Roster:
         """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run finds room as well."""
         if not self._free_slots:
             return False
+        if self.cache.window is not None and not self._has_window_room(self.cache.window, newcomer):
+            return False
         spare = self.cache.num_available - self.cache.missing(newcomer)
         count = self.num_running
         if spare < count:  # a page for each: nobody gives way at once
@@ -92,6 +95,18 @@ class Roster:
         if not count or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size:
             return True  # even if nobody ended meanwhile
         return self.forecast.peak((*self.extending, *self.decoding, newcomer)) <= (spare - count) * self.cache.page_size
+
+    def _has_window_room(self, window: WindowPool, newcomer: Sequence) -> bool:
+        """Whether `newcomer` can be computed with what the windows' pool has: prompts that are under way get what they will hold at most,
+        so that they never wait for one another; the windows of those that decode fill up as the forecast says."""
+        need = window.most(len(newcomer.tokens) + 1)
+        wants = [window.most(len(s.tokens) + 1) for s in self.extending]
+        if need + sum(wants) > window.pool.num_pages:
+            return False
+        promised = sum(max(want - len(s.window.pages), 0) for want, s in zip(wants, self.extending, strict=True))
+        growing = [s for s in self.decoding if len(s.tokens) < window.config.window]
+        to_come = sum(min(self.forecast.future(s), window.config.window - len(s.tokens)) for s in growing)
+        return window.num_available >= need + promised + len(growing) + to_come // window.page_size
 
     def start(self, sequence: Sequence) -> None:
         """Moves the head of the queue, for which there is room, to the running ones."""
@@ -137,7 +152,7 @@ class Roster:
         for sequence in self.live.values():
             sequence.in_flight, sequence.match = 0, None
         for sequence in running:
-            sequence.slot, sequence.pages, sequence.node = -1, [], None
+            sequence.slot, sequence.pages, sequence.node, sequence.window = -1, [], None, None
             sequence.cached_len = sequence.loaded_len = sequence.computed_len = 0
         for sequence in sorted([*running, *(s for s in self._landing if not s.is_finished)], key=precedence):
             self.waiting.add(sequence, is_new=False)

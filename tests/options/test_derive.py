@@ -12,6 +12,7 @@ CPU = DEVICES["cpu"]
 
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+    windows = (0, 1024)
 
 
 class Untyped(Model):

@@ -50,6 +50,26 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
     assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (found.weights_bytes, found.pages_bytes, found.num_pages)
 
 
+@pytest.mark.parametrize(("options", "machine_bytes"), [({}, 2**30), ({}, 2**24), ({"swa_full_tokens_ratio": 0.1}, 2**24),
+                                                         ({"disable_hybrid_swa_memory": True}, 2**24), ({"max_total_tokens": 640}, 2**30)])
+@pytest.mark.parametrize("family", ["qwen2", "mistral"])
+def test_windows_have_their_own_pages(family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path) -> None:
+    """A rank that finds as much memory takes as many pages of each kind."""
+    from runtime.core import start_rank
+    from runtime.devices.runner import count_pages
+
+    own: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
+    folder = make_checkpoint(family, tmp_path, sliding_window=20, **own)
+    model = read_config(folder)
+    plan, found = planned(folder, MachineFacts(cores=2, memory_bytes=machine_bytes, entropy=1), dtype="float32", **options)
+    layer_bytes = found.token_bytes // 2
+    token_bytes = (layer_bytes, layer_bytes) if family == "qwen2" else (0, 2 * layer_bytes)
+    pools = count_pages(start_rank(plan, model), model.windows, found.budget_bytes - found.weights_bytes, token_bytes)
+    assert (found.num_pages, found.num_window_pages) == (pools.full + 1, pools.window + 1 if pools.window else 0)
+    assert (found.num_window_pages == 0) == plan.disable_hybrid_swa_memory
+    assert found.weights_bytes + found.pages_bytes <= found.budget_bytes
+
+
 def test_ranks_share_what_is_shared(tmp_path: Path) -> None:
     """Split weights halve; norms, and the key/value head that two ranks copy, stay."""
     config = read_config(make_checkpoint("llama", tmp_path, num_key_value_heads=1))

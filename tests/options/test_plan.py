@@ -17,6 +17,7 @@ from runtime.options.table import by_flag, by_name, rows
 
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+    windows = (0, 1024)
 
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)

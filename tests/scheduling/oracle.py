@@ -30,11 +30,15 @@ def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
 class OracleRank:
     """Executes plans in order; raises AssertionError on a plan that no rank could run."""
 
-    def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0, num_host_pages: int = 0) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0, num_host_pages: int = 0,
+                 num_window_pages: int = 0, window: int = 0) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.host = np.full((num_host_pages, page_size), -1)
         self.unknown: dict[int, Moves] = {}  # by step: what nobody has heard of yet
+        self.window = window  # of the layers with a pool of their own; 0: there are none
+        self.window_pages = np.zeros((num_window_pages, page_size), dtype=object)
+        self.window_table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
         self.prompt_logprobs = np.full(max_slots, -1)
@@ -48,12 +52,17 @@ class OracleRank:
             self.unknown[plan.step] = plan.moves
         assert plan.moves is not None or len(plan.slots), "a plan of nothing"
         for admit in plan.admits:
-            self.table[admit.slot] = 0
+            self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
             self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
         self.table[plan.page_slots, plan.page_rows] = plan.page_ids
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot stands in two rows"
+        if plan.window is not None:
+            assert self.window and min(plan.window.ids) > 0
+            self.window_table[plan.window.slots, plan.window.rows] = plan.window.ids
         self._store(plan)
+        if self.window:
+            self._see(plan)
         sampled = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
         return StepResult(plan.step, np.array(sampled, dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
                           self._prompt_parts(plan), 0.0)
@@ -94,6 +103,22 @@ class OracleRank:
                 written.add(place)
                 self.pages[place] = token
         assert next(known, None) is None, "tokens left over"
+
+    def _see(self, plan: StepPlan) -> None:
+        """Layers with a window keep for each token a mark of all tokens up to it. Each computed token must find the right ones."""
+        rows = [(slot, start, [bytes(self._context(slot, end + 1)) for end in range(start + count)])
+                for slot, start, count in zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True)]
+        written: set[tuple[int, int]] = set()
+        for slot, start, marks in rows:
+            for position in range(start, len(marks)):
+                place = (self.window_table[slot, position // self.page_size], position % self.page_size)
+                assert place[0] > 0 and place not in written
+                written.add(place)
+                self.window_pages[place] = marks[position]
+        for slot, start, marks in rows:
+            for position in range(max(0, start - self.window + 1), len(marks)):
+                page = self.window_table[slot, position // self.page_size]
+                assert self.window_pages[page, position % self.page_size] == marks[position], "a window sees what is not its own"
 
     def _context(self, slot: int, length: int) -> list[int]:
         rows = self.table[slot, :-(-length // self.page_size)]

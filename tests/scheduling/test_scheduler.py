@@ -9,6 +9,8 @@ from runtime.cache.audit import findings
 from runtime.cache.eviction import POLICIES as EVICTIONS
 from runtime.cache.host import WRITE_POLICIES, HostConfig
 from runtime.cache.kv import CacheConfig
+from runtime.cache.pools import least_pages
+from runtime.cache.window import WindowConfig, WindowPool
 from runtime.messages import StepTokens
 from runtime.request import FinishReason, Request
 from runtime.sampling import SamplingParams
@@ -28,13 +30,16 @@ class World:
 
     def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
                  shares: bool = True, max_len: int = 200, eviction: str = "lru", num_host_pages: int = 0,
-                 write_policy: str = "write_through", **more: object) -> None:
-        cache = CacheConfig(shares=shares, eviction=eviction, host=HostConfig(
-            num_pages=num_host_pages, write_policy=write_policy, has_storage=True))
+                 write_policy: str = "write_through", window: int = 0, spare_window_pages: int = 0, **more: object) -> None:
+        num_window_pages = 1 + least_pages(window, page_size, 1) + spare_window_pages if window else 0
+        cache = CacheConfig(
+            shares=shares, eviction=eviction, host=HostConfig(num_pages=num_host_pages, write_policy=write_policy, has_storage=not window),
+            window=WindowConfig(num_pages=num_window_pages, window=window, step_tokens=chunk))
         self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
                                       num_pages=num_pages, eos_ids=(EOS,), cache=cache, **more)
         self.scheduler = Scheduler(self.config)
-        self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages)
+        self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages,
+                               num_window_pages=num_window_pages, window=window)
         self.shelf = Shelf(self.scheduler)
         self.depth = depth
         self.results: deque = deque()
@@ -58,7 +63,7 @@ class World:
             self.requests[i] = request
         return ids
 
-    def die(self, num_pages: int | None = None, num_host_pages: int | None = None) -> Lost:
+    def die(self, num_pages: int | None = None, num_host_pages: int | None = None, more_window_pages: int = 0) -> Lost:
         """The ranks die with the steps in flight, and come again with nothing in their pages. Host memory outlives them if it has the
         same size."""
         num_pages = num_pages or self.config.num_pages
@@ -66,11 +71,13 @@ class World:
         num_host_pages = len(host) if num_host_pages is None else num_host_pages
         self.rank.die(self.scheduler.last_step)
         lost = self.scheduler.lose_ranks()
-        refused = self.scheduler.resume(num_pages, num_host_pages)
+        window = self.config.cache.window
+        num_window_pages = window.num_pages + more_window_pages
+        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages)
         self.config = self.scheduler.config
         self.results.clear()
         self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps,
-                               num_host_pages=num_host_pages)
+                               num_host_pages=num_host_pages, num_window_pages=num_window_pages, window=self.rank.window)
         if num_host_pages == len(host):
             self.rank.host = host
         for given_up in (lost.guilty, *refused):
@@ -146,6 +153,28 @@ class World:
         assert owned == Counter(range(1, self.config.num_pages))
         assert hosts == Counter(range(1, len(self.rank.host)))
         assert evictable == cache.tree.num_evictable
+        if cache.window is not None:
+            self.check_window(cache.window)
+
+    def check_window(self, window: WindowPool) -> None:
+        owned, locks, idle = Counter(window.pool._free), Counter[int](), 0
+        for sequence in self.scheduler.roster.live.values():
+            assert (sequence.node is None) == (sequence.window is None)
+            if (span := sequence.window) is not None:
+                path = sequence.node.depth
+                assert all(isinstance(entry, int) or entry.depth == row + 1 <= path for row, entry in enumerate(span.pages, span.first))
+                owned.update(entry for entry in span.pages if isinstance(entry, int))
+                locks.update(id(entry) for entry in span.pages if not isinstance(entry, int))
+        nodes = list(self.scheduler.cache.tree.roots.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            assert node.window_locks == locks.pop(id(node), 0) and (node.window or not node.window_locks)
+            if node.window:
+                owned[node.window] += 1
+                idle += not node.window_locks
+        assert not locks and idle == window.num_idle
+        assert owned == Counter(range(1, self.config.cache.window.num_pages))
 
     def check_idle(self) -> None:
         self.check_pages()
@@ -194,6 +223,36 @@ def test_siblings_share_their_prompt() -> None:
     assert all(world.seen[i] == world.expected(i) for i in ids)
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("page_size", [1, 3, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("window", [1, 2, 6, 13])
+def test_windows_of_few_pages(depth: int, page_size: int, chunk: int, window: int) -> None:
+    """As many window pages as one sequence needs, or some more: nobody is in the way of somebody for ever."""
+    for spare in (0, 5):
+        world = World(depth=depth, page_size=page_size, num_pages=1 + 160 // page_size, chunk=chunk, window=window,
+                      spare_window_pages=spare, conservativeness=0.0)
+        ids = [i for k in range(7) for i in world.add([1, 2, 3, 4, 5, 6, k % 3, 8] * (1 + 3 * (k % 2)), max_new_tokens=20 + k,
+                                                      ignore_eos=k % 2 == 0, n=1 + k % 2)]
+        world.run()
+        assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
+
+
+def test_a_prefix_ends_where_its_window_does() -> None:
+    """The tree keeps 10 pages of a prompt, but window pages of what was seen last only."""
+    world = World(num_pages=60, page_size=4, chunk=8, window=8, spare_window_pages=4)
+    prompt = [k % 40 for k in range(43)]
+    world.add(prompt, max_new_tokens=2, ignore_eos=True)
+    world.run()
+    (again,) = world.add(prompt, max_new_tokens=2, ignore_eos=True)
+    world.run()
+    assert world.scheduler.totals.cached_tokens == 40  # its end is there
+    (branch,) = world.add([*prompt[:20], *range(30)], max_new_tokens=2, ignore_eos=True)
+    world.run()
+    assert world.scheduler.totals.cached_tokens == 40  # 5 pages match, without a window to go on from
+    assert all(world.seen[i] == world.expected(i) for i in (again, branch))
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_prompt_logprobs_cover_the_prompt(chunk: int) -> None:
     world = World(num_pages=40, chunk=chunk)
@@ -229,11 +288,13 @@ class Machine(RuleBasedStateMachine):
     @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans(),
                 order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
                 eviction=st.sampled_from(sorted(EVICTIONS)), num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
-                write_policy=st.sampled_from(sorted(WRITE_POLICIES)))
+                write_policy=st.sampled_from(sorted(WRITE_POLICIES)), window=st.sampled_from([0, 0, 1, 4, 11]),
+                spare_window_pages=st.integers(0, 12))
     def begin(self, depth: int, page_size: int, chunk: int, shares: bool, order: OrderConfig, admission: dict,
-              conservativeness: float, **cache: object) -> None:
+              conservativeness: float, num_host_pages: int, window: int, **cache: object) -> None:
         self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares, order=order,
-                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness, **cache)
+                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness,
+                           num_host_pages=0 if window else num_host_pages, window=window, **cache)
 
     @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
           prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"),
@@ -268,7 +329,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(keeps_host=st.booleans())
     def die(self, keeps_host: bool) -> None:
-        lost = self.world.die(num_host_pages=None if keeps_host else len(self.world.rank.host) ^ 1)
+        if self.world.rank.window:
+            lost = self.world.die(more_window_pages=0 if keeps_host else 1)
+        else:
+            lost = self.world.die(num_host_pages=None if keeps_host else len(self.world.rank.host) ^ 1)
         assert lost.guilty is None or lost.num_steps
 
     @rule()

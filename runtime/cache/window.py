@@ -1,0 +1,172 @@
+"""The pages of sliding-window layers, where they have a pool of their own: a sequence holds what its window can still see.
+
+A running sequence holds the window's pages of the page-table rows [span.first, span.end): from the first that the next token sees to the
+last that is planned. Each is the sequence's own, or a node's of the prefix tree, which the sequence then locks. What slides out goes
+back when the first step is planned that cannot see it: steps submitted before have read it by the time a later one, or this one,
+writes it.
+
+A node keeps its window page as long as there is room: unlocked ones go in the order in which they were last locked, at any depth, and the
+node lives on without. So a prefix found in the tree can be continued only at a depth where all pages that the next token sees are there.
+When a sequence ends it gives its window pages to the nodes that lack them.
+"""
+
+from msgspec import Struct
+
+from runtime.cache.node import Node
+from runtime.cache.pages import PagePool
+from runtime.cache.pools import least_pages
+from runtime.request import Sequence
+
+
+class WindowConfig(Struct, frozen=True, kw_only=True):
+    """`num_pages` of the pool, padding page included; 0: all layers share one pool."""
+
+    num_pages: int = 0
+    window: int = 1  # tokens that a token sees, itself included; of the layer that sees most
+    step_tokens: int = 1  # most tokens of one sequence in one step
+
+
+class Span:
+    """What a running sequence holds: by row from `first` on, a node of the tree or a page of its own."""
+
+    __slots__ = ("first", "pages", "told")
+
+    def __init__(self, first: int, pages: list[Node | int]) -> None:
+        self.first = first
+        self.pages = pages
+        self.told = first  # the ranks know the rows before this one
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pages)
+
+    def tell(self) -> list[tuple[int, int]]:
+        """Rows and pages that the ranks do not know yet, and do from now on."""
+        rows = range(self.told, self.end)
+        self.told = self.end
+        return [(row, entry if isinstance(entry, int) else entry.window) for row in rows for entry in (self.pages[row - self.first],)]
+
+
+class WindowPool:
+    """Every page is free, a node's, or one sequence's own."""
+
+    def __init__(self, config: WindowConfig, page_size: int) -> None:
+        self.config = config
+        self.page_size = page_size
+        self.pool = PagePool(config.num_pages)
+        self._tail = -(-(config.window - 1) // page_size)  # pages before a page's first token that this token sees
+        self._most = min(least_pages(config.window, page_size, config.step_tokens), self.pool.num_pages)
+        self._idle: dict[Node, None] = {}  # nodes with a page that no sequence locks, the least recently locked first
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had now, free or evictable."""
+        return self.pool.num_free + len(self._idle)
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that the tree has and nobody locks."""
+        return len(self._idle)
+
+    def most(self, num_tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at once while it computes them; more than there are it never needs."""
+        return min(self._most, -(-num_tokens // self.page_size))
+
+    def usable(self, node: Node) -> Node:
+        """`node`, or the deepest one above it, from which a sequence can go on."""
+        found, run = node, 0
+        while node.parent is not None and run < self._tail:
+            run += 1
+            if not node.window:
+                found, run = node.parent, 0
+            node = node.parent
+        return found
+
+    # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, sequence: Sequence) -> None:
+        """`sequence` was admitted at a usable node: it locks what its next token sees."""
+        first, node, nodes = self._first_row(sequence.computed_len), sequence.node, list[Node | int]()
+        while node.depth > first:
+            if not node.window_locks:
+                del self._idle[node]
+            node.window_locks += 1
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        sequence.window = Span(first, nodes)
+
+    def slide(self, sequence: Sequence) -> None:
+        """A step that begins at the sequence's `computed_len` is planned: what it cannot see goes back."""
+        span = sequence.window
+        if (count := self._first_row(sequence.computed_len) - span.first) > 0:
+            self._give_back(span.pages[:count])
+            del span.pages[:count]
+            span.first += count
+            span.told = max(span.told, span.first)
+
+    def reach(self, sequence: Sequence) -> int:
+        """The position up to which the sequence could compute its known tokens now. With the last of them comes a place for the next."""
+        known = len(sequence.tokens)
+        most = (sequence.window.end + self.num_available) * self.page_size
+        return most if most != known or known == sequence.max_len else known - 1
+
+    def extend(self, sequence: Sequence) -> None:
+        """Takes pages for the tokens up to `computed_len`, which `reach` allows."""
+        known = len(sequence.tokens)
+        end = sequence.computed_len + (sequence.computed_len == known < sequence.max_len)
+        self._take(sequence.window, -(-end // self.page_size) - sequence.window.end)
+
+    def grow(self, sequence: Sequence) -> bool:
+        """One more page for a sequence that decodes; what slid out goes back first. False: none to be had."""
+        self.slide(sequence)
+        if not self.num_available:
+            return False
+        self._take(sequence.window, 1)
+        return True
+
+    def publish(self, sequence: Sequence, node: Node) -> None:
+        """The tree has `node` of the sequence's tokens: it gets the sequence's page, if it has none."""
+        span = sequence.window
+        index = node.depth - 1 - span.first
+        if index >= 0 and not node.window:
+            node.window = span.pages[index]
+            node.window_locks = 1
+            span.pages[index] = node
+
+    def leave(self, sequence: Sequence) -> None:
+        """The sequence stops running. The deepest pages will go first: what is left of a short prefix is of use from its beginning on."""
+        self._give_back(sequence.window.pages[::-1])
+        sequence.window = None
+
+    # ── the tree ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def drop(self, node: Node) -> None:
+        """A node that nobody locks leaves the tree."""
+        del self._idle[node]
+        self.pool.release([node.window])
+        node.window = 0
+
+    def _first_row(self, position: int) -> int:
+        return max(position - self.config.window + 1, 0) // self.page_size
+
+    def _take(self, span: Span, count: int) -> None:
+        for _ in range(count - self.pool.num_free):
+            self.drop(next(iter(self._idle)))
+        span.pages += self.pool.allocate(max(count, 0))
+
+    def _give_back(self, pages: list[Node | int]) -> None:
+        own: list[int] = []
+        for entry in pages:
+            if isinstance(entry, int):
+                own.append(entry)
+                continue
+            entry.window_locks -= 1
+            if not entry.window_locks:
+                self._idle[entry] = None
+        self.pool.release(own)
+
+
+def open_windows(config: WindowConfig, page_size: int) -> WindowPool | None:
+    """An empty pool, where there is one."""
+    return WindowPool(config, page_size) if config.num_pages else None
