@@ -84,7 +84,7 @@ class Roster:
         """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run finds room as well."""
         if not self._free_slots:
             return False
-        if self.cache.window is not None and not self._has_window_room(self.cache.window, newcomer):
+        if self.cache.window is not None and not has_window_room(self.cache.window, newcomer, self):
             return False
         spare = self.cache.num_available - self.cache.missing(newcomer)
         count = self.num_running
@@ -95,18 +95,6 @@ class Roster:
         if not count or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size:
             return True  # even if nobody ended meanwhile
         return self.forecast.peak((*self.extending, *self.decoding, newcomer)) <= (spare - count) * self.cache.page_size
-
-    def _has_window_room(self, window: WindowPool, newcomer: Sequence) -> bool:
-        """Whether `newcomer` can be computed with what the windows' pool has: prompts that are under way get what they will hold at most,
-        so that they never wait for one another; the windows of those that decode fill up as the forecast says."""
-        need = window.most(len(newcomer.tokens) + 1)
-        wants = [window.most(len(s.tokens) + 1) for s in self.extending]
-        if need + sum(wants) > window.pool.num_pages:
-            return False
-        promised = sum(max(want - len(s.window.pages), 0) for want, s in zip(wants, self.extending, strict=True))
-        growing = [s for s in self.decoding if len(s.tokens) < window.config.window]
-        to_come = sum(min(self.forecast.future(s), window.config.window - len(s.tokens)) for s in growing)
-        return window.num_available >= need + promised + len(growing) + to_come // window.page_size
 
     def start(self, sequence: Sequence) -> None:
         """Moves the head of the queue, for which there is room, to the running ones."""
@@ -199,3 +187,16 @@ class Roster:
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.cached_len = sequence.loaded_len = sequence.computed_len = 0
+
+
+def has_window_room(window: WindowPool, newcomer: Sequence, roster: Roster) -> bool:
+    """Whether `newcomer` can be computed with what the windows' pool has: prompts that are under way get what they will hold at most,
+    so that they never wait for one another; the windows of those that decode fill up as the forecast says."""
+    need = window.most(len(newcomer.tokens) + 1)
+    wants = [window.most(len(s.tokens) + 1) for s in roster.extending]
+    if need + sum(wants) > window.pool.num_pages:
+        return False
+    promised = sum(max(want - len(s.window.pages), 0) for want, s in zip(wants, roster.extending, strict=True))
+    growing = [s for s in roster.decoding if len(s.tokens) < window.config.window]
+    to_come = sum(min(roster.forecast.future(s), window.config.window - len(s.tokens)) for s in growing)
+    return window.num_available >= need + promised + len(growing) + to_come // window.page_size
