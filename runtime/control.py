@@ -50,7 +50,7 @@ class Control:
         self._metrics = metrics
         self.sessions = Sessions(lambda request_id: self._cancel(lambda i: i == request_id))
         self._supervisor = supervisor
-        self._profile_folder = ""  # where what the ranks record is to be written
+        self._recording: tuple[int, str] | None = None  # of which generation of ranks, and the folder for what they will write
         self._replies: set[Reply] = set()
         self._end: RequestError | None = None
 
@@ -79,28 +79,29 @@ class Control:
 
     def start_profile(self, wish: Profile) -> str:
         self._check()
-        if self._profile_folder:
+        if self._recording is not None and self._recording[0] == self._supervisor.generation:
             raise InvalidRequest("a profile is being recorded already; /stop_profile ends it")
         folder = wish.folder or mkdtemp(prefix="runtime-profile-")
         self._tell_ranks(structs.replace(wish, folder=folder))
         if wish.num_steps is None:
-            self._profile_folder = folder
+            self._recording = self._supervisor.generation, folder
         return folder
 
     def stop_profile(self) -> str:
         self._check()
-        if not self._profile_folder:
-            raise InvalidRequest("no profile is being recorded; /start_profile begins one")
+        if self._recording is None or self._recording[0] != self._supervisor.generation:
+            raise InvalidRequest("no profile is being recorded (ranks that are started again record nothing); /start_profile begins one")
         self._tell_ranks(Profile())
-        folder, self._profile_folder = self._profile_folder, ""
+        _, folder = self._recording
+        self._recording = None
         return folder
 
     def _tell_ranks(self, wish: Profile) -> None:
         try:
-            is_told = self._supervisor.ranks.submit(wish)
+            is_told = not self._supervisor.is_recovering and self._supervisor.ranks.submit(wish)
         except RankDied:
             is_told = False
-        if not is_told or self._supervisor.is_recovering:
+        if not is_told:
             raise Unavailable("the ranks cannot be told now; try again in a moment")
 
     def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:

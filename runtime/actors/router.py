@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from runtime.channels import Channel
-from runtime.errors import Overloaded, RequestError, Unavailable
+from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.messages import Abort, Ask, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Sink
@@ -59,7 +59,7 @@ class Router:
         request_ids = [request_id for request_id in self._outputs.ids if matches(request_id)]
         for request_id in request_ids:
             if not is_scheduled(request_id):
-                self._outputs.fail(request_id, Unavailable("the request was aborted by the operator before it began"))
+                self._outputs.fail(request_id, InvalidRequest("the request was aborted by the operator before it began"))
             self._to_scheduler(Abort(request_id))
         return len(request_ids)
 
