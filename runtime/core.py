@@ -75,7 +75,7 @@ class Core:
         self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
         self._to_detokenizer = Channel[ToDetokenizer](64)
         self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
-        self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout)
+        self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout, plan.soft_watchdog_timeout or 0.0)
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor)
         self._outputs.on_close(self.control.sessions.ended)
         self._draw_seed = random_seeds(plan.random_seed)
@@ -279,7 +279,8 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
         device_options=plan.device_options, window_ratio=plan.window_ratio,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
-        host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0)
+        host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
+        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype)
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:

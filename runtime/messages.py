@@ -199,6 +199,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
     host_layout: str = "layer_first"  # or page_first: which of the two stands outside in host memory (devices/host.py)
+    host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
+    kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -315,6 +317,7 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     num_window_pages: int = 0  # of sliding-window layers, padding page included; 0: they share the pages of the others
     num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
     host_page_bytes: int = 0
+    host_part_bytes: tuple[int, ...] = ()  # of each part of a host page (devices/host.py); together host_page_bytes
 
 
 class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):

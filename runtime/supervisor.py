@@ -9,14 +9,17 @@ sake, with no step in flight or while they start, are started again until that h
 A rank that hangs is found by the watchdog: it dumps its stack to the log, and counts as dead.
 """
 
+import os
 from time import monotonic
 from typing import NoReturn
 
 import anyio
+from msgspec import structs
 
 from runtime import log
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
+from runtime.devices.host import HostPages
 from runtime.errors import RankDied
 from runtime.messages import LoadProgress, RankReady, StartRank
 from runtime.metrics import Metrics
@@ -44,8 +47,8 @@ class Watchdog:
 class Supervisor:
     """Owns the ranks. `ranks` is the current generation; while `is_recovering` it takes no steps."""
 
-    def __init__(self, start: StartRank, metrics: Metrics, watchdog_s: float) -> None:
-        """`watchdog_s` 0: no watchdog."""
+    def __init__(self, start: StartRank, metrics: Metrics, watchdog_s: float, peek_s: float = 0.0) -> None:
+        """`watchdog_s` 0: no watchdog; `peek_s` 0: no soft one, which only has the stacks written to the log."""
         self.generation = 1
         self.ranks = Ranks(start)
         self.readies: list[RankReady] = []
@@ -53,6 +56,7 @@ class Supervisor:
         self._start = start
         self._metrics = metrics
         self._watchdog_s = watchdog_s
+        self._peek_s = peek_s
         self._log = log.get("ranks")
 
     @property
@@ -72,6 +76,9 @@ class Supervisor:
 
     async def start(self) -> None:
         """Starts the first generation. Raises StartError, RankDied."""
+        if self._start.host_bytes or self._start.host_ratio:
+            self._start = structs.replace(self._start, host_fds=[os.memfd_create(f"host-{i}") for i in range(self._start.tp_size)])
+            self.ranks = Ranks(self._start)
         self.readies = await self.ranks.start(_report)
 
     async def run(self, actor: SchedulerActor) -> NoReturn:
@@ -95,13 +102,24 @@ class Supervisor:
             self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,
                               seconds=round(monotonic() - begin, 3))
 
+    def open_hosts(self) -> list[HostPages]:
+        """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""
+        return [HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self._start.host_layout)
+                for fd, ready in zip(self._start.host_fds, self.readies, strict=bool(self._start.host_fds))]
+
     async def stop(self) -> None:
+        """Ends the ranks; host memory goes when nobody maps it any more."""
         await self.ranks.stop()
+        for fd in self._start.host_fds:
+            os.close(fd)
+        self._start = structs.replace(self._start, host_fds=[])
 
     async def _serve(self, actor: SchedulerActor) -> RankDied:
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s:
                 tasks.start_soon(self._watch, actor.scheduler)
+            if self._peek_s:
+                tasks.start_soon(self._peek, actor.scheduler)
             died = await actor.drive(self.ranks)
             tasks.cancel_scope.cancel()
         return died
@@ -111,6 +129,17 @@ class Supervisor:
         while not watchdog.is_stuck(monotonic(), scheduler):
             await anyio.sleep(self._watchdog_s / LOOKS)
         await self.ranks.abandon(f"no step was done in {self._watchdog_s:g} s (--watchdog-timeout); its stack is in the log")
+
+    async def _peek(self, scheduler: Scheduler) -> None:
+        """The soft watchdog: once for each step that takes so long."""
+        watchdog, told = Watchdog(self._peek_s), -1
+        while True:
+            await anyio.sleep(self._peek_s / LOOKS)
+            if watchdog.is_stuck(monotonic(), scheduler) and scheduler.last_step != told:
+                told = scheduler.last_step
+                self._log.warning("no step was done for a while (--soft-watchdog-timeout); stacks follow", seconds=self._peek_s,
+                                  last_step=told, steps_in_flight=scheduler.num_in_flight)
+                self.ranks.dump_stacks()
 
     async def _start_again(self, died: RankDied, in_vain: int) -> int:
         """The next generation that gets ready. -> how often in a row ranks have died in vain"""

@@ -34,6 +34,7 @@ STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
 TERM_S = 2.0  # after SIGTERM, before SIGKILL
 DUMP_S = 2.0  # after DUMP_SIGNAL, for a rank that hangs to write its stack and end
 DUMP_SIGNAL = signal.SIGUSR1  # see devices/worker.py
+PEEK_SIGNAL = signal.SIGUSR2  # the same without an end
 KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
 
 
@@ -83,9 +84,8 @@ class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
     def __init__(self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES) -> None:
-        """`start.rendezvous` is set here. `generation` is at least 1: fresh memory is of generation 0.
-
-        `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
+        """`start.rendezvous` is set here. Each rank inherits its own of `start.host_fds`, which stay the caller's. `generation` is at least 1:
+        fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
         """
         self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
         self._start = start
@@ -146,6 +146,11 @@ class Ranks:
     def set_wake(self, wake: Callable[[], None] | None) -> None:
         """`wake` is called on the loop, and must not raise, when results have come and once when `died` is set."""
         self._wake = wake
+
+    def dump_stacks(self) -> None:
+        """Each rank writes the stacks of its threads to the log and goes on."""
+        for rank in self._ranks:
+            rank.process.send_signal(PEEK_SIGNAL)
 
     async def abandon(self, reason: str) -> None:
         """Gives up ranks that hang: each writes its stack to the log and ends; `died` tells the reason."""
@@ -217,7 +222,7 @@ class Ranks:
             env=environment(self._start.num_threads),
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a library prints must not get into our output
-            pass_fds=[*plans.flat(), *results.flat(), *shared],
+            pass_fds=[*plans.flat(), *results.flat(), *shared, *self._start.host_fds[index : index + 1]],
             process_group=0)  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)

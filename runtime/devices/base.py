@@ -2,7 +2,7 @@
 
     Executor      what the rank's main loop drives: start, step, close                    (every device)
     Ops           the arithmetic that differs from device to device                       (torch devices)
-    Memory        how much there is, and how pages are laid out                           (torch devices)
+    Memory        how much there is, how pages are laid out, and copies to host memory    (torch devices)
     Collectives   sums and gathers across the ranks of one model                          (torch devices)
     Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
 
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from runtime.devices.host import HostPages
 from runtime.errors import StartError
 from runtime.messages import Profile, RankReady, StartRank, StepPlan, StepResult
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -77,6 +79,7 @@ class Batch:
     locations: "tuple[Tensor, ...]"  # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
     kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values: [pages of its pool * page_size, K, D]
     attention: Any  # what Ops.plan_attention made of the step
+    arrivals: "Arrivals | None" = None  # of pages that this step loads from host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,42 @@ class Ops(Protocol):
         ...
 
 
+class Arrivals(Protocol):
+    """The loads of one step, on their way while the forward runs."""
+
+    def wait(self, layer: int) -> None:
+        """Called where the attention of a layer begins: what follows on this device sees the loaded pages of that layer.
+
+        The cpu waits here; a device with streams lets its stream wait, and the host goes on. Raises what went wrong in the copy.
+        """
+        ...
+
+
+class Copies(Protocol):
+    """Page copies between a rank's cache and its host memory. A step calls `save`, then `load`, each at most once, and `finish` last.
+
+    All of it is ordered with the step's other work: a save reads what the steps before have computed, and a page that it
+    has read may be overwritten by this step's loads and forward. A save is complete before this rank's part in any later collective
+    is: so rank 0's result says that every rank has saved. On a device with streams: copies run on a stream of their own, which first
+    waits for the main one; the main one waits for the saves before the forward, and for each layer's loads in `Arrivals.wait`. The host
+    memory is the mapping that both processes have; a device that wants it pinned registers that.
+    """
+
+    def save(self, pages: "np.ndarray", hosts: "np.ndarray") -> None:
+        """Device pages to host pages, in all layers; int32 [N] each."""
+        ...
+
+    def load(self, hosts: "np.ndarray", pages: "np.ndarray") -> Arrivals:
+        """Host pages to device pages, layer by layer; may return before any of them is there."""
+        ...
+
+    def finish(self) -> None:
+        """Returns when every copy of the step is done. Raises what went wrong in one."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Memory(Protocol):
     """How much there is for this rank, and where pages come from."""
 
@@ -154,6 +193,14 @@ class Memory(Protocol):
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype") -> "Tensor":
         """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device can."""
+        ...
+
+    def free_host_bytes(self, cache_bytes: int) -> int:
+        """Bytes of the machine's memory that this rank's host pages may take, beside a cache of `cache_bytes` that is not written yet."""
+        ...
+
+    def open_copies(self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int) -> Copies:
+        """Between the layers' keys and values and host memory, whose parts are theirs in order."""
         ...
 
 

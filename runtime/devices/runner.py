@@ -15,19 +15,22 @@ import torch
 from torch import Tensor
 
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
-from runtime.devices.base import Batch, Device, Facts, Progress
+from runtime.devices.base import Arrivals, Batch, Copies, Device, Facts, Progress
+from runtime.devices.host import HostPages, open_host
 from runtime.errors import StartError
 from runtime.layers.attention import Attention
 from runtime.layers.profile import Recording
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots, to_device
-from runtime.messages import Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Moves, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
+KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 PROMPT_LOGITS = 1 << 24  # most logits of a prompt held at once
+NO_TOKENS = np.empty(0, np.int32)
 NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
@@ -54,21 +57,34 @@ class Runner:
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
+        kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
         token_bytes = [0, 0]  # of full layers, and of those with a window
         for layer in model.attentions:
-            token_bytes[layer.window > 0] += 2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+            token_bytes[layer.window > 0] += 2 * layer.num_kv_heads * layer.head_dim * kv_dtype.itemsize
         pools = count_pages(start, config.windows, budget - weights_bytes, (token_bytes[0], token_bytes[1]))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
-        kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, dtype) for layer in model.attentions]
+        kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
         slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place, len(sizes))
-        self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))))
+        pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
+        host = self.open_host(start, device, kv, sizes, pages_bytes)
+        copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
+        self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies)
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
         return RankReady(
             rank=self.rank, num_pages=sizes[0], num_window_pages=sizes[1] if len(sizes) > 1 else 0, weights_bytes=weights_bytes,
-            pages_bytes=start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1]), device_name=self.facts.name,
-            phases_s=phases)
+            pages_bytes=pages_bytes, device_name=self.facts.name, phases_s=phases, num_host_pages=host.num_pages if host else 0,
+            host_page_bytes=host.page_bytes if host else 0, host_part_bytes=host.part_bytes if host else ())
+
+    def open_host(self, start: StartRank, device: Device, kv: list[tuple[Tensor, Tensor]], sizes: list[int],
+                  cache_bytes: int) -> HostPages | None:
+        """This rank's host memory, if there is to be any. Raises StartError."""
+        if len(sizes) > 1 and (start.host_bytes or start.host_ratio):
+            raise StartError("--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers have pages of their "
+                             "own; add --disable-hybrid-swa-memory")
+        parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
+        return open_host(start, self.rank, sizes[0] - 1, parts, device.memory.free_host_bytes(cache_bytes))
 
     def step(self, plan: StepPlan) -> StepResult | None:
         assert self.loaded is not None, "step before start"
@@ -82,6 +98,8 @@ class Runner:
 
     def close(self) -> None:
         if self.loaded is not None:
+            if self.loaded.copies is not None:
+                self.loaded.copies.close()
             self.loaded.device.collectives.close()
             self.loaded = None
 
@@ -96,13 +114,19 @@ class Loaded:
     kv: list[tuple[Tensor, Tensor]]
     page_size: int
     windows: tuple[int, ...]
+    copies: Copies | None  # where there is a host tier
 
     def step(self, plan: StepPlan) -> StepResult | None:
         begin = perf_counter()
+        arrivals = None if plan.moves is None else self.move(plan.moves)
         self.slots.update(plan)
-        hidden = self.model.forward(self.batch(plan))
+        if len(plan.slots) == 0:
+            return self.finish_moves(plan, begin)
+        hidden = self.model.forward(self.batch(plan, arrivals))
         prompt = list(self.prompt_logprobs(plan, hidden))
         tokens, found = self.sample(plan, hidden)
+        if plan.moves is not None and self.copies is not None:
+            self.copies.finish()
         if self.device.collectives.rank != 0:
             return None
         token_ids = tokens.int().cpu().numpy()
@@ -110,7 +134,23 @@ class Loaded:
         values, top_ids, top = NO_LOGPROBS if found is None else _host(found)
         return StepResult(plan.step, token_ids, width, values, top_ids, top, prompt, perf_counter() - begin)
 
-    def batch(self, plan: StepPlan) -> Batch:
+    def move(self, moves: Moves) -> Arrivals | None:
+        """Saves, and begins to load."""
+        assert self.copies is not None, "moves, but no host tier"
+        if len(moves.save_pages):
+            self.copies.save(moves.save_pages, moves.save_hosts)
+        return self.copies.load(moves.load_hosts, moves.load_pages) if len(moves.load_pages) else None
+
+    def finish_moves(self, plan: StepPlan, begin: float) -> StepResult | None:
+        """The end of a plan without rows, which no forward has ordered among the ranks: rank 0's result says that all of them are done."""
+        if self.copies is not None:
+            self.copies.finish()
+        self.device.collectives.all_reduce(torch.zeros(1, device=self.device.place)).cpu()
+        if self.device.collectives.rank != 0:
+            return None
+        return StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], perf_counter() - begin)
+
+    def batch(self, plan: StepPlan, arrivals: Arrivals | None) -> Batch:
         """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
         place = self.device.place
         counts = plan.counts.astype(np.int64)
@@ -125,7 +165,7 @@ class Loaded:
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(token_ids, positions, locations, self.kv, attention)
+        return Batch(token_ids, positions, locations, self.kv, attention, arrivals)
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""

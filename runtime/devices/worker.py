@@ -5,7 +5,7 @@
 
 Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model cannot be started. Between steps the rank waits in
 the kernel. It dies with its parent, even if that is killed. SIGUSR1 makes it write its stack to stderr and end,
-even where Python code cannot run, in a collective that never returns; so does a crash.
+even where Python code cannot run, in a collective that never returns; so does a crash. SIGUSR2 makes it write its stack and go on.
 """
 
 import argparse
@@ -108,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, chain=True)  # chain: then do what the signal does by itself, end the process
+    faulthandler.register(signal.SIGUSR2)
     if not bind_to_parent(given.parent, f"rank-{given.rank}"):
         return 1
     return Rank(given.rank, given.generation, given.plans, given.results).run()

@@ -18,6 +18,8 @@ class Attention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]; writes k and v to the cache first."""
+        if batch.arrivals is not None:
+            batch.arrivals.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
         self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
         return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)

@@ -18,6 +18,12 @@ class Derived(Struct, frozen=True):
 
 EMBEDDED_MODEL = {"pocket": Derived(str(Path(runtime.__file__).parent / "pocket"), "pocket is the model inside this package")}
 DTYPE_WORDS = {"half": Derived("float16", "half is float16"), "float": Derived("float32", "float is float32")}
+KV_DTYPE_WORDS = {"bf16": Derived("bfloat16", "bf16 is bfloat16")}
+LAYOUT_WORDS = {"page_first_direct": Derived("page_first", "a page is one piece in both")}
+
+
+def kv_cache_dtype(dtype: str) -> Derived:
+    return Derived(dtype, "that of the activations")
 
 
 def tokenizer_path(model_path: str) -> Derived:

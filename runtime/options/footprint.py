@@ -17,6 +17,7 @@ from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
 STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -78,7 +79,7 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
     weights = weight_count(model, plan.tensor_parallel_size) * item
-    layer_bytes = 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * item
+    layer_bytes = 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * KV_BYTES.get(plan.kv_cache_dtype, item)
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
     budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)

@@ -74,6 +74,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     hicache_ratio: float  # host pages for each device page
     hicache_size: int  # gigabytes of each rank; 0: as hicache_ratio says
     hicache_write_policy: str
+    hicache_io_backend: str
+    hicache_mem_layout: str  # layer_first, page_first
+    kv_cache_dtype: str  # bfloat16, fp8_e4m3, fp8_e5m2; or that of the activations
     max_running_requests: int
     max_queued_requests: int
     chunked_prefill_size: int  # -1: no chunks
@@ -104,6 +107,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     allow_auto_truncate: bool
     disable_overlap_schedule: bool
     watchdog_timeout: float  # seconds; 0: off
+    soft_watchdog_timeout: float | None
     attention_backend: str
     sampling_backend: str
     graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps
@@ -174,6 +178,9 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("device", derive.device, device)
     c.means("dtype", derive.DTYPE_WORDS)
     c.auto("dtype", derive.dtype, model, device)
+    c.means("kv_cache_dtype", derive.KV_DTYPE_WORDS)
+    c.auto("kv_cache_dtype", derive.kv_cache_dtype, c["dtype"])
+    c.means("hicache_mem_layout", derive.LAYOUT_WORDS)
     c.auto("context_length", derive.context_length, model)
     c.auto("num_ranks", derive.num_ranks, c["tensor_parallel_size"])
     c.auto("num_threads", derive.num_threads, machine, c["tensor_parallel_size"])

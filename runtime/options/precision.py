@@ -17,8 +17,9 @@ class Precision(Group, frozen=True, kw_only=True):
         "Type of weights and activations; auto keeps the checkpoint's, half is float16, float is float32.")] = "auto"
     quantization: A[Quantization | None, planned("Format of quantized weights; none of it reads what the checkpoint says.")] = None
     quantization_param_path: A[str | None, on_device("cuda", "JSON file with the scales of an fp8 cache.")] = None
-    kv_cache_dtype: A[Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"], planned(
-        "Type of keys and values in the cache; auto is that of the activations.")] = "auto"
+    kv_cache_dtype: A[Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"], option(
+        "Type of keys and values in the cache; auto is that of the activations.", later=("fp4_e2m1",),
+        note="fp8 halves the pages of a bfloat16 model; numbers are stored unscaled and saturate")] = "auto"
     enable_fp32_lm_head: A[bool, planned("Compute logits in float32.")] = False
     modelopt_quant: A[str | None, on_device("cuda", "ModelOpt quantization to apply while loading.")] = None
     modelopt_checkpoint_restore_path: A[str | None, on_device("cuda", "ModelOpt checkpoint to restore instead of quantizing anew.")] = None

@@ -70,4 +70,4 @@ class Schedule(Group, frozen=True, kw_only=True):
         "Use no CPU while there is nothing to do.", "an idle server and its ranks always sleep in the kernel.")] = False
     watchdog_timeout: A[Seconds, option(
         "Seconds with a step in flight and none done after which ranks count as dead and are started again; 0: never.")] = 300.0
-    soft_watchdog_timeout: A[Amount | None, planned("Seconds without a finished step after which the state is dumped to the log.")] = None
+    soft_watchdog_timeout: A[Amount | None, option("Seconds without a finished step after which stacks are dumped to the log.")] = None

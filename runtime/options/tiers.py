@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Group, Json, Whole, on_device, option, planned
+from runtime.options.declare import Amount, Group, Json, Whole, on_device, option, superseded
 
 
 class Tiers(Group, frozen=True, kw_only=True):
@@ -16,10 +16,14 @@ class Tiers(Group, frozen=True, kw_only=True):
         "When pages are copied to the host.",
         note="write_through: when they are computed; write_through_selective: when a second request uses them; write_back: when they "
              "must leave the device")] = "write_through"
-    hicache_io_backend: A[Literal["direct", "kernel", "kernel_ascend"], planned("What copies pages between host and device.")] = "kernel"
-    hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], planned(
-        "Order of pages and layers in host memory.")] = "layer_first"
-    disable_hicache_numa_detect: A[bool, planned("Don't bind host pages to the device's NUMA node.")] = False
+    hicache_io_backend: A[Literal["direct", "kernel", "kernel_ascend"], option(
+        "What copies pages between host and device.", later=("kernel_ascend",),
+        note="direct and kernel are the same copy on CPU")] = "kernel"
+    hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], option(
+        "Order of pages and layers in host memory.", later=("page_first_kv_split", "page_head"),
+        note="page_first suits storage: a page is one piece; page_first_direct means the same here")] = "layer_first"
+    disable_hicache_numa_detect: A[bool, superseded(
+        "Don't bind host pages to the device's NUMA node.", "host pages are bound to no node.")] = False
     hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, option(
         "Where pages are kept that outlive the process: in files, or by a class of yours.",
         later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),

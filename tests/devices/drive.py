@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from runtime.devices.base import Executor, open_device
-from runtime.messages import Admit, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult, WindowPages
+from runtime.messages import Admit, Moves, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult, WindowPages
 
 GREEDY: dict[str, Any] = {
     "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
@@ -57,6 +57,7 @@ class Planner:
 
     def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0, window: int = 0) -> None:
         self.executor = executor
+        self.moves: Moves | None = None  # of the next plan
         self.page_size = page_size
         self.free = [int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)]
         self.window = window  # of a model with two pools
@@ -95,7 +96,8 @@ class Planner:
             np.array([count for _, count in rows], dtype=np.int32),
             np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
             np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32),
-            window=self.window_pages(rows) if self.window else None)
+            moves=self.moves, window=self.window_pages(rows) if self.window else None)
+        self.moves = None
         for row, count in rows:
             row.computed += count
         return read_only(plan)
@@ -144,6 +146,12 @@ class Planner:
         total = len(row.tokens)
         while row.computed < total:
             self.run([], [(row, min(chunk, total - row.computed))])
+
+
+def moves(saves: dict[int, int] | None = None, loads: dict[int, int] | None = None) -> Moves:
+    """`saves`: host page by device page; `loads`: device page by host page."""
+    saves, loads = saves or {}, loads or {}
+    return Moves(*(np.array(list(pages), dtype=np.int32) for pages in (saves.keys(), saves.values(), loads.keys(), loads.values())))
 
 
 def read_only(plan: StepPlan) -> StepPlan:

@@ -40,7 +40,7 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     (VLLM + "--no-enable-chunked-prefill", "--model-path /m --chunked-prefill-size -1", ""),
     (VLLM + "--enable-prefix-caching", "--model-path /m", "it happens anyway"),
     (VLLM + "--swap-space 4", "--model-path /m", "computed again, not swapped"),
-    (VLLM + "--kv-cache-dtype fp8", "--model-path /m --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype is planned"),
+    (VLLM + "--kv-cache-dtype fp8", "--model-path /m --kv-cache-dtype fp8_e4m3", ""),
     (VLLM + "--served-model-name a b", "--model-path /m --served-model-name a", ""),
     (VLLM + """--speculative-config '{"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}'""",
      "--model-path /m --speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 "

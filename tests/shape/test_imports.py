@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.models.registry"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
-    ("runtime.metrics", "runtime.devices.ring", "runtime.outputs", "runtime.sessions"),
+    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
     ("runtime.devices.base",),
     ("runtime.layers",),
     ("runtime.models",),
@@ -34,7 +34,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.__main__",),
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
-SHARED = {"runtime.devices": ("runtime.devices.base", "runtime.devices.ring", "runtime.devices.runner"), "runtime.actors": ()}
+SHARED = {"runtime.actors": (), "runtime.devices": (
+    "runtime.devices.base", "runtime.devices.host", "runtime.devices.ring", "runtime.devices.runner")}
 RANK_SIDE = ("runtime.devices.runner", "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models")
 TORCH_FREE = ("runtime.models.config", "runtime.models.registry", "runtime.devices.worker")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runtime.devices.cpu.narrow import read_as
 from runtime.messages import StepPlan
 
 TILE = 256  # queries of an extend row attended at once
@@ -146,8 +147,8 @@ def _attend_decodes(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGr
     """q [rows, H, D] -> the same."""
     kv_heads, dim = k_cache.shape[1:]
     shape = (group.num_rows, -1, kv_heads, dim)
-    keys = k_cache.index_select(0, group.gather).view(shape).transpose(1, 2)  # [rows, K, length, D]
-    values = v_cache.index_select(0, group.gather).view(shape).transpose(1, 2)
+    keys = read_as(k_cache, group.gather, q.dtype).view(shape).transpose(1, 2)  # [rows, K, length, D]
+    values = read_as(v_cache, group.gather, q.dtype).view(shape).transpose(1, 2)
     queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
     mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask).reshape(q.shape)
@@ -156,8 +157,8 @@ def _attend_decodes(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGr
 def _attend_extend(q: Tensor, k_cache: Tensor, v_cache: Tensor, row: ExtendRow, mask: Tensor, window: int, out: Tensor) -> None:
     kv_heads, dim = k_cache.shape[1:]
     per_group, length = q.shape[1] // kv_heads, len(row.gather)
-    keys = k_cache.index_select(0, row.gather).transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
-    values = v_cache.index_select(0, row.gather).transpose(0, 1).unsqueeze(1)
+    keys = read_as(k_cache, row.gather, q.dtype).transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
+    values = read_as(v_cache, row.gather, q.dtype).transpose(0, 1).unsqueeze(1)
     queries = q[row.first : row.first + row.count].unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
     for at in range(0, row.count, TILE):
         num = min(TILE, row.count - at)

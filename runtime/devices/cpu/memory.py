@@ -7,6 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from runtime.devices.cpu.copies import CpuCopies
+from runtime.devices.host import HostPages
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LOADING_BYTES, _STEPPING_BYTES = 1 << 20, 1 << 30
 
@@ -59,3 +62,9 @@ class CpuMemory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype).view(num_tokens, num_heads, head_dim)
+
+    def free_host_bytes(self, cache_bytes: int) -> int:
+        return max(0, self.free_bytes() - cache_bytes)
+
+    def open_copies(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> CpuCopies:
+        return CpuCopies(kv, host, page_size)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from runtime.devices.base import Draw
 from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
+from runtime.devices.cpu.narrow import store_as
 from runtime.layers.sampler import choose
 from runtime.messages import StepPlan
 
@@ -27,8 +28,11 @@ class CpuOps:
         return attend(q, k_cache, v_cache, plan, window)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
-        k_cache.index_copy_(0, locations, k)
-        v_cache.index_copy_(0, locations, v)
+        for x, cache in ((k, k_cache), (v, v_cache)):
+            if x.dtype == cache.dtype:
+                cache.index_copy_(0, locations, x)
+            else:
+                store_as(x, cache, locations)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)  # torch's own rms_norm measured 2 to 10 times slower

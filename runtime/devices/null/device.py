@@ -12,6 +12,7 @@ Imports no torch.
 import cProfile
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,10 +25,12 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from runtime.devices.base import Progress
+from runtime.devices.host import open_host
 from runtime.errors import StartError
 from runtime.messages import Admit, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
+HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time
 _NO_INTS = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
 
@@ -68,8 +71,12 @@ class NullExecutor:
         self._prompt_widths = np.full(start.max_slots, -1, np.int32)
         progress("start", 1.0)
         tokens = DEFAULT_POOL_TOKENS if start.max_total_tokens is None else start.max_total_tokens
-        return RankReady(rank=self._rank, num_pages=1 + tokens // start.page_size, weights_bytes=0, pages_bytes=0,
-                         device_name="null", phases_s={"start": time.perf_counter() - begin_s})
+        num_pages = tokens // start.page_size
+        host = open_host(start, self._rank, num_pages, (HOST_PAGE_BYTES,), sys.maxsize)  # its memory is never touched
+        return RankReady(rank=self._rank, num_pages=1 + num_pages, weights_bytes=0, pages_bytes=0,
+                         device_name="null", phases_s={"start": time.perf_counter() - begin_s},
+                         num_host_pages=host.num_pages if host else 0, host_page_bytes=HOST_PAGE_BYTES if host else 0,
+                         host_part_bytes=(HOST_PAGE_BYTES,) if host else ())
 
     def step(self, plan: StepPlan) -> StepResult | None:
         begin_s = time.perf_counter()
