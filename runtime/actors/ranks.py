@@ -84,8 +84,8 @@ class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
     def __init__(self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES) -> None:
-        """`start.rendezvous` is set here. Each rank inherits its own of `start.host_fds`, which stay the caller's. `generation` is at least 1:
-        fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
+        """`start.rendezvous` is set here. Each rank inherits its own of `start.host_fds`, which stay the caller's. `generation` is at
+        least 1: fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
         """
         self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
         self._start = start

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Meta
 
-from runtime.options.declare import Amount, Auto, Count, Fraction, Group, Json, Seconds, Whole, option, planned, superseded
+from runtime.options.declare import Amount, Auto, Count, Fraction, Group, Json, Seconds, Whole, option, superseded
 
 ChunkTokens = A[int, Meta(ge=-1)]
 Above = A[float, Meta(gt=0)]

@@ -30,14 +30,14 @@ async def ask(engine: Engine, i: int) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("options", [
     {}, {"hicache_mem_layout": "page_first", "hicache_write_policy": "write_back"}, {"hicache_write_policy": "write_through_selective"},
-    {"tensor_parallel_size": 2}, {"hicache_mem_layout": "page_first_direct", "hicache_io_backend": "direct",
+    {"hicache_mem_layout": "page_first_direct", "hicache_io_backend": "direct",
      "disable_overlap_schedule": True}])
 async def test_prompts_come_back(options: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate) -> None:
     expected = [reference("llama", prompt, COUNT) for prompt in PROMPTS]
     async with Engine(model_path=str(checkpoint("llama")), **(OPTIONS | options)) as engine:
-        for _ in range(3):
+        for _ in range(2):
             for i in range(len(PROMPTS)):
-                assert (await ask(engine, i))[0] == expected[i]
+                assert [(await ask(engine, i))[0] for _ in range(2)] == [expected[i]] * 2
         assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") > 0
         answers: dict[int, list[int]] = {}
 
@@ -64,7 +64,7 @@ async def test_host_pages_survive_a_killed_rank(tp_size: int, checkpoint: Callab
         assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") >= loaded + 36 * len(PROMPTS)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3"])
 async def test_narrow_pages(kv_cache_dtype: str, checkpoint: Callable[[str], Path]) -> None:
     """Whatever the pages round to, moves and prefix hits change nothing."""
     path, plain = str(checkpoint("qwen3")), OPTIONS | {"enable_hierarchical_cache": False, "hicache_ratio": 2.0}
