@@ -3,7 +3,7 @@
     python -m bench.scheduler
 
 Bounds: 100 µs for a plan at 64 and 300 µs at 512 running sequences that decode, with 10,000 waiting or none; 1 ms for the prefix of a
-prompt of 32,768 tokens in pages of 16; 100,000 cached pages slow no step.
+prompt of 32,768 tokens in pages of 16; 100,000 cached pages slow no step, nor does a host tier.
 """
 
 import os
@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 
 from bench.record import record
+from runtime.cache.audit import findings
+from runtime.cache.host import WRITE_POLICIES, HostConfig
+from runtime.cache.kv import CacheConfig
 from runtime.messages import StepPlan, StepResult
 from runtime.request import Request
 from runtime.sampling import SamplingParams
@@ -28,8 +31,10 @@ NO_FLOATS = np.zeros(0, dtype=np.float32)
 STEPS = 400
 
 
-def scheduler(max_running: int, order: OrderConfig | None = None, *, num_pages: int = 200_000) -> Scheduler:
-    return Scheduler(SchedulerConfig(max_running=max_running, max_step_tokens=40_000, max_len=200_000, page_size=16, num_pages=num_pages,
+def scheduler(max_running: int, order: OrderConfig | None = None, *, num_pages: int = 200_000,
+              cache: CacheConfig | None = None) -> Scheduler:
+    return Scheduler(SchedulerConfig(
+        cache=cache or CacheConfig(), max_running=max_running, max_step_tokens=40_000, max_len=200_000, page_size=16, num_pages=num_pages,
                                      eos_ids=(), order=order or OrderConfig(), conservativeness=0.0))
 
 
@@ -110,6 +115,29 @@ def prefixes() -> dict[str, Any]:
             "cached_pages": full.cache.tree.num_evictable, "plan_us_beside_them": plan_us}
 
 
+def tiers(write_policy: str) -> dict[str, Any]:
+    """Decode steps beside a host memory that has 20,000 pages, a prompt of 16,384 tokens that comes back from it, and an audit of it all."""
+    host = HostConfig(num_pages=50_000, write_policy=write_policy)
+    it = scheduler(64, num_pages=12_000, cache=CacheConfig(host=host))
+    for i in range(20):
+        it.add(Request(id=f"c{i}", prompt_ids=[i, *([1] * 16_000)], params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))
+        it.add(Request(id=f"d{i}", prompt_ids=[i, *([1] * 16_000)], params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))
+    while (plan := it.plan()) is not None:
+        it.apply(result(plan))
+    audit_ms = min(_timed(lambda: findings(it.cache)) for _ in range(3)) / 1000
+    it.add(Request(id="back", prompt_ids=[0, *([1] * 16_000)], params=FOREVER, seed=0, arrival_s=0))
+    begin = time.perf_counter()
+    plan = it.plan()
+    back_us = (time.perf_counter() - begin) * 1e6
+    assert plan is not None and plan.moves is not None
+    it.apply(result(plan))
+    add(it, 63)
+    steps(it, 30)
+    plan_us, apply_us = steps(it)
+    return {"write_policy": write_policy, "host_pages": it.cache.host.num_used, "plan_us": plan_us, "apply_us": apply_us,
+            "plan_that_loads_us": round(back_us, 1), "pages_loaded": len(plan.moves.load_pages), "audit_ms": round(audit_ms, 1)}
+
+
 def _timed(call: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     call()
@@ -123,6 +151,7 @@ def main() -> None:
     results["admitting"].append(admitting("lpm", fair=True, has_priorities=True))
     results["arriving"] = [arriving(policy) for policy in POLICIES]
     results["prefixes"] = prefixes()
+    results["tiers"] = [tiers(policy) for policy in WRITE_POLICIES]
     for name, rows in results.items():
         print(name, *(rows if isinstance(rows, list) else [rows]), sep="\n  ", flush=True)
     record("scheduler", results)

@@ -103,7 +103,7 @@ def simulate(visits: list[Visit], order: OrderConfig, *, conservativeness: float
             now_s = visits[next_visit].request.arrival_s
             continue
         now_s += seconds(plan)
-        sampled = [sequence.id for sequence in scheduler._flights[0].sampled]
+        sampled = [sequence.id for sequence in scheduler.flights[0].sampled]
         for i in sampled:
             first_s.setdefault(i, now_s)
         scheduler.apply(device.run(plan, sampled))

@@ -67,8 +67,7 @@ class HostTier:
         self.is_on = config.num_pages > 1
         self.has_storage = config.has_storage
         self.confirmed: list[Node] = []  # saved, and known to be, since the last look
-        self._due: deque[Node] = deque()  # published before this plan
-        self._fresh: list[Node] = []  # published by this plan: computed by this step, so saved by a later one
+        self._due: deque[Node] = deque()  # taken up when a plan begins: pages published by a plan are computed by its step
         self._saves: list[tuple[Node, int, int]] = []  # of this plan: node, device page, host page
         self._loads: list[tuple[Node, int, int]] = []
         self._flights: deque[Flight] = deque()
@@ -81,8 +80,6 @@ class HostTier:
 
     def begin(self) -> None:
         """A plan begins: what was published before it can be saved."""
-        self._due += self._fresh
-        self._fresh.clear()
         for _ in range(min(len(self._due), SAVES_PER_STEP)):
             node = self._due.popleft()
             node.is_due = False
@@ -156,10 +153,9 @@ class HostTier:
     def lose_ranks(self) -> None:
         """The ranks died, and steps in flight with them. To be called when the tree has forgotten the device."""
         self._flights.clear()
-        for node in (*self._due, *self._fresh):
+        for node in self._due:
             node.is_due = False
         self._due.clear()
-        self._fresh.clear()
 
     def settle(self) -> None:
         """The old ranks are certainly gone, and new ones have come."""
@@ -178,7 +174,7 @@ class HostTier:
     def _plan_save(self, node: Node) -> None:
         if not (node.host or node.is_due):
             node.is_due = True
-            self._fresh.append(node)
+            self._due.append(node)
 
     def _room(self) -> int:
         """A host page; 0: none to be had."""

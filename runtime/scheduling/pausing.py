@@ -21,5 +21,6 @@ def unpause(scheduler: Scheduler) -> None:
 
 
 def flush(scheduler: Scheduler) -> int | None:
-    """Empties the prefix cache. -> pages freed; None, and nothing done, while sequences or steps use it"""
-    return None if scheduler.roster.num_running or scheduler.num_in_flight else scheduler.cache.flush()
+    """Empties the prefix cache. -> pages freed; None, and nothing done, while sequences or steps use it (copies to host memory do not)"""
+    is_used = scheduler.roster.num_running or any(flight.computed for flight in scheduler.flights)
+    return None if is_used else scheduler.cache.flush()

@@ -71,7 +71,7 @@ class Scheduler:
         self.last_step = 0  # the latest whose result was taken in
         self.is_paused = False  # no steps are planned (pausing.py)
         self._recovery = Recovery(self.planner)
-        self._flights: deque[Flight] = deque()
+        self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
         self._next_id = 0
 
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._flights)
+        return len(self.flights)
 
     def add(self, request: Request) -> list[int]:
         """Queues the request's `n` sequences. -> their ids"""
@@ -127,18 +127,18 @@ class Scheduler:
         """The next step, or None when there is nothing to compute now."""
         if self.is_paused:
             return None
-        if self.roster.waiting.admits_only and not self._recovery.isolate(self._flights):
+        if self.roster.waiting.admits_only and not self._recovery.isolate(self.flights):
             return None
         planned = self.planner.plan()
         if planned is None:
             return None
         plan, flight = planned
-        self._flights.append(flight)
+        self.flights.append(flight)
         return plan
 
     def apply(self, result: StepResult) -> StepTokens:
         """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
-        flight = self._flights.popleft()
+        flight = self.flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
         if flight.work is not None and self.planner.chunking is not None:
             self.planner.chunking.learn(flight.work, result.compute_s)
@@ -173,9 +173,9 @@ class Scheduler:
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
-        guilty = self._recovery.died(self._flights)
-        num_steps = sum(bool(flight.computed) for flight in self._flights)
-        self._flights.clear()
+        guilty = self._recovery.died(self.flights)
+        num_steps = sum(bool(flight.computed) for flight in self.flights)
+        self.flights.clear()
         self._prompts.clear()
         recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))

@@ -101,6 +101,18 @@ async def bench(ranks: FakeRanks | None = None, depth: int = 2) -> AsyncIterator
             it.close()
 
 
+async def test_what_is_wrong_in_the_cache_is_found_when_nobody_is_there() -> None:
+    async with bench() as b:
+        (lost,) = b.actor.scheduler.cache.pool.allocate(1)
+        b.inbox.send_nowait(Arrive(request("a", max_new_tokens=3)))
+        await b.run_all()
+        assert len(b.tokens(0)) == 3 and b.metrics.cache_leaks.value == 1
+        assert b.actor.limits.pool_tokens == 62 * 4 and lost in b.actor.scheduler.cache.pool.broken
+        b.inbox.send_nowait(Arrive(request("b", max_new_tokens=3)))
+        await b.run_all()
+        assert len(b.tokens(1)) == 3 and b.metrics.cache_leaks.value == 1
+
+
 def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> Request:
     return Request(id=name, prompt_ids=list(prompt), params=SamplingParams(**{"ignore_eos": True, **params}), seed=1, arrival_s=0)
 

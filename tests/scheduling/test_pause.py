@@ -80,3 +80,14 @@ def test_a_flush_is_refused_while_sequences_run() -> None:
     world.run()
     cached = world.scheduler.cache.num_used
     assert cached and flush(world.scheduler) == cached and not world.scheduler.cache.num_used
+
+
+def test_copies_to_host_memory_are_no_hindrance() -> None:
+    world = World(num_host_pages=9, depth=1)
+    world.add([1, 2, 3, 4, 5, 6, 7, 8, 9], max_new_tokens=1)
+    world.submit()
+    world.receive()
+    assert world.submit() and not world.scheduler.roster.live, "what it left is saved"
+    assert flush(world.scheduler) == 2
+    world.run()
+    assert world.scheduler.cache.num_used == world.scheduler.cache.host.num_used == 0

@@ -174,10 +174,10 @@ def test_others_wait_while_a_request_is_on_trial() -> None:
     world.add([9, 9], max_new_tokens=5, ignore_eos=True)  # comes during the trial
     running: list[set[str]] = []
     while world.submit():
-        running.append({s.request.id for s in world.scheduler._flights[-1].computed})
+        running.append({s.request.id for s in world.scheduler.flights[-1].computed})
         if world.scheduler.roster.waiting.admits_only:
             assert running[-1] <= world.scheduler.roster.waiting.admits_only
-            assert {s.request.id for f in world.scheduler._flights for s in f.computed} <= world.scheduler.roster.waiting.admits_only
+            assert {s.request.id for f in world.scheduler.flights for s in f.computed} <= world.scheduler.roster.waiting.admits_only
         world.receive()
     assert running[0] == {"r0", "r1"} and running[-1] >= {"r4"}
     world.check_idle()

@@ -12,11 +12,12 @@ from runtime.cache.kv import CacheConfig
 from runtime.cache.pools import least_pages
 from runtime.cache.window import WindowConfig, WindowPool
 from runtime.messages import StepTokens
-from runtime.request import FinishReason, Request
+from runtime.request import FinishReason, Request, Sequence
 from runtime.sampling import SamplingParams
 from runtime.scheduling.order import POLICIES
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.recovery import Lost
+from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.oracle import OracleRank, generate
@@ -40,6 +41,7 @@ class World:
         self.scheduler = Scheduler(self.config)
         self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages,
                                num_window_pages=num_window_pages, window=window)
+        self.scheduler.roster.start = self._start  # type: ignore[method-assign]
         self.shelf = Shelf(self.scheduler)
         self.depth = depth
         self.results: deque = deque()
@@ -50,6 +52,13 @@ class World:
         self.requests: dict[int, Request] = {}
         self.failed: set[int] = set()  # given up after a death of the ranks
         self.quiet: set[int] = set()  # ended by the detokenizer: the scheduler says nothing more
+
+    def _start(self, sequence: Sequence) -> None:
+        """Admission takes what it said it would."""
+        cache = self.scheduler.cache
+        missing, available = cache.missing(sequence), cache.num_available
+        Roster.start(self.scheduler.roster, sequence)
+        assert cache.num_available == available - missing
 
     def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
             timeout_s: float | None = None, queue_timeout_s: float | None = None, namespace: str = "", is_idle: bool = False,
