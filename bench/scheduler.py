@@ -34,8 +34,8 @@ STEPS = 400
 def scheduler(max_running: int, order: OrderConfig | None = None, *, num_pages: int = 200_000,
               cache: CacheConfig | None = None) -> Scheduler:
     return Scheduler(SchedulerConfig(
-        cache=cache or CacheConfig(), max_running=max_running, max_step_tokens=40_000, max_len=200_000, page_size=16, num_pages=num_pages,
-                                     eos_ids=(), order=order or OrderConfig(), conservativeness=0.0))
+        max_running=max_running, max_step_tokens=40_000, max_len=200_000, page_size=16, num_pages=num_pages, eos_ids=(),
+        order=order or OrderConfig(), conservativeness=0.0, cache=cache or CacheConfig()))
 
 
 def add(into: Scheduler, count: int, *, name: str = "r", length: int = 32, **fields: Any) -> None:
@@ -116,7 +116,7 @@ def prefixes() -> dict[str, Any]:
 
 
 def tiers(write_policy: str) -> dict[str, Any]:
-    """Decode steps beside a host memory that has 20,000 pages, a prompt of 16,384 tokens that comes back from it, and an audit of it all."""
+    """Decode steps beside 20,000 pages in host memory, a prompt of 16,000 tokens that comes back from there, and an audit of it all."""
     host = HostConfig(num_pages=50_000, write_policy=write_policy)
     it = scheduler(64, num_pages=12_000, cache=CacheConfig(host=host))
     for i in range(20):
