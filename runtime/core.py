@@ -225,7 +225,8 @@ class Core:
                     used_window_pages=window.pool.num_used if window else 0, cached_window_pages=window.num_idle if window else 0,
                     total_window_pages=window.pool.num_pages if window else 0,
                     steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()),
-                    max_running=self.plan.max_running_requests, prompt_tokens=scheduler.totals.prompt_tokens,
+                    max_running=self.plan.max_running_requests, waiting_tokens=scheduler.roster.waiting.num_tokens,
+                    prompt_tokens=scheduler.totals.prompt_tokens,
                     cached_tokens=scheduler.totals.cached_tokens, weights_bytes=sum(r.weights_bytes for r in self._supervisor.readies),
                     pages_bytes=sum(r.pages_bytes for r in self._supervisor.readies))
 

@@ -47,6 +47,7 @@ class Load(Struct, frozen=True, kw_only=True):
     total_window_pages: int = 0
     steps: int
     tokens_per_s: float
+    waiting_tokens: int = 0  # known tokens of those that wait
     max_running: int = 0  # sequences that can run at once
     prompt_tokens: int = 0  # of prompts admitted since the start
     cached_tokens: int = 0  # of them, found in the prefix cache

@@ -33,6 +33,7 @@ async def test_pause_and_go_on() -> None:
         with pytest.raises(Busy, match="retract"):
             await core.control.flush()
         await core.control.pause("retract")
+        assert core.load().waiting_tokens >= 3 + had + 3  # with what `first` got since
         assert core.load().running == 0 and await core.control.flush() >= 0
         assert not first.finishes and len(first.token_ids()) - had <= 2 and not late.deltas  # the last step was on its way to the sink
         await core.control.resume()

@@ -151,7 +151,7 @@ def loads(load: Load) -> dict[str, Any]:
             "num_waiting_reqs": load.waiting,
             "num_total_reqs": load.running + load.waiting,
             "num_used_tokens": used,
-            "num_total_tokens": used,
+            "num_total_tokens": used + load.waiting_tokens,
             "num_cached_tokens": load.cached_pages * load.page_size,
             "max_total_num_tokens": load.total_pages * load.page_size,
             "token_usage": usage,
@@ -161,9 +161,9 @@ def loads(load: Load) -> dict[str, Any]:
             "max_running_requests": load.max_running,
             "num_steps": load.steps,
             "page_size": load.page_size,
-            "memory": {"weight_gb": load.weights_bytes / 1e9, "kv_cache_gb": load.pages_bytes / 1e9, "graph_gb": 0.0,
+            "memory": {"weight_gb": load.weights_bytes / 1e9, "kv_cache_gb": load.pages_bytes / 1e9,
                        "token_capacity": load.total_pages * load.page_size},
-            "queues": {"waiting": load.waiting, "grammar": 0, "paused": 0, "retracted": 0},
+            "queues": {"waiting": load.waiting},
         }],
         "aggregate": {"total_running_reqs": load.running, "total_waiting_reqs": load.waiting,
                       "total_reqs": load.running + load.waiting, "avg_token_usage": usage, "avg_throughput": load.tokens_per_s},
@@ -172,6 +172,6 @@ def loads(load: Load) -> dict[str, Any]:
 
 def old_loads(load: Load) -> list[dict[str, Any]]:
     """The load as SGLang's older /get_load has it."""
-    used = (load.used_pages - load.cached_pages) * load.page_size
-    return [{"dp_rank": 0, "num_reqs": load.running + load.waiting, "num_waiting_reqs": load.waiting, "num_tokens": used,
+    tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
+    return [{"dp_rank": 0, "num_reqs": load.running + load.waiting, "num_waiting_reqs": load.waiting, "num_tokens": tokens,
              "ts_tic": time.monotonic()}]

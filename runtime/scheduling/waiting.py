@@ -109,6 +109,11 @@ class WaitingQueue:
         return len(self._places) + len(self._parked)
 
     @property
+    def num_tokens(self) -> int:
+        """Known tokens of all that wait; costs as much as there are."""
+        return sum(len(p.entry[3].tokens) for p in self._places.values()) + sum(len(s.tokens) for s in self._parked.values())
+
+    @property
     def has_ready(self) -> bool:
         return bool(self._places)
 
