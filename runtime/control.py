@@ -4,7 +4,7 @@
             ── cancel ──► router ── Abort ──► scheduler
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from tempfile import mkdtemp
 from typing import Any
 
@@ -39,12 +39,17 @@ class Reply:
         return self._value
 
 
+async def no_storage() -> int:
+    raise InvalidRequest("this server has no storage tier (--hicache-storage-backend)")
+
+
 class Control:
     """The Controls protocol (service.py). `scheduler` and `tokenizer` are there as soon as they are loaded."""
 
     def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics, supervisor: Supervisor) -> None:
         self.scheduler: Scheduler | None = None
         self.tokenizer: TokenizerActor | None = None
+        self.clear_storage: Callable[[], Awaitable[int]] = no_storage  # that of the storage tier, where there is one
         self._router = router
         self._to_scheduler = to_scheduler
         self._metrics = metrics

@@ -22,6 +22,7 @@ from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.events import EventsActor
 from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
+from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.tokenizer import TokenizerActor
 from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
@@ -82,6 +83,7 @@ class Core:
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
         self._events: EventsActor | None = None  # with --kv-events-config
+        self._storage: StorageActor | None = None  # with --hicache-storage-backend
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,6 +150,11 @@ class Core:
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH,
                 publish=None if events is None else events.offer)
+            if self.plan.hicache_storage_backend is not None:
+                self._storage = await open_storage(self.plan, self.model, self._scheduler, self._supervisor.open_hosts(), actor.wake)
+                self.control.clear_storage = self._storage.clear
+                actor.attach(self._storage)
+                tasks.start_soon(self._storage.run)
             tasks.start_soon(actor.run)
             if self._state == "loading":
                 self._state = "ready"
@@ -259,6 +266,8 @@ class Core:
                 counter.value = value
             metrics.timeouts.values.update(self._scheduler.timeouts)
             metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
+        if self._storage is not None:
+            self._storage.report(metrics)
         return metrics.render(dict(enumerate(self._supervisor.ranks.pids)))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -315,7 +324,8 @@ def scheduler_config(
         page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
         cache=CacheConfig(shares=not plan.disable_radix_cache, eviction=plan.radix_eviction_policy,
                           window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
-                          host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy)),
+                          host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy,
+                                          has_storage=plan.hicache_storage_backend is not None)),
         conservativeness=plan.schedule_conservativeness, limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
         order=OrderConfig(
             policy=plan.schedule_policy, has_priorities=has_priorities(plan),

@@ -71,6 +71,10 @@ class Controls(Protocol):
         """Empties the prefix cache. -> pages freed. Raises Busy while sequences run."""
         ...
 
+    async def clear_storage(self) -> int:
+        """Empties the storage tier of this model's pages. -> how many. Raises InvalidRequest where there is none, Unavailable."""
+        ...
+
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises InvalidRequest."""
         ...

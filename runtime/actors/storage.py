@@ -15,19 +15,27 @@ policy is up; what has come by then, without a gap from the first page on, stays
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import monotonic
 
 import anyio
+import msgspec
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
+from runtime import log
 from runtime.cache.outside import Outside, Pin, Reserved
+from runtime.devices.host import HostPages
 from runtime.metrics import Metrics
+from runtime.models.config import ModelConfig
+from runtime.options.plan import Plan
 from runtime.request import Sequence
 from runtime.scheduling.scheduler import Scheduler
-from runtime.storage.settings import TierSettings
-from runtime.storage.store import Store
+from runtime.storage.identity import identity as identity_of
+from runtime.storage.identity import weights
+from runtime.storage.settings import TierSettings, backend_settings, tier_settings
+from runtime.storage.store import Store, open_store
 
 PORTION_BYTES = 8 << 20  # about what a worker thread reads or writes before the loop hears of it
 LAST_WRITES_S = 2.0  # for what is queued when the server stops
@@ -46,9 +54,8 @@ class Page(Struct, frozen=True):
 class Fetch:
     """Pages first .. first + len(keys) of a sequence's prompt on their way from storage to reserved host pages."""
 
-    def __init__(self, sequence: Sequence, memory: Memory) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.memory = memory
         self.first = 0
         self.keys: list[bytes] = []
         self.reserved: Reserved | None = None
@@ -127,11 +134,12 @@ class Writing:
 class Fetching:
     """Pages on their way in, for sequences that wait."""
 
-    def __init__(self, store: Store, outside: Outside, page_bytes: int, settings: TierSettings) -> None:
+    def __init__(self, store: Store, outside: Outside, memory: Memory, page_bytes: int, settings: TierSettings) -> None:
         self.num_fetches = 0
         self.num_pages = 0  # that got into the tree
         self._store = store
         self._outside = outside
+        self._memory = memory
         self._threshold = -(-settings.prefetch_threshold // outside.cache.page_size)
         self._portion = _portion(page_bytes)
         self._num_readers = settings.num_threads
@@ -187,7 +195,7 @@ class Fetching:
         for number in range(start, min(start + self._portion, fetch.limit)):
             if not fetch.is_wanted:
                 return
-            if not self._store.load(fetch.keys[number], fetch.memory(hosts[number])):
+            if not self._store.load(fetch.keys[number], self._memory(hosts[number])):
                 fetch.limit = min(fetch.limit, number)
                 return
             fetch.have.add(number)
@@ -205,16 +213,15 @@ class Fetching:
 class StorageActor:
     """Both ways together, and how long requests wait. Told by the scheduler actor what it must know at once."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, memory: Callable[[], Memory], *, identity: bytes, page_bytes: int,
+    def __init__(self, store: Store, scheduler: Scheduler, memory: Memory, *, identity: bytes, page_bytes: int,
                  settings: TierSettings, policy: str, wake: Callable[[], None]) -> None:
-        """`memory` is asked anew for each fetch and save: ranks that come with other sizes bring another one."""
         self.store = store
         self.num_timeouts = 0  # requests that went on before all was there
         self.wait_s = 0.0  # that requests were held
         self._scheduler = scheduler
         self._memory = memory
         self._outside = Outside(lambda: scheduler.cache, identity)
-        self.fetching = Fetching(store, self._outside, page_bytes, settings)
+        self.fetching = Fetching(store, self._outside, memory, page_bytes, settings)
         self._writing = Writing(store, page_bytes, settings)
         self._settings = settings
         self._policy = policy
@@ -236,11 +243,11 @@ class StorageActor:
     def saved(self) -> None:
         """Pages may have come to host memory for certain; called after each result."""
         if pins := self._outside.confirmed():
-            self._writing.put(pins, self._memory())
+            self._writing.put(pins, self._memory)
 
     def arrived(self, sequence: Sequence) -> None:
         """A sequence has joined the queue: fetches what of its prompt is in no tier nearer, if that is enough to be worth it."""
-        fetch = Fetch(sequence, self._memory())
+        fetch = Fetch(sequence)
         if self._tasks is None or not self.fetching.aim(fetch):
             return
         if self._policy != BEST_EFFORT:
@@ -282,6 +289,35 @@ class StorageActor:
             return math.inf
         num_tokens = num_pages * self._outside.cache.page_size
         return self._settings.prefetch_timeout_base + self._settings.prefetch_timeout_per_ki_token * num_tokens / 1024
+
+
+async def open_storage(plan: Plan, model: ModelConfig, scheduler: Scheduler, ranks: list[HostPages],
+                       wake: Callable[[], None]) -> StorageActor:
+    """The storage tier that the options ask for, over the host memory of all ranks. Raises StartError."""
+    assert plan.hicache_storage_backend is not None
+    said = plan.hicache_storage_backend_extra_config
+    settings, page_bytes = tier_settings(said), sum(rank.page_bytes for rank in ranks)
+    identity = await to_thread.run_sync(cache_identity, plan, model, settings.model, [rank.part_bytes for rank in ranks])
+    store = await to_thread.run_sync(open_store, plan.hicache_storage_backend, backend_settings(said), identity, page_bytes)
+    log.get("start").info("storage", identity=identity.hex(), page_bytes=page_bytes, **store.stats())
+
+    def memory(page: int) -> list[memoryview]:
+        return [view for rank in ranks for view in rank.views(page)]
+
+    return StorageActor(store, scheduler, memory, identity=identity, page_bytes=page_bytes, settings=settings,
+                        policy=plan.hicache_storage_prefetch_policy, wake=wake)
+
+
+def cache_identity(plan: Plan, model: ModelConfig, name: str | None, part_bytes: list[tuple[int, ...]]) -> bytes:
+    """Whose pages these are. The layout of host memory is no part of it: the parts of a page are the same, and in the same order."""
+    facts = {key: value for key, value in msgspec.to_builtins(model).items() if key not in ("bos_id", "eos_ids", "sampling_defaults")}
+    if plan.load_format == "dummy":
+        facts["weights"] = ["dummy", plan.random_seed]
+    else:
+        facts["weights"] = weights(Path(plan.model_path), name)
+    return identity_of(
+        model=facts, device=plan.device, device_options=plan.device_options, dtype=plan.dtype, kv_dtype=plan.kv_cache_dtype,
+        page_size=plan.page_size, num_ranks=plan.tensor_parallel_size, part_bytes=part_bytes, attention=plan.attention_backend)
 
 
 def _portion(page_bytes: int) -> int:

@@ -101,6 +101,10 @@ def routes(service: Service, face: Face) -> list[Route]:
         pages = await control.flush()
         return Response(f"Cache flushed: {pages} pages are free again.\n", media_type="text/plain")
 
+    async def clear_storage(_: NoBody) -> Any:
+        pages = await control.clear_storage()
+        return Response(f"Storage cleared: {pages} pages are gone.\n", media_type="text/plain")
+
     async def abort(body: AbortBody) -> Any:
         if not body.rid and not body.abort_all:
             raise InvalidRequest("give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid")
@@ -127,6 +131,7 @@ def routes(service: Service, face: Face) -> list[Route]:
         Route("/pause_generation", taking(PauseBody, pause, size), methods=["POST"]),
         Route("/continue_generation", taking(NoBody, go_on, size), methods=["POST"]),
         Route("/flush_cache", taking(NoBody, flush, size), methods=EITHER),
+        Route("/clear_hicache_storage_backend", taking(NoBody, clear_storage, size), methods=EITHER),
         Route("/abort_request", taking(AbortBody, abort, size), methods=["POST"]),
         Route("/open_session", taking(OpenSessionBody, open_session, size), methods=EITHER),
         Route("/close_session", taking(CloseSessionBody, close_session, size), methods=EITHER),

@@ -118,8 +118,7 @@ class FileBackend:
             self._index.drop(self._name(key))
 
     def clear(self) -> int:
-        with self._lock:
-            names = [name for name in self._index.names() if name.startswith(self._identity)]
+        names = [name for name, _ in look(self.root, SUFFIX) if name.startswith(self._identity)]
         for name in names:
             self._unlink(name)
         return len(names)

@@ -28,9 +28,6 @@ class Index:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def names(self) -> list[str]:
-        return list(self._entries)
-
     def get(self, name: str) -> Entry | None:
         return self._entries.get(name)
 

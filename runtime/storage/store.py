@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from runtime import log
-from runtime.errors import StartError
+from runtime.errors import StartError, Unavailable
 from runtime.storage.backend import Backend, BackendConfig, Damaged
 from runtime.storage.files import FileBackend
 from runtime.storage.record import HEADER_BYTES, header, is_intact
@@ -94,8 +94,12 @@ class Store:
             self.totals.bytes_written += sum(part.nbytes for part in parts)
 
     def clear(self) -> int:
-        """Forgets all pages of this identity. -> how many. Blocks. Raises what the backend raises."""
-        return self._backend.clear()
+        """Forgets all pages of this identity. -> how many. Blocks. Raises Unavailable."""
+        try:
+            return self._backend.clear()
+        except Exception as error:
+            self._trouble("clear", error)
+            raise Unavailable("the storage tier cannot be cleared; the server's log says why") from error
 
     def stats(self) -> Mapping[str, float]:
         """The backend's own figures."""

@@ -10,13 +10,16 @@ import anyio
 import pytest
 
 from runtime.actors.scheduler import SchedulerActor
-from runtime.actors.storage import StorageActor
+from runtime.actors.storage import StorageActor, cache_identity
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.channels import Channel
 from runtime.messages import Abort, Arrive, StepTokens, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
+from runtime.models.config import read_config
+from runtime.options.given import from_values
+from runtime.options.plan import plan_for
 from runtime.request import Request
 from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -46,7 +49,7 @@ class Life:
         self.outbox = Channel[ToDetokenizer](1000)
         self.actor = SchedulerActor(self.scheduler, self.inbox, self.outbox, depth=2, meter=Meter(Metrics()),
                                     limits=Limits(vocab_size=VOCAB, context_len=200, pool_tokens=252))
-        self.storage = StorageActor(store, self.scheduler, lambda: self.page, identity=IDENTITY, page_bytes=8 * PAGE, settings=settings,
+        self.storage = StorageActor(store, self.scheduler, self.page, identity=IDENTITY, page_bytes=8 * PAGE, settings=settings,
                                     policy=policy, wake=self.actor.wake)
         self.actor.attach(self.storage)
         self.seen: list[StepTokens] = []
@@ -262,3 +265,15 @@ async def test_the_death_of_ranks_disturbs_nothing(slow: Slow, tmp_path: Path) -
         slow.go.set()
         await it.until(lambda: any(m.ended for m in it.seen))
         assert [end.cached_tokens for m in it.seen for end in m.ended] == [40]
+
+
+def test_the_identity_is_of_all_that_decides_keys_and_values() -> None:
+    def of(parts: tuple[int, ...] = (64, 64), name: str | None = None, **options: Any) -> bytes:
+        plan = plan_for(from_values({"device": "cpu", "num_threads": 1, **options}))
+        return cache_identity(plan, read_config(plan.model_path), name, [parts])
+
+    plain = of()
+    assert of(port=1, max_running_requests=3, random_seed=5) == plain, "what has nothing to do with it"
+    others = [of((32, 32)), of(name="mine"), of(dtype="float32"), of(page_size=32), of(device="null"), of(kv_cache_dtype="fp8_e5m2"),
+              of(load_format="dummy", random_seed=1), of(load_format="dummy", random_seed=2)]
+    assert len({plain, *others}) == 1 + len(others)

@@ -67,6 +67,10 @@ class FakeControls:
         self.tell("flush")
         return 7
 
+    async def clear_storage(self) -> int:
+        self.tell("clear")
+        return 9
+
     def abort(self, prefix: str) -> int:
         self.tell(("abort", prefix))
         return 2

@@ -23,6 +23,7 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
     ("/pause_generation", {"mode": "in_place"}, ("pause", "in_place")),
     ("/continue_generation", {}, "resume"),
     ("/flush_cache", {}, "flush"),
+    ("/clear_hicache_storage_backend", {}, "clear"),
     ("/abort_request", {"rid": "batch-7"}, ("abort", "batch-7")),
     ("/abort_request", {"abort_all": True}, ("abort", "")),
     ("/open_session", {"capacity_of_str_len": 9, "session_id": "s", "timeout": 5, "streaming": True}, ("open", 9, "s", 5.0, True)),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from runtime.errors import StartError
+from runtime.errors import StartError, Unavailable
 from runtime.storage.backend import BackendConfig
 from runtime.storage.store import open_store
 from tests.storage.places import IDENTITY, PAGE, key_of, load, page_of, save
@@ -41,6 +41,7 @@ class Memory:
         del self.records[key]
 
     def clear(self) -> int:
+        self._fail()
         num_records = len(self.records)
         self.records.clear()
         return num_records
@@ -72,8 +73,10 @@ def test_a_plug_in_that_fails_makes_misses() -> None:
     store = open_store("dynamic", {"module": "tests.storage.test_store:Memory", "fails": True}, IDENTITY, PAGE)
     save(store, key_of(1))
     assert load(store, key_of(1)) is None and store.count([key_of(1)]) == 0
+    with pytest.raises(Unavailable, match="log"):
+        store.clear()
     store.close()
-    assert (store.totals.errors, store.totals.pages_missed, store.totals.pages_written) == (4, 1, 0)
+    assert (store.totals.errors, store.totals.pages_missed, store.totals.pages_written) == (5, 1, 0)
 
 
 @pytest.mark.parametrize("module", ["no.such.module:X", "tests.storage.test_store:Missing", "tests.storage.test_store:Memory"])

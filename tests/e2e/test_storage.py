@@ -1,0 +1,100 @@
+"""Prefixes outlive the server: what one engine computed, the next one reads from files, and its tokens are those of transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import runtime
+from runtime.errors import OptionsError, StartError
+
+pytestmark = pytest.mark.anyio
+
+Checkpoint = Callable[[str], Path]
+Generate = Callable[[str, list[int], int], list[int]]
+PROMPT = [(7 * i + i * i // 3) % 250 for i in range(100)]  # six full pages and four tokens
+FULL = 96
+
+
+def options(folder: Path, model: Path, policy: str = "wait_complete", **more: Any) -> dict[str, Any]:
+    return {"model_path": str(model), "num_threads": 1, "context_length": 256, "max_total_tokens": 1024, "dtype": "float32",
+            "page_size": 16, "enable_hierarchical_cache": True, "hicache_mem_layout": "page_first",
+            "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": policy,
+            "hicache_storage_backend_extra_config": {"dir": str(folder), "prefetch_threshold": 16}, **more}
+
+
+async def ask(engine: runtime.Engine, prompt: list[int] = PROMPT) -> tuple[list[int], int]:
+    """-> greedy tokens, and how many of the prompt were cached"""
+    answer = await engine.generate(prompt, temperature=0, max_new_tokens=6, ignore_eos=True)
+    assert answer.finish is not None
+    return answer.token_ids, answer.finish.cached_tokens
+
+
+async def files(folder: Path, count: int) -> list[Path]:
+    """Waits until so many pages are there."""
+    with anyio.fail_after(30):
+        while len(found := sorted(folder.rglob("*.page"))) < count:
+            await anyio.sleep(0.01)
+    return found
+
+
+def metric(engine: runtime.Engine, name: str) -> float:
+    lines = engine._core.metrics().decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize("more", [{}, {"hicache_mem_layout": "layer_first", "tensor_parallel_size": 2}], ids=["", "two ranks"])
+async def test_a_prefix_outlives_the_server(checkpoint: Checkpoint, reference: Generate, tmp_path: Path, more: dict[str, Any]) -> None:
+    expected = reference("llama", PROMPT, 6)
+    said = options(tmp_path, checkpoint("llama"), **more)
+    async with runtime.Engine(**said) as first:
+        assert await ask(first) == (expected, 0)
+        await files(tmp_path, 6)
+    async with runtime.Engine(**said) as second:
+        assert await ask(second) == (expected, FULL)
+        assert metric(second, 'runtime_storage_pages_total{event="read"}') == 6
+        assert metric(second, "runtime_storage_fetched_tokens_total") == FULL
+        assert await second._core.control.clear_storage() == 6 and not list(tmp_path.rglob("*.page"))
+
+
+async def test_damaged_files_are_misses(checkpoint: Checkpoint, reference: Generate, tmp_path: Path) -> None:
+    expected = reference("llama", PROMPT, 6)
+    said = options(tmp_path, checkpoint("llama"))
+    async with runtime.Engine(**said) as first:
+        await ask(first)
+        pages = await files(tmp_path, 6)
+    for number, page in enumerate(pages):
+        record = bytearray(page.read_bytes())
+        record[64 + 100 * number] ^= 16
+        page.write_bytes(record if number % 2 else record[:-1])
+    async with runtime.Engine(**said) as second:
+        assert await ask(second) == (expected, 0)
+        assert metric(second, 'runtime_storage_pages_total{event="corrupt"}') >= 1
+
+
+async def test_tokens_are_right_whatever_came_in_time(checkpoint: Checkpoint, reference: Generate, tmp_path: Path) -> None:
+    expected = reference("llama", PROMPT, 6)
+    async with runtime.Engine(**options(tmp_path, checkpoint("llama"), "best_effort")) as first:
+        await ask(first)
+        await files(tmp_path, 6)
+    async with runtime.Engine(**options(tmp_path, checkpoint("llama"), "best_effort")) as second:
+        tokens, cached = await ask(second)
+        assert tokens == expected and cached % 16 == 0
+    async with runtime.Engine(**options(tmp_path, checkpoint("llama"), "timeout")) as third:
+        assert await ask(third) == (expected, FULL)
+    async with runtime.Engine(**options(tmp_path, checkpoint("llama"), dtype="bfloat16")) as other:
+        assert (await ask(other))[1] == 0, "pages of another dtype"
+
+
+async def test_what_cannot_work_is_said_at_the_start(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    said = options(tmp_path, checkpoint("llama"))
+    with pytest.raises(OptionsError, match="choose one of .*dynamic"):
+        runtime.Engine(**said | {"hicache_storage_backend": "mooncake"})
+    with pytest.raises(OptionsError, match="--enable-hierarchical-cache"):
+        runtime.Engine(**said | {"enable_hierarchical_cache": False})
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match='"dir"'):
+        async with runtime.Engine(**said | {"hicache_storage_backend_extra_config": {"dir": str(tmp_path / "file")}}):
+            pass
