@@ -1,0 +1,159 @@
+"""The grammars of requests, seen from the event loop: checked in a process of their own before anything else happens.
+
+The process (runtime/grammar/process.py) is started by the first grammar that comes and stays; when it ends, the next grammar starts another.
+What was checked once is remembered. While a grammar is checked its request waits, and others go on.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+
+import anyio
+import msgspec
+
+from runtime import log
+from runtime.constraint import Grammar, GrammarSetup
+from runtime.errors import InternalFault, InvalidRequest
+from runtime.grammar.frames import Frames, framed
+from runtime.grammar.process import Check, Verdict
+
+AT_ONCE = 4  # children that compile
+REMEMBERED = 1024  # verdicts
+START_S = 60.0  # for the process to load its library
+
+
+class _Pending:
+    """A check that is under way; several requests may wait for it."""
+
+    def __init__(self) -> None:
+        self.verdict: Verdict | None = None
+        self.done = anyio.Event()
+
+    def settle(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.done.set()
+
+
+class Grammars:
+    """Use it on one event loop; only `check` waits."""
+
+    def __init__(self, setup: GrammarSetup, limit_s: float) -> None:
+        self._setup = setup
+        self._limit_s = limit_s
+        self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()  # the latest used last
+        self._pending: dict[Grammar, _Pending] = {}
+        self._by_id: dict[int, _Pending] = {}
+        self._places = anyio.CapacityLimiter(AT_ONCE)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._frames = Frames()
+        self._last_id = 0
+
+    async def check(self, grammar: Grammar) -> None:
+        """Returns when `grammar` can be compiled. Raises InvalidRequest when it can't be, InternalFault when we can't."""
+        while (verdict := self._verdicts.get(grammar)) is None:
+            if (pending := self._pending.get(grammar)) is None:
+                await self._ask(grammar)
+            else:
+                await pending.done.wait()
+                if pending.verdict is not None and pending.verdict.is_fault:
+                    verdict = pending.verdict
+                    break
+        else:
+            self._verdicts.move_to_end(grammar)
+        if verdict.is_fault:
+            raise InternalFault(verdict.error)
+        if verdict.error:
+            raise InvalidRequest(verdict.error, param="constraint")
+
+    async def _ask(self, grammar: Grammar) -> None:
+        """Others who want the same wait for this one; if it is given up, the next of them asks again."""
+        pending = self._pending[grammar] = _Pending()
+        self._last_id += 1
+        check = Check(self._last_id, grammar, self._limit_s)
+        try:
+            async with self._places:
+                self._by_id[check.id] = pending
+                self._send(framed(msgspec.msgpack.encode(check)))
+                with anyio.move_on_after(START_S + self._limit_s):
+                    await pending.done.wait()
+                if pending.verdict is None:
+                    pending.settle(Verdict(check.id, "the process that compiles grammars does not answer", True))
+                    self.stop()
+        finally:
+            self._by_id.pop(check.id, None)
+            del self._pending[grammar]
+            pending.done.set()
+        self._remember(grammar, pending.verdict)
+
+    def _remember(self, grammar: Grammar, verdict: Verdict | None) -> None:
+        assert verdict is not None
+        if verdict.is_fault:
+            raise InternalFault(verdict.error)
+        self._verdicts[grammar] = verdict
+        if len(self._verdicts) > REMEMBERED:
+            self._verdicts.popitem(last=False)
+
+    # ── the process ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, frame: bytes) -> None:
+        if self._socket is None:
+            self._start()
+        assert self._socket is not None
+        self._socket.setblocking(True)  # the other side reads at once; what it does not, the kernel holds up to the largest rule
+        try:
+            self._socket.sendall(frame)
+        except OSError:
+            self._lost()
+        finally:
+            if self._socket is not None:
+                self._socket.setblocking(False)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        with theirs:
+            arguments = ["--socket", str(theirs.fileno()), "--setup", msgspec.json.encode(self._setup).decode()]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], process_group=0)
+        ours.setblocking(False)
+        self._socket, self._frames = ours, Frames()
+        asyncio.get_running_loop().add_reader(ours, self._on_data)
+        log.get("grammars").info("compile process started", backend=self._setup.backend, pid=self._process.pid)
+
+    def _on_data(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._lost()
+        for frame in self._frames.feed(data):
+            verdict = msgspec.msgpack.decode(frame, type=Verdict)
+            if (pending := self._by_id.get(verdict.id)) is not None:  # else nobody waits any more
+                pending.settle(verdict)
+
+    def _lost(self) -> None:
+        self.stop()
+        log.get("grammars").error("the compile process ended")
+        for id, pending in self._by_id.items():
+            pending.settle(Verdict(id, "the process that compiles grammars ended; the server's log has the details", True))
+
+    def stop(self) -> None:
+        """Ends the process, if there is one. The next check starts another."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

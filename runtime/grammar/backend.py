@@ -1,0 +1,87 @@
+"""What a backend is: it compiles grammars over one vocabulary, and their matchers say which tokens may come next."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from runtime.constraint import Grammar, GrammarSetup
+from runtime.text.vocabulary import Vocabulary
+
+# by name on the command line: module, package to import, what to install
+BACKENDS = {
+    "xgrammar": ("runtime.grammar.xgrammar", "xgrammar"),
+    "llguidance": ("runtime.grammar.llguidance", "llguidance"),
+    "outlines": ("runtime.grammar.outlines", "outlines_core"),
+}
+
+
+_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
+class GrammarError(Exception):
+    """The grammar is wrong, or this backend cannot keep it. The message is for the client."""
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """A vocabulary as backends want it: the bytes of each token, none for those that are no text."""
+
+    tokens: list[bytes]
+    encode: Callable[[str], list[int]]
+    eos_ids: tuple[int, ...]
+    whitespace_pattern: str | None = None
+    is_compact: bool = False
+
+
+class Matcher(Protocol):
+    """How far one sequence is in a grammar."""
+
+    def accept(self, token: int) -> bool:
+        """The sequence goes on with `token`. False: the grammar does not allow it, or the backend gave up."""
+        ...
+
+    def fill(self, bits: np.ndarray) -> bool:
+        """Sets bit i of int32 `bits` exactly where token i may come next; eos ids where the text may end. False: the backend gave up."""
+        ...
+
+
+class Compiled(Protocol):
+    """A grammar over the backend's vocabulary."""
+
+    def matcher(self) -> Matcher: ...
+
+
+class Backend(Protocol):
+    """A library that turns grammars into masks."""
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Raises GrammarError."""
+        ...
+
+
+def open_backend(setup: GrammarSetup) -> Backend:
+    """Reads the tokenizer and imports the library: seconds."""
+    vocabulary = Vocabulary.load(Path(setup.tokenizer_path), setup.vocab_size)
+    terms = Terms(tokens=token_bytes(vocabulary, setup), encode=partial(vocabulary.encode, add_special=False),
+                  eos_ids=setup.eos_ids, whitespace_pattern=setup.whitespace_pattern, is_compact=setup.is_compact)
+    backend: Backend = import_module(BACKENDS[setup.backend][0]).open_terms(terms)
+    return backend
+
+
+def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
+    """Special tokens and eos ids are no text: a grammar never asks for the letters in their names.
+
+    Rows of the embedding beyond the vocabulary decode to nothing, and ids beyond the embedding can't be sampled.
+    """
+    silent = vocabulary.special_ids | set(setup.eos_ids)
+    return [b"" if i in silent else vocabulary.token_bytes(i) for i in range(setup.vocab_size)]
+
+
+def first_line(error: Exception) -> str:
+    """What a library says, without the time and the place in its own source that some put before it."""
+    return _PLACE.sub("", str(error).strip().split("\n", 1)[0])

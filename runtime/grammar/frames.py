@@ -1,0 +1,27 @@
+"""Messages on a stream of bytes: each with its length before it."""
+
+import struct
+from collections.abc import Iterator
+
+_LENGTH = struct.Struct("=I")
+
+
+def framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream back into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are complete now."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            yield bytes(self._buffer[_LENGTH.size:end])
+            del self._buffer[:end]

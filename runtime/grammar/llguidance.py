@@ -1,0 +1,97 @@
+"""llguidance: regular expressions by derivatives under an Earley parser; nothing is computed ahead. Needs neither torch nor numpy."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+from runtime.constraint import Grammar
+from runtime.grammar.backend import GrammarError, Terms
+from runtime.grammar.choices import choices_as_regex
+from runtime.grammar.schema import prepare
+
+
+class _Words:
+    """The vocabulary in the shape that LLTokenizer reads."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.eos_token_id = terms.eos_ids[0]
+        self.bos_token_id = None
+        self.tokens = [token or f"<|{i}|>".encode() for i, token in enumerate(terms.tokens)]
+        self._encode = terms.encode
+        self.special_token_ids = [i for i, token in enumerate(terms.tokens) if not token]
+
+    def __call__(self, text: str) -> list[int]:
+        """How a forced text is written: of all ways to write it, the mask allows this one."""
+        if not isinstance(text, str):
+            raise TypeError("only texts are encoded")  # it tries bytes once, and then knows
+        return self._encode(text)
+
+
+class LLGuidance:
+    """The Backend."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_Words(terms)), len(terms.tokens), list(terms.eos_ids))
+        self._json: dict[str, Any] = {"whitespace_flexible": not terms.is_compact}
+        if terms.whitespace_pattern is not None:
+            self._json["whitespace_pattern"] = terms.whitespace_pattern
+
+    def compile(self, grammar: Grammar) -> "LLCompiled":
+        source = self._source(grammar)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(_reason(matcher))
+        return LLCompiled(matcher)
+
+    def _source(self, grammar: Grammar) -> str:
+        match grammar.kind:
+            case "json_schema":
+                schema = prepare(grammar.text, frozenset(), "llguidance")
+                return LLMatcher.grammar_from_json_schema(schema, overrides=self._json)  # type: ignore[arg-type]
+            case "regex":
+                return LLMatcher.grammar_from_regex(grammar.text)
+            case "ebnf":
+                try:
+                    return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+                except Exception as error:  # its reader of GBNF raises whatever comes up
+                    raise GrammarError(f"the EBNF can't be read: {error}") from error
+            case "choice":
+                return LLMatcher.grammar_from_regex(choices_as_regex(grammar.text))
+            case "structural_tag":
+                raise GrammarError("structural tags need --grammar-backend xgrammar; this server runs llguidance")
+
+
+class LLCompiled:
+    """A grammar of llguidance; what a matcher learns about it is shared by all that are copied from it."""
+
+    def __init__(self, first: LLMatcher) -> None:
+        self._first = first
+
+    def matcher(self) -> "LLMatch":
+        return LLMatch(self._first.deep_copy())
+
+
+class LLMatch:
+    """The Matcher."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, token: int) -> bool:
+        return self._matcher.consume_token(token)
+
+    def fill(self, bits: np.ndarray) -> bool:
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return not self._matcher.is_error()
+
+
+def _reason(matcher: LLMatcher) -> str:
+    lines = [line for line in matcher.get_error().strip().split("\n") if line.strip()]
+    return msgspec.json.encode(lines[0] if lines else "the grammar cannot be read").decode().strip('"')
+
+
+def open_terms(terms: Terms) -> LLGuidance:
+    return LLGuidance(terms)

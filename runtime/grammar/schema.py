@@ -1,0 +1,76 @@
+"""JSON Schema before a backend sees it: limits, keywords that the backend would not keep, and objects that say what they hold are closed.
+
+Closed means: an object that lists its `properties` and says nothing about others gets no others. That is what the field does and what
+clients expect; an object that lists none stays open. Both are texts that the client's schema allows.
+"""
+
+from typing import Any
+
+import msgspec
+
+from runtime.grammar.backend import GrammarError
+
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+
+_ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
+        "unevaluatedProperties", "unevaluatedItems")  # keywords that hold a schema
+_LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")  # ... a list of them
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # ... or some by name
+_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
+
+
+def prepare(text: str, unkept: frozenset[str], backend: str) -> str:
+    """The schema for a backend. Raises GrammarError that says where: `at $.properties.age: ...`."""
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError(f"the schema is not JSON: {error}") from error
+    return msgspec.json.encode(_Walk(unkept, backend).close(schema, "$", 0)).decode()
+
+
+class _Walk:
+    """One way through a schema."""
+
+    def __init__(self, unkept: frozenset[str], backend: str) -> None:
+        self._unkept = unkept
+        self._backend = backend
+        self._num_nodes = 0
+
+    def close(self, node: Any, place: str, depth: int, *, is_part: bool = False) -> Any:
+        """A copy of the schema at `place`; `is_part`: a member of allOf, which must not close the others out."""
+        self._num_nodes += 1
+        if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
+            raise GrammarError(f"at {place}: the schema has more than {MAX_DEPTH} levels or {MAX_NODES} parts")
+        if isinstance(node, bool):
+            return node
+        if not isinstance(node, dict):
+            raise GrammarError(f"at {place}: a schema is an object or a boolean")
+        self._look(node, place)
+        closed = dict(node)
+        for key in _ONE:
+            if isinstance(node.get(key), dict):
+                closed[key] = self.close(node[key], f"{place}.{key}", depth + 1)
+        for key in _LIST:
+            if isinstance(node.get(key), list):
+                closed[key] = [self.close(part, f"{place}.{key}[{i}]", depth + 1, is_part=is_part or key == "allOf")
+                               for i, part in enumerate(node[key])]
+        for key in _NAMED:
+            if isinstance(node.get(key), dict):
+                closed[key] = {name: self.close(part, f"{place}.{key}.{name}", depth + 1) for name, part in node[key].items()}
+        if "properties" in node and not is_part and "allOf" not in node and not _OPEN & node.keys():
+            closed["additionalProperties"] = False
+        return closed
+
+    def _look(self, node: dict[str, Any], place: str) -> None:
+        for key in self._unkept & node.keys():
+            if node[key] not in (False, None, {}, []):
+                raise GrammarError(f"at {place}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, or serve with "
+                                   "another --grammar-backend")
+        kinds = node.get("type", [])
+        wrong = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if not isinstance(kind, str) or kind not in _TYPES]
+        if wrong:
+            raise GrammarError(f"at {place}.type: {msgspec.json.encode(wrong[0]).decode()} is no type; types are {', '.join(sorted(_TYPES))}")
+        if not isinstance(node.get("properties", {}), dict):
+            raise GrammarError(f"at {place}.properties: must be an object")

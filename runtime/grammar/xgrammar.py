@@ -1,0 +1,79 @@
+"""xgrammar: an automaton with a stack, whose masks are computed ahead for most of the vocabulary. Imports torch and transformers."""
+
+from typing import Any
+
+import numpy as np
+
+import xgrammar
+from runtime.constraint import Grammar
+from runtime.grammar.backend import GrammarError, Terms, first_line
+from runtime.grammar.choices import choices_as_ebnf
+from runtime.grammar.schema import prepare
+
+# keywords that it reads over in silence: an answer could break them
+UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",
+                    "dependentSchemas", "$dynamicRef", "$recursiveRef"})
+_TOP = "above_root"
+
+
+class XGrammar:
+    """The Backend."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._info = xgrammar.TokenizerInfo(terms.tokens, xgrammar.VocabType.RAW, vocab_size=len(terms.tokens),
+                                            stop_token_ids=list(terms.eos_ids))
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)  # we keep what is compiled
+        self._is_compact = terms.is_compact
+
+    def compile(self, grammar: Grammar) -> "XCompiled":
+        try:
+            return XCompiled(self._compile(grammar))
+        except (RuntimeError, ValueError) as error:
+            raise GrammarError(first_line(error)) from error
+
+    def _compile(self, grammar: Grammar) -> Any:
+        compiler = self._compiler
+        match grammar.kind:
+            case "json_schema":
+                schema = prepare(grammar.text, UNKEPT, "xgrammar")
+                separators = (",", ":") if self._is_compact else None
+                return compiler.compile_json_schema(schema, any_whitespace=not self._is_compact, separators=separators, strict_mode=False)
+            case "regex":
+                return compiler.compile_regex(grammar.text)
+            case "ebnf":
+                # a root that stands within itself loses what may follow it there, so a rule of ours stands above it
+                return compiler.compile_grammar(f"{grammar.text}\n{_TOP} ::= root\n", root_rule_name=_TOP)
+            case "structural_tag":
+                return compiler.compile_structural_tag(grammar.text)
+            case "choice":
+                return compiler.compile_grammar(choices_as_ebnf(grammar.text))
+
+
+class XCompiled:
+    """A grammar of xgrammar."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def matcher(self) -> "XMatcher":
+        return XMatcher(xgrammar.GrammarMatcher(self._compiled))
+
+
+class XMatcher:
+    """The Matcher."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def accept(self, token: int) -> bool:
+        accepted: bool = self._matcher.accept_token(token)
+        return accepted
+
+    def fill(self, bits: np.ndarray) -> bool:
+        bits.fill(-1)  # it leaves them alone where everything is allowed
+        self._matcher.fill_next_token_bitmask(bits.reshape(1, -1))
+        return True
+
+
+def open_terms(terms: Terms) -> XGrammar:
+    return XGrammar(terms)
