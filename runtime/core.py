@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from runtime import __version__, log
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.events import EventsActor
+from runtime.actors.grammars import Grammars
 from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
@@ -29,6 +30,7 @@ from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
 from runtime.cache.window import WindowConfig
 from runtime.channels import Channel
+from runtime.constraint import GrammarSetup
 from runtime.control import Control
 from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
 from runtime.messages import Ask, StartRank, ToDetokenizer, ToScheduler
@@ -80,6 +82,8 @@ class Core:
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor)
         self._outputs.on_close(self.control.sessions.ended)
         self._draw_seed = random_seeds(plan.random_seed)
+        setup = grammar_setup(plan, self.model)
+        self._grammars = None if setup is None else Grammars(setup, plan.grammar_timeout)
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
         self._events: EventsActor | None = None  # with --kv-events-config
@@ -104,6 +108,8 @@ class Core:
             self._router.fail_all(Unavailable("the server is stopping; try again later"))
             with anyio.CancelScope(shield=True):
                 await self._supervisor.stop()
+            if self._grammars is not None:
+                self._grammars.stop()
             if self._events is not None:
                 self._events.close()
             for channel in (self._asks, self._to_scheduler, self._to_detokenizer):
@@ -172,7 +178,8 @@ class Core:
         infill_format = find_format(self.plan.completion_template, lambda token: vocabulary.token_id(token) is not None)
         tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
                                    limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants,
-                                   infill_format=infill_format)
+                                   infill_format=infill_format, eos_ids=self.model.eos_ids,
+                                   check_grammar=None if self._grammars is None else self._grammars.check)
         detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
         self.control.tokenizer = tokenizer
         tasks.start_soon(tokenizer.run)
@@ -290,7 +297,16 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         device_options=plan.device_options, window_ratio=plan.window_ratio,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
-        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype)
+        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype, grammar=grammar_setup(plan, model))
+
+
+def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
+    """None: no structured outputs."""
+    if plan.grammar_backend == "none":
+        return None
+    return GrammarSetup(backend=plan.grammar_backend, tokenizer_path=plan.tokenizer_path, vocab_size=model.vocab_size,
+                        eos_ids=model.eos_ids, whitespace_pattern=plan.constrained_json_whitespace_pattern,
+                        is_compact=plan.constrained_json_disable_any_whitespace)
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
+from runtime.constraint import GrammarSetup
 from runtime.errors import RequestError
-from runtime.request import FinishReason, Request, TokenLogprob
+from runtime.request import FinishReason, Guide, Request, TokenLogprob
 from runtime.sampling import SamplingParams
 
 # ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
@@ -201,6 +202,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_layout: str = "layer_first"  # or page_first: which of the two stands outside in host memory (devices/host.py)
     host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
     kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
+    grammar: GrammarSetup | None = None  # None: no grammars on these ranks
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -229,7 +231,8 @@ class Admit(Struct, frozen=True, array_like=True):
     slot: int
     sampling: SlotSampling
     prompt_len: int
-    history: np.ndarray  # int32: all tokens known so far when penalties need them, else empty
+    history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
+    guide: Guide | None = None
 
 
 class Moves(Struct, frozen=True, array_like=True):
@@ -349,6 +352,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     top_logprobs: np.ndarray  # float32 [N * width] or empty
     prompt: list[PromptLogprobs]
     compute_s: float  # seconds that the rank spent on the step
+    unguided: list[int] = []  # places in `token_ids` where a grammar could not be followed any more: these tokens mean nothing
 
 
 FromRank = LoadProgress | RankReady | RankFailed | StepResult

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from runtime.constraint import Grammar
 from runtime.errors import RequestError
 from runtime.sampling import SamplingParams
 
@@ -16,6 +17,14 @@ class FinishReason(StrEnum):
     STOP = "stop"  # eos, a stop token or a stop string
     LENGTH = "length"  # max_new_tokens or the context length
     ABORT = "abort"  # the client left or asked for it
+
+
+class Guide(Struct, frozen=True, array_like=True):
+    """What the tokens of a sequence must keep to."""
+
+    grammar: Grammar
+    after_ids: tuple[int, ...]  # the grammar holds from where these tokens were generated; (): from the first one on
+    stop_ids: tuple[int, ...]  # what may end the text where the grammar lets it end
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -33,6 +42,7 @@ class Request(Struct, frozen=True, kw_only=True):
     namespace: str = ""  # of the prefix cache: nothing is shared across, in any tier (see cache/namespace.py)
     queue_timeout_s: float | None = None  # longest wait for its first step
     timeout_s: float | None = None  # longest life
+    guide: Guide | None = None
 
 
 class Sequence:

@@ -8,6 +8,7 @@ from typing import Annotated as A
 
 from msgspec import Meta, Struct
 
+from runtime.constraint import Rule
 from runtime.errors import InvalidRequest
 
 MAX_N = 128
@@ -46,6 +47,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # None: none; k: with k alternatives
 
     logprob_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()  # beside each, those of these tokens
+
+    constraint: Rule | None = None  # what the answer's text must look like
+    constraint_after: A[str, Meta(max_length=MAX_STOP_CHARS)] = ""  # from where on: after this text, e.g. the end of the thoughts
 
     @property
     def has_penalties(self) -> bool:
@@ -90,3 +94,5 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
             raise InvalidRequest(f"{name} names a token outside 0..{vocab - 1}", param=name)
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         raise InvalidRequest("min_new_tokens is above max_new_tokens", param="min_new_tokens")
+    if params.constraint is not None and params.ignore_eos:
+        raise InvalidRequest("ignore_eos can't be combined with a constraint, which says where the text ends", param="ignore_eos")

@@ -1,11 +1,10 @@
 """The grammars of requests, seen from the event loop: checked in a process of their own before anything else happens.
 
-The process (runtime/grammar/process.py) is started by the first grammar that comes and stays; when it ends, the next grammar starts another.
+The process (runtime/grammar/process.py) is started by the first grammar that comes, and stays. When it ends, the next grammar starts one.
 What was checked once is remembered. While a grammar is checked its request waits, and others go on.
 """
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import anyio
 import msgspec
 
 from runtime import log
+from runtime.children import environment
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.grammar.frames import Frames, framed
@@ -47,6 +47,7 @@ class Grammars:
         self._pending: dict[Grammar, _Pending] = {}
         self._by_id: dict[int, _Pending] = {}
         self._places = anyio.CapacityLimiter(AT_ONCE)
+        self._sending = anyio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._frames = Frames()
@@ -67,7 +68,7 @@ class Grammars:
         if verdict.is_fault:
             raise InternalFault(verdict.error)
         if verdict.error:
-            raise InvalidRequest(verdict.error, param="constraint")
+            raise InvalidRequest(f"constraint: {verdict.error}", param="constraint")
 
     async def _ask(self, grammar: Grammar) -> None:
         """Others who want the same wait for this one; if it is given up, the next of them asks again."""
@@ -77,7 +78,7 @@ class Grammars:
         try:
             async with self._places:
                 self._by_id[check.id] = pending
-                self._send(framed(msgspec.msgpack.encode(check)))
+                await self._send(framed(msgspec.msgpack.encode(check)))
                 with anyio.move_on_after(START_S + self._limit_s):
                     await pending.done.wait()
                 if pending.verdict is None:
@@ -99,27 +100,24 @@ class Grammars:
 
     # ── the process ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, frame: bytes) -> None:
-        if self._socket is None:
-            self._start()
-        assert self._socket is not None
-        self._socket.setblocking(True)  # the other side reads at once; what it does not, the kernel holds up to the largest rule
-        try:
-            self._socket.sendall(frame)
-        except OSError:
-            self._lost()
-        finally:
-            if self._socket is not None:
-                self._socket.setblocking(False)
+    async def _send(self, frame: bytes) -> None:
+        """Waits while the process loads and the frame is long. Whole, even if nobody wants it any more: others' frames follow."""
+        with anyio.CancelScope(shield=True):
+            async with self._sending:
+                if self._socket is None:
+                    self._start()
+                assert self._socket is not None
+                try:
+                    await asyncio.get_running_loop().sock_sendall(self._socket, frame)
+                except OSError:
+                    self._lost()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         with theirs:
             arguments = ["--socket", str(theirs.fileno()), "--setup", msgspec.json.encode(self._setup).decode()]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"},
+                [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments], env=environment(1),
                 stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], process_group=0)
         ours.setblocking(False)
         self._socket, self._frames = ours, Frames()

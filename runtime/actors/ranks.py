@@ -15,16 +15,15 @@ A rank that died is not started again here: a new generation is a new Ranks (sup
 import asyncio
 import os
 import signal
-import site
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import anyio
 import msgspec
 
+from runtime.children import environment
 from runtime.devices import ring
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages import FromRank, LoadProgress, Profile, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
@@ -274,17 +273,3 @@ async def _wait_exits(ranks: list[_Rank], patience_s: float) -> None:
     with anyio.move_on_after(patience_s):
         for rank in ranks:
             await rank.exited.wait()
-
-
-def environment(num_threads: int | None) -> dict[str, str]:
-    """A rank's environment: the parent's, and what libraries read from it when they are imported."""
-    chosen = {"GLOO_SOCKET_IFNAME": "lo",  # ranks of one machine; its host name may resolve to nothing
-              "OPENBLAS_NUM_THREADS": "1",  # numpy's; ranks do no linear algebra with numpy
-              **os.environ}
-    if num_threads is not None:
-        chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
-    root = str(Path(__file__).resolve().parents[2])  # last on the path, in case this package is not installed
-    paths = [path for path in chosen.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in paths and root not in site.getsitepackages():
-        paths.append(root)
-    return chosen | {"PYTHONPATH": os.pathsep.join(paths)}

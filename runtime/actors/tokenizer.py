@@ -3,21 +3,26 @@
 Short prompts are done in the event loop, in order; long ones in a worker thread, where they hold up neither the loop nor the short.
 """
 
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from anyio.to_thread import run_sync
+from msgspec import structs
 
 from runtime import log
 from runtime.cache.namespace import namespace
 from runtime.channels import Channel
-from runtime.errors import InternalFault, InvalidRequest, RequestError
+from runtime.constraint import Grammar, Rule, grammar_of
+from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.messages import Arrive, Ask, Before, Chat, Infill, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
-from runtime.request import Request
+from runtime.request import Guide, Request
 from runtime.sampling import Limits, check, cut
 from runtime.text.infill import infill
 from runtime.text.template import ChatTemplates
@@ -33,6 +38,9 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
+CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
+
+
 class TokenizerActor:
     """Messages in: Ask. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish without a word.
 
@@ -41,7 +49,9 @@ class TokenizerActor:
 
     def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, outputs: Outputs, inbox: Channel[Ask],
                  to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed,
-                 isolates_tenants: bool = False, infill_format: str | None = None) -> None:
+                 isolates_tenants: bool = False, infill_format: str | None = None,
+                 check_grammar: CheckGrammar | None = None, eos_ids: tuple[int, ...] = ()) -> None:
+        """`check_grammar` None: there are no structured outputs here."""
         self._vocabulary = vocabulary
         self._templates = templates
         self._outputs = outputs
@@ -51,12 +61,15 @@ class TokenizerActor:
         self._seed = seed
         self._isolates_tenants = isolates_tenants
         self._infill_format = infill_format
+        self._check_grammar = check_grammar
+        self._eos_ids = eos_ids
+        self._tasks: TaskGroup | None = None
         self._threads = anyio.CapacityLimiter(THREADS)
         self._log = log.get("tokenizer")
 
     async def run(self) -> None:
         """Until the inbox is closed or the task is cancelled."""
-        async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as self._tasks:
             async for asks in self._inbox:
                 for ask in asks:
                     seed = self._seed() if ask.params.seed is None else ask.params.seed  # here, so that seeds follow the order of arrival
@@ -64,7 +77,7 @@ class TokenizerActor:
                         self._settle(ask, self._try(ask, seed))
                         await checkpoint()  # a crowd of prompts must not hold up the steps
                     else:
-                        tasks.start_soon(self._tokenize_aside, ask, seed)
+                        self._tasks.start_soon(self._tokenize_aside, ask, seed)
 
     async def _tokenize_aside(self, ask: Ask, seed: int) -> None:
         if self._outputs.awaits(ask.id, ask):
@@ -75,10 +88,32 @@ class TokenizerActor:
             return
         if isinstance(outcome, RequestError):
             self._outputs.fail(ask.id, outcome)
+        elif outcome.params.constraint is not None and outcome.guide is None:
+            assert self._tasks is not None
+            self._tasks.start_soon(self._guide_aside, ask, outcome, outcome.params.constraint)
         else:
             if ask.before is not None:
                 ask.before.prompt_ids = outcome.prompt_ids
             self._to_scheduler(Arrive(outcome))
+
+    async def _guide_aside(self, ask: Ask, request: Request, rule: Rule) -> None:
+        """The request goes on when its grammar is known to be good."""
+        params = request.params
+        patience_s = min(math.inf if s is None else s for s in (ask.queue_timeout_s, ask.timeout_s))
+        outcome: Request | RequestError = Unavailable("the request's time was up before its grammar was compiled")
+        grammar = grammar_of(rule)
+        try:
+            if self._check_grammar is None:
+                raise InvalidRequest("constraint is not possible: this server has no structured outputs (--grammar-backend none)",
+                                     param="constraint")
+            with anyio.move_on_after(max(patience_s - (monotonic() - ask.arrival_s), 0)):
+                await self._check_grammar(grammar)
+                after_ids = self._vocabulary.encode(params.constraint_after, add_special=False) if params.constraint_after else []
+                guide = Guide(grammar, tuple(after_ids), (*self._eos_ids, *params.stop_token_ids))
+                outcome = structs.replace(request, guide=guide)
+        except RequestError as error:
+            outcome = error
+        self._settle(ask, outcome)
 
     def _try(self, ask: Ask, seed: int) -> Request | RequestError:
         """An unexpected error is pinned on its request, and the actor goes on."""

@@ -143,6 +143,11 @@ class Ops(Protocol):
         """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
         ...
 
+    def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
+        """Bans, in place, in each of the rows (int64 [M]) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
+        of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
+        ...
+
 
 class Arrivals(Protocol):
     """The loads of one step, on their way while the forward runs."""

@@ -13,7 +13,9 @@ from msgspec import Struct
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.text.vocabulary import Vocabulary
 
-# by name on the command line: module, package to import, what to install
+MAX_BLANKS = 16  # of JSON, between two tokens of it: room for indentation, and an end to models that would write blanks for ever
+
+# by name on the command line: module, package
 BACKENDS = {
     "xgrammar": ("runtime.grammar.xgrammar", "xgrammar"),
     "llguidance": ("runtime.grammar.llguidance", "llguidance"),

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
+
 from runtime.constraint import Grammar
-from runtime.grammar.backend import GrammarError, Terms
+from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms
 from runtime.grammar.choices import choices_as_regex
 from runtime.grammar.schema import prepare
 
@@ -36,8 +36,8 @@ class LLGuidance:
     def __init__(self, terms: Terms) -> None:
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Words(terms)), len(terms.tokens), list(terms.eos_ids))
         self._json: dict[str, Any] = {"whitespace_flexible": not terms.is_compact}
-        if terms.whitespace_pattern is not None:
-            self._json["whitespace_pattern"] = terms.whitespace_pattern
+        if not terms.is_compact:
+            self._json["whitespace_pattern"] = terms.whitespace_pattern or rf"[ \n\r\t]{{1,{MAX_BLANKS}}}"
 
     def compile(self, grammar: Grammar) -> "LLCompiled":
         source = self._source(grammar)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-
 import outlines_core
 from outlines_core import json_schema
+
 from runtime.constraint import Grammar
 from runtime.grammar.backend import GrammarError, Terms, first_line
 from runtime.grammar.choices import choices_as_regex

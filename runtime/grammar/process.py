@@ -78,8 +78,8 @@ class Foreman:
                     return self._kill_all()
             for child in [c for c in self._children.values() if c.deadline_s <= monotonic()]:
                 os.kill(child.pid, signal.SIGKILL)
-                self._end(child, f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it simpler, in JSON Schema "
-                                 "above all its maxLength, maxItems and patterns")
+                self._end(child, f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it simpler: in JSON "
+                                 "Schema above all its maxLength, maxItems and patterns")
 
     def _listen(self) -> bool:
         data = self._socket.recv(1 << 16)

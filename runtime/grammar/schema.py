@@ -71,6 +71,7 @@ class _Walk:
         kinds = node.get("type", [])
         wrong = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if not isinstance(kind, str) or kind not in _TYPES]
         if wrong:
-            raise GrammarError(f"at {place}.type: {msgspec.json.encode(wrong[0]).decode()} is no type; types are {', '.join(sorted(_TYPES))}")
+            raise GrammarError(f"at {place}.type: {msgspec.json.encode(wrong[0]).decode()} is none of "
+                               f"{', '.join(sorted(_TYPES))}")
         if not isinstance(node.get("properties", {}), dict):
             raise GrammarError(f"at {place}.properties: must be an object")

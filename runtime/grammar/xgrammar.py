@@ -3,10 +3,10 @@
 from typing import Any
 
 import numpy as np
-
 import xgrammar
+
 from runtime.constraint import Grammar
-from runtime.grammar.backend import GrammarError, Terms, first_line
+from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, first_line
 from runtime.grammar.choices import choices_as_ebnf
 from runtime.grammar.schema import prepare
 
@@ -37,7 +37,8 @@ class XGrammar:
             case "json_schema":
                 schema = prepare(grammar.text, UNKEPT, "xgrammar")
                 separators = (",", ":") if self._is_compact else None
-                return compiler.compile_json_schema(schema, any_whitespace=not self._is_compact, separators=separators, strict_mode=False)
+                return compiler.compile_json_schema(schema, any_whitespace=not self._is_compact, separators=separators, strict_mode=False,
+                                                    max_whitespace_cnt=None if self._is_compact else MAX_BLANKS)
             case "regex":
                 return compiler.compile_regex(grammar.text)
             case "ebnf":

@@ -1,6 +1,7 @@
 """From logits to tokens: a chain of pure functions on rows of logits, in plain torch.
 
     adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py)
+    mask       bans of what a grammar does not allow                                     (guides.py, Ops.mask)
     choose     temperature, top_k, top_p, min_p, in this order; then one draw            (the default of Ops.sample)
     Logprobs   of the logits as the model gave them, before any of this
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from runtime.devices.base import Draw
 
 FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
+BANNED = -4 * FAR  # by a grammar: below everything else, also below stop ids before the minimum length
 NUM_CANDIDATES = 256  # top_k and top_p are decided among so many where that is exact
 
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
@@ -29,6 +31,13 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 def clean(logits: Tensor) -> Tensor:
     """Makes float32 logits finite, in place."""
     return logits.nan_to_num_(nan=-FAR, posinf=FAR, neginf=-FAR)
+
+
+def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Ops.mask in plain torch: see devices/base.py."""
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = ((bits.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill_(~allowed, BANNED)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.devices.base import Draw, Ops
 from runtime.layers.adjust import Adjuster
+from runtime.layers.guides import Guides
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
 from runtime.messages import Admit, SlotSampling, StepPlan
 
@@ -22,7 +23,8 @@ def to_device(array: np.ndarray, place: torch.device) -> Tensor:
 class Slots:
     """State of `max_slots` sequences of at most `max_pages` pages each."""
 
-    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device, num_pools: int = 1) -> None:
+    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device, num_pools: int = 1,
+                 guides: Guides | None = None) -> None:
         self.place = place
         self.vocab_size = vocab_size
         self.page_tables = torch.zeros(num_pools, max_slots, max_pages, dtype=torch.int32, device=place)
@@ -30,6 +32,7 @@ class Slots:
         self.floats = torch.ones(max_slots, 3, device=place)  # temperature, top_p, min_p
         self.ints = torch.zeros(max_slots, 2, dtype=torch.int64, device=place)  # seed, top_k
         self.adjuster = Adjuster(vocab_size, place)
+        self.guides = guides or Guides(None, vocab_size)
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
@@ -51,6 +54,7 @@ class Slots:
         for admit in admits:
             sampling = admit.sampling
             self.adjuster.admit(admit)
+            self.guides.admit(admit)
             self.is_random[admit.slot] = sampling.temperature > 0
             self.picks.pop(admit.slot, None)
             self.top_logprobs[admit.slot] = sampling.top_logprobs
@@ -83,6 +87,8 @@ class Slots:
         clean(logits)
         names = slots.tolist()
         adjusted = self.adjuster.apply(logits, names, lengths.tolist())
+        if self.guides.slots:
+            adjusted = self._guide(ops, adjusted, names, is_own=adjusted is not logits)
         if self.is_random[slots].any():
             tokens = ops.sample(adjusted, self._draw(slots, lengths))
         else:
@@ -96,6 +102,14 @@ class Slots:
             if slot in self.picks and self.top_logprobs[slot] >= 0:
                 self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
+
+    def _guide(self, ops: Ops, logits: Tensor, slots: list[int], *, is_own: bool) -> Tensor:
+        """Bans what the slots' grammars do not allow; in a copy, unless the logits are ours to change."""
+        places, bits = self.guides.masks(slots)
+        if places:
+            logits = logits if is_own else logits.clone()
+            ops.mask(logits, torch.tensor(places, device=self.place), torch.from_numpy(bits).to(self.place))
+        return logits
 
     def _draw(self, slots: np.ndarray, lengths: np.ndarray) -> Draw:
         index = to_device(slots, self.place)

@@ -116,3 +116,12 @@ def max_step_tokens(chunked_prefill_size: int, max_prefill_tokens: int, context_
     if chunked_prefill_size > 0:
         return Derived(min(chunked_prefill_size, max_prefill_tokens), "the smaller of --chunked-prefill-size and --max-prefill-tokens")
     return Derived(max(max_prefill_tokens, context_length), "without chunks the longest prompt fits one step")
+
+
+def grammar_backend(device: DeviceFacts, machine: MachineFacts) -> Derived:
+    if not device.has_logits:
+        return Derived("none", f"{device.name} computes no logits that a grammar could mask")
+    if not machine.grammar_backends:
+        return Derived("none", "no library for grammars is installed")
+    best = machine.grammar_backends[0]
+    return Derived(best, "it has the fastest masks" if best == "xgrammar" else "of the libraries for grammars, it is installed")

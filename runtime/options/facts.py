@@ -1,6 +1,7 @@
 """What derivations may know besides the options: facts about the model, the device and the machine. Data, no hooks."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -44,7 +45,10 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     attention_backend: str
     sampling_backend: str
     graph_max_running: int  # sequences of the largest decode step worth capturing; 0: the device has no graphs
+    has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
+
+GRAMMAR_PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}  # the best one first
 
 DEVICES = {
     "cpu": DeviceFacts(name="cpu", page_size=16, chunk_tokens=512, max_running=64, memory_fraction=0.6,
@@ -53,7 +57,7 @@ DEVICES = {
                        graph_max_running=0),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
-                        sampling_backend="pytorch", graph_max_running=0),
+                        sampling_backend="pytorch", graph_max_running=0, has_logits=False),
 }
 
 
@@ -63,6 +67,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     cores: int  # that this process may use
     memory_bytes: int  # available, within the limit of the control group
     entropy: int  # a fresh random number, for seeds
+    grammar_backends: tuple[str, ...] = ("xgrammar", "llguidance", "outlines")  # that are installed
 
 
 def device_facts(name: str) -> DeviceFacts:
@@ -77,7 +82,8 @@ def device_facts(name: str) -> DeviceFacts:
 def this_machine() -> MachineFacts:
     """Reads the machine once; everything after it is a pure function of the result."""
     return MachineFacts(cores=len(os.sched_getaffinity(0)), memory_bytes=_available_bytes(),
-                        entropy=int.from_bytes(os.urandom(4), "little"))
+                        entropy=int.from_bytes(os.urandom(4), "little"),
+                        grammar_backends=tuple(name for name, package in GRAMMAR_PACKAGES.items() if find_spec(package) is not None))
 
 
 def _available_bytes() -> int:

@@ -54,6 +54,8 @@ class Api(Group, frozen=True, kw_only=True):
     enable_custom_logit_processor: A[bool, planned("Let requests bring their own logit processors.")] = False
     enable_return_hidden_states: A[bool, planned("Let requests ask for hidden states.")] = False
     enable_return_routed_experts: A[bool, planned("Let requests ask which experts computed their tokens.")] = False
-    constrained_json_whitespace_pattern: A[str | None, planned("Pattern of the whitespace that constrained JSON may have.")] = None
-    constrained_json_disable_any_whitespace: A[bool, planned("Constrained JSON has no optional whitespace.")] = False
+    constrained_json_whitespace_pattern: A[str | None, option(
+        "Pattern of the whitespace that constrained JSON may have; of llguidance and outlines.")] = None
+    constrained_json_disable_any_whitespace: A[bool, option("Constrained JSON has no optional whitespace.")] = False
+    grammar_timeout: A[Seconds, option("Seconds that compiling a grammar may take; a request that needs more is refused.")] = 10.0
     multi_item_scoring_delimiter: A[Whole | None, planned("Token id between the items of a scoring request.")] = None

@@ -21,8 +21,8 @@ class Kernels(Group, frozen=True, kw_only=True):
     decode_attention_backend: A[AttentionBackend | Auto, planned("Kernels of attention for decodes, where they differ.")] = "auto"
     sampling_backend: A[Literal["ascend", "flashinfer", "pytorch"] | Auto, option(
         "Kernels of sampling; the CPU has plain torch.", later=("ascend", "flashinfer"))] = "auto"
-    grammar_backend: A[Literal["auto", "xgrammar", "outlines", "llguidance", "none"], planned(
-        "Library that turns grammars into masks.")] = "auto"
+    grammar_backend: A[Literal["auto", "xgrammar", "outlines", "llguidance", "none"], option(
+        "Library that turns grammars into masks of tokens; none: no structured outputs.")] = "auto"
     mm_attention_backend: A[Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto, planned(
         "Kernels of attention in image and audio towers.")] = "auto"
     nsa_prefill_backend: A[SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for prompts.")] = "auto"

@@ -110,6 +110,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     soft_watchdog_timeout: float | None
     attention_backend: str
     sampling_backend: str
+    grammar_backend: str
+    grammar_timeout: float  # seconds
+    constrained_json_whitespace_pattern: str | None
+    constrained_json_disable_any_whitespace: bool
     graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps
     kv_events_config: KVEvents | None
     random_seed: int
@@ -193,6 +197,7 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("max_step_tokens", derive.max_step_tokens, c["chunked_prefill_size"], c["max_prefill_tokens"], c["context_length"])
     c.auto("attention_backend", derive.attention_backend, device)
     c.auto("sampling_backend", derive.sampling_backend, device)
+    c.auto("grammar_backend", derive.grammar_backend, device, machine)
     c.auto("graph_sizes", derive.graph_sizes, device, c["max_running_requests"])
     c.auto("random_seed", derive.random_seed, machine)
     c.auto("null_vocab_size", derive.null_vocab_size, model)

@@ -67,6 +67,15 @@ def weights_are_positive(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def grammars_can_be_kept(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.grammar_backend != "none" and not device.has_logits:
+        return f"--grammar-backend {plan.grammar_backend} needs logits, which --device {device.name} does not compute; leave it out"
+    if plan.constrained_json_whitespace_pattern is not None and plan.grammar_backend == "xgrammar":
+        return ("--constrained-json-whitespace-pattern is not possible with --grammar-backend xgrammar; take llguidance or outlines, or "
+                "--constrained-json-disable-any-whitespace")
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     heads_divide,
     kv_heads_divide,
@@ -75,4 +84,5 @@ RULES: tuple[Rule, ...] = (
     pages_hold_a_sequence,
     windows_stay_on_the_device,
     weights_are_positive,
+    grammars_can_be_kept,
 )

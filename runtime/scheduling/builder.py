@@ -50,9 +50,9 @@ class StepBuilder:
 
     def admit(self, sequence: Sequence, eos_ids: tuple[int, ...]) -> None:
         """`sequence` takes its slot, with all the pages it has."""
-        has_history = sequence.request.params.has_penalties
+        has_history = sequence.request.params.has_penalties or sequence.request.guide is not None
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
-        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history))
+        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide))
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
 
     def set_page(self, slot: int, row: int, page: int) -> None:

@@ -11,7 +11,7 @@ from tests.shape import source
 
 # The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("runtime", "runtime.errors"),
+    ("runtime", "runtime.errors", "runtime.constraint", "runtime.children"),
     ("runtime.sampling",),
     ("runtime.request",),
     ("runtime.messages",),
@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
-    ("runtime.devices.base",),
+    ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
     ("runtime.devices.runner",),

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from runtime.devices.base import Draw
 from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
 from runtime.devices.cpu.narrow import store_as
-from runtime.layers.sampler import choose
+from runtime.layers.sampler import choose, mask
 from runtime.messages import StepPlan
 
 
@@ -60,3 +60,6 @@ class CpuOps:
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         return choose(logits, draw)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        mask(logits, rows, bits)

@@ -9,6 +9,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.http import sse
+from runtime.http.constraint import constraint_of
 from runtime.http.errors import convert, decode
 from runtime.http.exchange import Answer, Output
 from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
@@ -57,6 +58,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
             _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
     ]
     params = [_params(*pair, service.card.preferred) for pair in zip(sampling, logprobs, strict=True)]
+    wheres = constraint_of(sampling[0], "sampling_params.")[1]
     asks = [
         Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt,
             session=wish.session_params, timeout_s=wish.timeout, queue_timeout_s=wish.queue_timeout)
@@ -64,7 +66,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)
-    return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=_NAMES | {"prompt": field, "input_ids": field})
+    return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=_NAMES | wheres | {"prompt": field, "input_ids": field})
 
 
 def _prompts(wish: GenerateBody) -> tuple[list[Text | Tokens], str, bool]:
@@ -129,7 +131,10 @@ def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, A
             wished["prompt_logprobs"] = logprobs.num_top
         if logprobs.ids:
             wished["logprob_ids"] = logprobs.ids
-    return convert(wished, SamplingParams, _NAMES)
+    rule, where = constraint_of(body, "sampling_params.")
+    if rule is not None:
+        wished["constraint"] = rule
+    return convert(wished, SamplingParams, _NAMES | where)
 
 
 class GenerateDialect:

@@ -37,11 +37,11 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     spaces_between_special_tokens: bool | None = None  # accepted; only slow tokenizers had a use for it
+    json_schema: dict[str, Any] | str | None = None  # at most one of these four
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     # later steps
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
     stop_regex: Any = None
     custom_params: Any = None
 
@@ -78,7 +78,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 LATER = ("image_data", "video_data", "audio_data", "input_embeds", "return_hidden_states", "lora_path",
          "custom_logit_processor")
-SAMPLING_LATER = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
+SAMPLING_LATER = ("stop_regex", "custom_params")
 
 
 def refuse_later(body: Struct, names: tuple[str, ...], place: str = "") -> None:

@@ -7,6 +7,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.http import sse
+from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode
 from runtime.http.exchange import Answer, Output
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
@@ -36,12 +37,13 @@ def chat(service: Service, body: bytes) -> Answer:
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     names = NAMES if wish.max_completion_tokens is None else NAMES | {"max_new_tokens": "max_completion_tokens"}
-    params = sampling_params(wish, service.card.sampling_defaults, names, max_new_tokens=wish.max_completion_tokens,
+    rule, where = constraint_of(wish)
+    params = sampling_params(wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens,
                              logprobs=wish.logprobs, top_logprobs=wish.top_logprobs)
     envelope = Envelope("chatcmpl", "chat.completion", service.card.name, params.n, wish.stream_options)
     ask = Ask(id=envelope.id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s, priority=wish.priority,
               cache_salt=salts(wish, 1)[0])
-    return Answer(service, [ask], ChatDialect(service, envelope), is_stream=bool(wish.stream), names=names)
+    return Answer(service, [ask], ChatDialect(service, envelope), is_stream=bool(wish.stream), names=names | where)
 
 
 class ChatDialect:

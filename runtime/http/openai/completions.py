@@ -7,6 +7,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.http import sse
+from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode
 from runtime.http.exchange import Answer, Output
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
@@ -36,9 +37,11 @@ def completions(service: Service, body: bytes) -> Answer:
     if wish.best_of is not None and wish.best_of != (wish.n or 1):
         raise InvalidRequest("best_of must equal n: every choice is returned", param="best_of")
     prompts = [_infill(prompt, wish.suffix) for prompt in _prompts(wish.prompt)] if wish.suffix else _prompts(wish.prompt)
+    rule, where = constraint_of(wish)
     params = sampling_params(
         wish, service.card.sampling_defaults, NAMES,
         max_new_tokens=DEFAULT_MAX_TOKENS if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred else None,
+        constraint=rule,
         logprobs=wish.logprobs is not None, top_logprobs=wish.logprobs, prompt_logprobs=wish.logprobs if wish.echo else None,
     )
     envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options)
@@ -48,7 +51,7 @@ def completions(service: Service, body: bytes) -> Answer:
         for i, (prompt, salt) in enumerate(zip(prompts, salts(wish, len(prompts)), strict=True))
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
-    return Answer(service, asks, CompletionDialect(service, envelope, params, echoes), is_stream=bool(wish.stream), names=NAMES)
+    return Answer(service, asks, CompletionDialect(service, envelope, params, echoes), is_stream=bool(wish.stream), names=NAMES | where)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:

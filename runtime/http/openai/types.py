@@ -100,11 +100,18 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
-    # later steps
+    # what the answer must look like: at most one of these (http/constraint.py)
     response_format: dict[str, Any] | None = None
-    regex: Any = None
-    ebnf: Any = None
-    structured_outputs: Any = None
+    json_schema: dict[str, Any] | str | None = None  # SGLang's, with the next three
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    structured_outputs: dict[str, Any] | None = None  # vLLM's, and its older
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # later steps
     lora_path: Any = None
 
 
@@ -144,7 +151,7 @@ class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None  # what follows the text that is wanted (see --completion-template)
 
 
-LATER = ("regex", "ebnf", "structured_outputs", "lora_path", "functions", "function_call", "prediction", "audio", "web_search_options")
+LATER = ("lora_path", "functions", "function_call", "prediction", "audio", "web_search_options")
 
 
 def refuse_later(body: Shared) -> None:
@@ -152,6 +159,3 @@ def refuse_later(body: Shared) -> None:
     for name in LATER:
         if getattr(body, name, None) not in (None, ""):
             raise InvalidRequest(f"{name} is not served by this version yet; leave it out", param=name)
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise InvalidRequest('response_format other than {"type": "text"} is not served by this version yet; ask for it in the prompt',
-                             param="response_format.type")

@@ -1,0 +1,19 @@
+"""What the processes that we start inherit."""
+
+import os
+import site
+from pathlib import Path
+
+
+def environment(num_threads: int | None) -> dict[str, str]:
+    """A rank's environment: the parent's, and what libraries read from it when they are imported."""
+    chosen = {"GLOO_SOCKET_IFNAME": "lo",  # ranks of one machine; its host name may resolve to nothing
+              "OPENBLAS_NUM_THREADS": "1",  # numpy's; ranks do no linear algebra with numpy
+              **os.environ}
+    if num_threads is not None:
+        chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
+    root = str(Path(__file__).resolve().parents[1])  # last on the path, in case this package is not installed
+    paths = [path for path in chosen.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in paths and root not in site.getsitepackages():
+        paths.append(root)
+    return chosen | {"PYTHONPATH": os.pathsep.join(paths)}

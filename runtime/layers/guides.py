@@ -1,0 +1,126 @@
+"""Grammars of the slots, on the rank that samples: which tokens each of them may take next.
+
+A token is known here first, so its grammar is here too: no mask ever waits for the event loop, and steps stay in flight as they are.
+`took` only notes a step's tokens; the work is done in `masks`, when the next step's forward has been launched and the device is busy.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from runtime.constraint import Grammar, GrammarSetup
+from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
+from runtime.messages import Admit
+from runtime.request import Guide
+
+KEPT = 64  # compiled grammars
+
+
+class Guided:
+    """One slot. The grammar holds from where its `after_ids` were generated up to the token that ends the text."""
+
+    def __init__(self, guide: Guide, compiled: Compiled | None) -> None:
+        """`compiled` None: there is none, because the backend gave up."""
+        self.guide = guide
+        self.matcher: Matcher | None = None if compiled is None else compiled.matcher()
+        self.is_lost = compiled is None
+        self.is_on = not guide.after_ids
+        self.is_ended = False
+        self._tail: list[int] = []  # the latest tokens, while it waits for `after_ids`
+        self.pending: int | None = None  # taken, but the grammar has not been told
+
+    def tell(self, token: int) -> None:
+        """The sequence goes on with `token`."""
+        if self.is_ended or self.is_lost:
+            return
+        if token in self.guide.stop_ids:
+            self.is_ended = True
+        elif self.is_on:
+            assert self.matcher is not None
+            self.is_lost = not self.matcher.accept(token)
+        else:
+            size = len(self.guide.after_ids)
+            self._tail = [*self._tail, token][-size:]
+            self.is_on = tuple(self._tail) == self.guide.after_ids
+
+    def settle(self) -> None:
+        if self.pending is not None:
+            token, self.pending = self.pending, None
+            self.tell(token)
+
+    def fill(self, bits: np.ndarray) -> None:
+        """Bits of the tokens that may come next. Where the text may end, all that can end it may come; a lost slot ends."""
+        if self.is_lost or not self.matcher.fill(bits):  # type: ignore[union-attr]
+            self.is_lost = True
+            bits.fill(0)
+            _allow(bits, self.guide.stop_ids)
+        elif any(bits[i >> 5] >> (i & 31) & 1 for i in self.guide.stop_ids):
+            _allow(bits, self.guide.stop_ids)
+
+    @property
+    def is_masked(self) -> bool:
+        return self.is_lost or (self.is_on and not self.is_ended)
+
+
+class Guides:
+    """All slots with a grammar. The backend is opened by the first of them."""
+
+    def __init__(self, setup: GrammarSetup | None, vocab_size: int) -> None:
+        self.slots: dict[int, Guided] = {}
+        self._setup = setup
+        self._width = -(-vocab_size // 32)
+        self._backend: Backend | None = None
+        self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()  # the latest used last
+
+    def admit(self, admit: Admit) -> None:
+        """Forgets what the slot held. A sequence that comes back has its generated tokens with it."""
+        self.slots.pop(admit.slot, None)
+        if admit.guide is None or self._setup is None:  # None: another rank chooses the tokens
+            return
+        guided = self.slots[admit.slot] = Guided(admit.guide, self._compile(admit.guide.grammar))
+        for token in admit.history[admit.prompt_len :].tolist():
+            guided.tell(token)
+
+    def _compile(self, grammar: Grammar) -> Compiled | None:
+        """Grammars come here when the compile process has found them good."""
+        if (compiled := self._compiled.get(grammar)) is not None:
+            self._compiled.move_to_end(grammar)
+            return compiled
+        if self._backend is None:
+            assert self._setup is not None, "a grammar, but no backend"
+            self._backend = open_backend(self._setup)
+        try:
+            compiled = self._compiled[grammar] = self._backend.compile(grammar)
+        except GrammarError:  # a process with more in it may find other limits than the one that checked; the request hears of it
+            return None
+        if len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
+        return compiled
+
+    def took(self, slots: list[int], tokens: list[int]) -> None:
+        """What a step sampled."""
+        for slot, token in zip(slots, tokens, strict=True):
+            if (guided := self.slots.get(slot)) is not None:
+                guided.pending = token
+
+    def masks(self, slots: list[int]) -> tuple[list[int], np.ndarray]:
+        """Places in `slots` whose choice is not free, and int32 [places, ceil(V / 32)] with a bit for each token that they may take."""
+        places = []
+        for place, slot in enumerate(slots):
+            if (guided := self.slots.get(slot)) is not None:
+                guided.settle()
+                if guided.is_masked:
+                    places.append(place)
+        bits = np.empty((len(places), self._width), np.int32)
+        for row, place in zip(bits, places, strict=True):
+            self.slots[slots[place]].fill(row)
+        return places, bits
+
+    def unguided(self, slots: list[int]) -> list[int]:
+        """Places in `slots` whose grammar could not be followed to here."""
+        return [place for place, slot in enumerate(slots) if slot in self.slots and self.slots[slot].is_lost]
+
+
+def _allow(bits: np.ndarray, ids: tuple[int, ...]) -> None:
+    for i in ids:
+        bits.view(np.uint32)[i >> 5] |= np.uint32(1 << (i & 31))
