@@ -44,7 +44,7 @@ class Matcher(Protocol):
     """How far one sequence is in a grammar."""
 
     def accept(self, token: int) -> bool:
-        """The sequence goes on with `token`. False: the grammar does not allow it, or the backend gave up."""
+        """The sequence goes on with `token`, which is no eos id. False: the grammar does not allow it, or the backend gave up."""
         ...
 
     def fill(self, bits: np.ndarray) -> bool:

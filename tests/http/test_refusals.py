@@ -45,8 +45,8 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"), ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"), ({"model": "gpt-4"}, "model"), ({"model": 7}, "model"),
-    ({"temprature": 1}, "temprature"), ({"response_format": {"type": "json_object"}}, "response_format.type"),
-    ({"regex": "a*"}, "regex"),
+    ({"temprature": 1}, "temprature"), ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"regex": "a*", "ebnf": "root ::= x"}, "ebnf"), ({"regex": 3}, "regex"),
 ]
 # route, fields, param
 OWN: list[tuple[str, dict[str, Any], str]] = [
@@ -87,7 +87,7 @@ OWN: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
     (GENERATE, {"sampling_params": {"logit_bias": {"5": 1e300}}}, "sampling_params.logit_bias"),
     (GENERATE, {"sampling_params": {"stop_token_ids": [1000]}}, "sampling_params.stop_token_ids"),
-    (GENERATE, {"sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
+    (GENERATE, {"sampling_params": {"json_schema": "{}", "regex": "a"}}, "sampling_params.regex"),
     (GENERATE, {"return_logprob": True, "top_logprobs_num": 1001}, "top_logprobs_num"),
     (GENERATE, {"logprob_start_len": -2}, "logprob_start_len"), (GENERATE, {"image_data": "x"}, "image_data"),
     (GENERATE, {"txt": "x"}, "txt"),

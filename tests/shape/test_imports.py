@@ -37,7 +37,7 @@ SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import e
 SHARED = {"runtime.actors": (), "runtime.devices": (
     "runtime.devices.base", "runtime.devices.host", "runtime.devices.ring", "runtime.devices.runner")}
 RANK_SIDE = ("runtime.devices.runner", "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
-             "runtime.layers", "runtime.models")
+             "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.registry", "runtime.devices.worker")
 TORCH = {"torch", "torch_npu", "transformers"}
 

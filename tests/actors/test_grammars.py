@@ -1,0 +1,84 @@
+"""The compile process, for real: verdicts, limits, deaths."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+import runtime
+from runtime.actors.grammars import Grammars
+from runtime.constraint import Grammar, GrammarSetup
+from runtime.errors import InternalFault, InvalidRequest
+
+pytestmark = pytest.mark.anyio
+
+SETUP = GrammarSetup(backend="outlines", tokenizer_path=str(Path(runtime.__file__).parent / "pocket"), vocab_size=2560, eos_ids=(2,))
+GOOD = Grammar("regex", "[a-z]{3}")
+ENDLESS = Grammar("regex", "((a|b)*(c|d)*[a-z]{200}){200}")
+
+
+@pytest.fixture
+async def grammars() -> AsyncIterator[Grammars]:
+    made = Grammars(SETUP, limit_s=60.0)
+    yield made
+    made.stop()
+
+
+async def test_good_and_bad(grammars: Grammars) -> None:
+    await grammars.check(GOOD)
+    with pytest.raises(InvalidRequest, match="constraint: "):
+        await grammars.check(Grammar("regex", "(a"))
+    with pytest.raises(InvalidRequest, match=r"at \$\.type"):
+        await grammars.check(Grammar("json_schema", '{"type": "thing"}'))
+
+
+async def test_many_at_once_and_long_ones(grammars: Grammars) -> None:
+    rules = [Grammar("regex", f"[a-z]{{{i}}}" + "x" * 10_000) for i in range(1, 4)] + [GOOD] * 5
+    async with anyio.create_task_group() as tasks:
+        for rule in rules:
+            tasks.start_soon(grammars.check, rule)
+
+
+async def test_what_takes_too_long_is_killed_and_others_go_on() -> None:
+    grammars = Grammars(SETUP, limit_s=1.0)
+    try:
+        order: list[str] = []
+
+        async def slow() -> None:
+            with pytest.raises(InvalidRequest, match="--grammar-timeout|too much memory"):
+                await grammars.check(ENDLESS)
+            order.append("slow")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow)
+            await grammars.check(GOOD)
+            order.append("good")
+        assert order == ["good", "slow"]
+    finally:
+        grammars.stop()
+
+
+async def test_who_leaves_does_not_take_the_others_along(grammars: Grammars) -> None:
+    async with anyio.create_task_group() as leaving, anyio.create_task_group() as staying:
+        leaving.start_soon(grammars.check, GOOD)
+        await anyio.wait_all_tasks_blocked()
+        staying.start_soon(grammars.check, GOOD)
+        await anyio.wait_all_tasks_blocked()
+        leaving.cancel_scope.cancel()
+    await grammars.check(GOOD)
+
+
+async def test_a_process_that_is_killed_fails_its_check_and_is_replaced(grammars: Grammars) -> None:
+    async with anyio.create_task_group() as tasks:
+        async def waiting() -> None:
+            with pytest.raises(InternalFault, match="ended"):
+                await grammars.check(ENDLESS)
+
+        tasks.start_soon(waiting)
+        while grammars._process is None:
+            await anyio.wait_all_tasks_blocked()
+        os.kill(grammars._process.pid, signal.SIGKILL)
+    await grammars.check(GOOD)
