@@ -16,7 +16,8 @@ from runtime.grammar.xgrammar import open_terms as open_xgrammar
 
 OPEN: dict[str, Callable[[Terms], Backend]] = {"xgrammar": open_xgrammar, "llguidance": open_llguidance, "outlines": open_outlines}
 LETTERS = sorted({*b"abcyesno,!{}\":1023tru nul[]", 0xC3, 0xA4, 0xB6})
-WORDS = [b"ab", b"ac", b"bb", b"aab", b"no", b"yes", b"es", b'{"', b'":', b'"}', b'","', b"true", b"null", "ä".encode(), b"10", b"12", b", ", b"]}"]
+WORDS = [b"ab", b"ac", b"bb", b"aab", b"no", b"yes", b"es", b'{"', b'":', b'"}', b'","', b"true", b"null", "ä".encode(),
+         b"10", b"12", b", ", b"]}"]
 TOKENS = [b"", *(bytes([letter]) for letter in LETTERS), *WORDS, b""]  # the first is eos; the last is no text, as special tokens are
 EOS = 0
 
