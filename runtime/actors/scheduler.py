@@ -177,8 +177,8 @@ class SchedulerActor:
                     tokens = self.scheduler.apply(result)
                     self._meter.step(monotonic(), tokens, result.compute_s)
                     await self._send(tokens)
-                    for given_up in self.scheduler.take_unguided():
-                        await self._fail(given_up, 500, "this constraint could not be followed to its end; make it simpler")
+                    while self.scheduler.unguided:
+                        await self._fail(self.scheduler.unguided.pop(), 500, "this constraint could not be followed to its end; make it simpler")
             if self._storage is not None:
                 self._storage.saved()
             if steps.died is not None:

@@ -73,7 +73,7 @@ class Scheduler:
         self._recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
-        self._unguided: list[GivenUp] = []
+        self.unguided: list[GivenUp] = []  # requests that ended because their grammar could not be followed, until somebody tells them
         self._next_id = 0
 
     @property
@@ -154,7 +154,7 @@ class Scheduler:
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
         for row in result.unguided:
             if not flight.sampled[row].is_finished:
-                self._unguided.append(self._give_up(flight.sampled[row].request.id))
+                self.unguided.append(self._give_up(flight.sampled[row].request.id))
         for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
             sequence.in_flight -= 1
             if sequence.is_finished:
@@ -220,11 +220,6 @@ class Scheduler:
         """Sequences that ended since the last result."""
         ended, self._ended = self._ended, []
         return ended
-
-    def take_unguided(self) -> list[GivenUp]:
-        """Requests that ended because their grammar could not be followed."""
-        unguided, self._unguided = self._unguided, []
-        return unguided
 
     def _longest(self, request: Request) -> int:
         """Tokens that a sequence of it may have, prompt included."""
