@@ -178,7 +178,7 @@ class SchedulerActor:
                     self._meter.step(monotonic(), tokens, result.compute_s)
                     await self._send(tokens)
                     while self.scheduler.unguided:
-                        await self._fail(self.scheduler.unguided.pop(), 500, "this constraint could not be followed to its end; make it simpler")
+                        await self._fail(self.scheduler.unguided.pop(), 500, "the constraint could not be followed to its end; simplify it")
             if self._storage is not None:
                 self._storage.saved()
             if steps.died is not None:
