@@ -51,7 +51,7 @@ class CacheEvents(Struct, frozen=True):
 
 
 class Journal:
-    """Events since the last `take`. `hashes` has every page that readers know of."""
+    """Events since the last `take`. `hashes` has every page that readers know of, on any medium."""
 
     def __init__(self, page_size: int) -> None:
         self.hashes: dict[Node, int] = {}
@@ -64,30 +64,34 @@ class Journal:
     def is_empty(self) -> bool:
         return not self._events
 
-    def stored(self, node: Node) -> None:
-        """`node`, whose parent is in the cache, is a page of the device from now on."""
+    def stored(self, node: Node, medium: Medium) -> None:
+        """`node`, whose parent is in the cache, has a page there from now on."""
         assert node.parent is not None
         parent = node.parent
-        key = self.hashes[node] = self._hash(node)
+        key = self.hashes.get(node)
+        if key is None:
+            key = self.hashes[node] = self._hash(node)
         tokens = array("i", node.key).tolist()
-        if self._leaf is parent and isinstance(last := self._events[-1], Stored):
+        if self._leaf is parent and isinstance(last := self._events[-1], Stored) and last.medium == medium:
             last.block_hashes.append(key)
             last.token_ids += tokens
             if last.extra_keys is not None:
                 last.extra_keys.append(None)
         else:
             namespace = parent.key if parent.parent is None else b""
-            self._events.append(Stored([key], self.hashes.get(parent), tokens, self._page_size, None, "GPU",
+            self._events.append(Stored([key], self.hashes.get(parent), tokens, self._page_size, None, medium,
                                        extra_keys=[[_digest(namespace)]] if namespace else None))
         self._leaf = node
 
-    def removed(self, node: Node) -> None:
-        """`node` has left the device."""
-        key = self.hashes.pop(node)
-        if self._events and isinstance(last := self._events[-1], Removed):
+    def removed(self, node: Node, medium: Medium) -> None:
+        """`node` leaves there; its page is still set."""
+        key = self.hashes[node]
+        if not (node.page and node.host):
+            del self.hashes[node]
+        if self._events and isinstance(last := self._events[-1], Removed) and last.medium == medium:
             last.block_hashes.append(key)
         else:
-            self._events.append(Removed([key], "GPU"))
+            self._events.append(Removed([key], medium))
         self._leaf = None
 
     def cleared(self) -> None:
@@ -107,9 +111,10 @@ class Journal:
     def _hash(self, node: Node) -> int:
         """Depends on the page's tokens, all before them and the namespace, and on nothing else: it is the same on every server."""
         assert node.parent is not None
-        before = self.hashes.get(node.parent)
-        # a root's key is its namespace; digests are longer than hashes, so that neither is taken for the other
-        above = blake2b(node.parent.key, digest_size=16).digest() if before is None else before.to_bytes(8, "big")
+        if node.parent.parent is not None:
+            above = self.hashes[node.parent].to_bytes(8, "big")
+        else:  # the key of a root is its namespace; its digest is longer than a hash, so that neither is taken for the other
+            above = blake2b(node.parent.key, digest_size=16).digest()
         return int.from_bytes(blake2b(node.key, digest_size=8, key=above).digest(), "big") & HASH_BITS
 
 

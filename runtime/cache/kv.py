@@ -155,7 +155,7 @@ class KVCache:
         reads or writes must be among them."""
         broken = PagePool(self.tree.hosts.size, self.tree.hosts.broken | hosts)
         tree = PrefixTree(self.page_size, eviction=self.config.eviction, hosts=broken)
-        tree.journal = self.tree.journal
+        tree.journal, self.tree.journal = self.tree.journal, None
         if tree.journal is not None:
             tree.journal.cleared()
         self.pool = PagePool(self.pool.size, self.pool.broken | pages)

@@ -127,7 +127,7 @@ class PrefixTree:
         node.parent.num_resident += 1
         self.num_pages += 1
         if self.journal is not None:
-            self.journal.stored(node)
+            self.journal.stored(node, "GPU")
 
     # ── leaving ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +142,7 @@ class PrefixTree:
             assert parent is not None
             pages.append(node.page)
             if self.journal is not None:
-                self.journal.removed(node)
+                self.journal.removed(node, "GPU")
             node.page = 0
             parent.num_resident -= 1
             if not node.host:
@@ -159,6 +159,8 @@ class PrefixTree:
         node.host = host
         node.save_step = 0
         node.parent.num_hosted += 1
+        if self.journal is not None:
+            self.journal.stored(node, "CPU")
         self.host_queue.offer(node)
 
     def drop_host(self, node: Node) -> None:
@@ -182,8 +184,7 @@ class PrefixTree:
     def lose_device(self) -> None:
         """All device pages are gone, and who ran through them. What is in host memory stays, if all above it does."""
         self.num_pages = self.num_evictable = 0
-        if self.journal is not None:
-            self.journal.cleared()
+        survivors: list[Node] = []  # parents first
         self.device_queue = EvictionQueue(self.eviction, can_leave_device, DEVICE)
         for root in list(self.roots.values()):
             root.locks = 1  # it stays until all is seen
@@ -196,15 +197,22 @@ class PrefixTree:
                     child.queued &= ~DEVICE
                     if child.host and not child.save_step:
                         stack.append(child)
+                        survivors.append(child)
                     else:
                         self._detach(child)
             root.locks = 0
             self._drop_if_empty(root)
+        if self.journal is not None:
+            self.journal.cleared()
+            for node in survivors:
+                self.journal.stored(node, "CPU")
 
     def _leave_host(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         parent.num_hosted -= 1
+        if self.journal is not None:
+            self.journal.removed(node, "CPU")
         if node.pins:
             self.orphans.add(node)
         else:

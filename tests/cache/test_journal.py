@@ -119,5 +119,5 @@ def test_a_router_knows_what_the_tree_holds() -> None:
             t.evict(random.randrange(8))
         if random.random() < 0.3:
             router.take(said(t))
-            assert router.prefixes == held(t)
+            assert router.prefixes() == held(t)
     assert router.num_removed > 100

@@ -1,18 +1,30 @@
 """What a prefix tree holds, found by walking it."""
 
 from array import array
+from hashlib import blake2b
+
+import msgspec
 
 from runtime.cache.prefix import PrefixTree
+from tests.cache.router import Router
 
 
-def held(tree: PrefixTree) -> set[tuple[bool, tuple[int, ...]]]:
-    """(whether it has a namespace, tokens) of every page."""
+def held(tree: PrefixTree, medium: str = "GPU") -> set[tuple[str, tuple[int, ...]]]:
+    """(digest of the namespace, tokens) of every page there."""
     found = set()
-    stack = [(bool(name), (), root) for name, root in tree.roots.items()]
+    stack = [(name and blake2b(name.encode(), digest_size=8).hexdigest(), (), root) for name, root in tree.roots.items()]
     while stack:
-        is_salted, tokens, node = stack.pop()
+        namespace, tokens, node = stack.pop()
         for child in node.children.values():
             path = (*tokens, *array("i", child.key))
-            found.add((is_salted, path))
-            stack.append((is_salted, path, child))
+            if child.page if medium == "GPU" else child.host:
+                found.add((namespace, path))
+            stack.append((namespace, path, child))
     return found
+
+
+def listen(router: Router, tree: PrefixTree) -> bool:
+    """The router hears what has happened. -> whether it believes what is so, on each medium"""
+    assert tree.journal is not None
+    router.take(msgspec.msgpack.decode(msgspec.msgpack.encode(tree.journal.take().events)))
+    return all(router.prefixes(medium) == held(tree, medium) for medium in ("GPU", "CPU"))

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.cache.audit import findings
 from runtime.cache.eviction import POLICIES as EVICTIONS
 from runtime.cache.host import WRITE_POLICIES, HostConfig
+from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
 from runtime.cache.pools import least_pages
 from runtime.cache.window import WindowConfig, WindowPool
@@ -20,6 +21,8 @@ from runtime.scheduling.recovery import Lost
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
+from tests.cache.router import Router
+from tests.cache.walk import listen
 from tests.scheduling.oracle import OracleRank, generate
 from tests.scheduling.storing import Shelf
 
@@ -38,7 +41,8 @@ class World:
             window=WindowConfig(num_pages=num_window_pages, window=window, step_tokens=chunk))
         self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
                                       num_pages=num_pages, eos_ids=(EOS,), cache=cache, **more)
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = Scheduler(self.config, Journal(page_size))
+        self.router = Router()
         self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages,
                                num_window_pages=num_window_pages, window=window)
         self.scheduler.roster.start = self._start  # type: ignore[method-assign]
@@ -162,6 +166,7 @@ class World:
         assert owned == Counter(range(1, self.config.num_pages))
         assert hosts == Counter(range(1, len(self.rank.host)))
         assert evictable == cache.tree.num_evictable
+        assert listen(self.router, cache.tree)
         if cache.window is not None:
             self.check_window(cache.window)
 
