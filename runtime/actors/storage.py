@@ -80,10 +80,10 @@ class Fetch:
 class Writing:
     """Pages on their way out: a bounded queue, and tasks that write its pages in worker threads."""
 
-    def __init__(self, store: Store, page_bytes: int, settings: TierSettings) -> None:
+    def __init__(self, store: Store, max_queued: int, page_bytes: int, settings: TierSettings) -> None:
         self._store = store
         self._portion = _portion(page_bytes)
-        self._max_queued = settings.max_queued_bytes // page_bytes
+        self._max_queued = max_queued  # pages; they are pinned
         self._num_writers = max(1, settings.num_threads // 2)
         self._threads = CapacityLimiter(self._num_writers)
         self._queue: deque[Page] = deque()
@@ -222,7 +222,8 @@ class StorageActor:
         self._memory = memory
         self._outside = Outside(lambda: scheduler.cache, identity)
         self.fetching = Fetching(store, self._outside, memory, page_bytes, settings)
-        self._writing = Writing(store, page_bytes, settings)
+        most = scheduler.cache.tree.hosts.num_pages // 2  # the other half of host memory stays in use
+        self._writing = Writing(store, min(settings.max_queued_bytes // page_bytes, most), page_bytes, settings)
         self._settings = settings
         self._policy = policy
         self._wake = wake
