@@ -80,9 +80,9 @@ class KVCache:
         if use_prefix and self.shares:
             # at least one token must be computed: its logits are needed
             match = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
-            match = match if self.window is None else self.window.usable(match)
         else:
             match = self.tree.enter(namespace)
+        found, match = match, match if self.window is None else self.window.usable(match)
         hosted: list[Node] = []  # what is in host memory only, deepest first
         node = match
         while node.parent is not None and not node.page:
@@ -102,7 +102,7 @@ class KVCache:
         sequence.cached_len = sequence.computed_len = match.depth * self.page_size
         sequence.loaded_len = len(hosted) * self.page_size
         if self.window is not None:
-            self.window.start(sequence)
+            self.window.start(sequence, found)
 
     def grow(self, sequence: Sequence) -> bool:
         """One more page for the sequence. False: none to be had."""

@@ -9,7 +9,7 @@ class Node:
     """
 
     __slots__ = ("parent", "key", "depth", "children", "page", "host", "num_resident", "num_hosted", "locks", "pins", "hits", "last_used",
-                 "queued", "is_due", "save_step", "digest", "window", "window_locks")
+                 "queued", "is_due", "save_step", "digest", "window", "window_locks", "is_end")
 
     def __init__(self, parent: "Node | None", key: bytes, depth: int) -> None:
         self.parent = parent
@@ -25,6 +25,7 @@ class Node:
         self.hits = 0  # sequences that found it here
         self.last_used = 0
         self.window = 0  # its page in the pool of sliding-window layers; 0: none (see window.py)
+        self.is_end = False  # of window pages from which a sequence went on, or could
         self.window_locks = 0  # sequences whose window holds it
         self.queued = 0  # bits of the eviction queues that have an entry of it
         self.is_due = False  # waits to be saved

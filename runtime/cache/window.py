@@ -5,10 +5,13 @@ last that is planned. Each is the sequence's own, or a node's of the prefix tree
 back when the first step is planned that cannot see it: steps submitted before have read it by the time a later one, or this one,
 writes it.
 
-A node keeps its window page as long as there is room: unlocked ones go in the order in which they were last locked, at any depth, and the
-node lives on without. So a prefix found in the tree can be continued only at a depth where all pages that the next token sees are there.
-When a sequence ends it gives its window pages to the nodes that lack them.
+A node keeps its window page as long as there is room, and lives on without. So a prefix found in the tree can be continued only at a depth
+where all pages that the next token sees are there. Those of such an end are worth more than those that a prompt merely passed: first
+the passed ones go, then the ends, each in the order in which they were last locked, at any depth. Ends are where a sequence went on,
+where one ended, and where one would have gone on had the pages been there: it brings them back when it has computed them again.
 """
+
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -29,12 +32,13 @@ class WindowConfig(Struct, frozen=True, kw_only=True):
 class Span:
     """What a running sequence holds: by row from `first` on, a node of the tree or a page of its own."""
 
-    __slots__ = ("first", "pages", "told")
+    __slots__ = ("first", "pages", "told", "lacking")
 
     def __init__(self, first: int, pages: list[Node | int]) -> None:
         self.first = first
         self.pages = pages
         self.told = first  # the ranks know the rows before this one
+        self.lacking: dict[int, Node] = {}  # by row: nodes without page at the end of what was found of its tokens
 
     @property
     def end(self) -> int:
@@ -56,17 +60,18 @@ class WindowPool:
         self.pool = PagePool(config.num_pages)
         self._tail = -(-(config.window - 1) // page_size)  # pages before a page's first token that this token sees
         self._most = min(least_pages(config.window, page_size, config.step_tokens), self.pool.num_pages)
-        self._idle: dict[Node, None] = {}  # nodes with a page that no sequence locks, the least recently locked first
+        self._passed: dict[Node, None] = {}  # nodes with a page that no sequence locks, the least recently locked first
+        self._ends: dict[Node, None] = {}  # the same; these go later
 
     @property
     def num_available(self) -> int:
         """Pages that can be had now, free or evictable."""
-        return self.pool.num_free + len(self._idle)
+        return self.pool.num_free + len(self._passed) + len(self._ends)
 
     @property
     def num_idle(self) -> int:
         """Pages that the tree has and nobody locks."""
-        return len(self._idle)
+        return len(self._passed) + len(self._ends)
 
     def most(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at once while it computes them; more than there are it never needs."""
@@ -84,23 +89,28 @@ class WindowPool:
 
     # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, sequence: Sequence) -> None:
-        """`sequence` was admitted at a usable node: it locks what its next token sees."""
+    def start(self, sequence: Sequence, match: Node) -> None:
+        """`sequence` was admitted at a usable node, at or above its `match`: it locks what its next token sees."""
         first, node, nodes = self._first_row(sequence.computed_len), sequence.node, list[Node | int]()
         while node.depth > first:
             if not node.window_locks:
-                del self._idle[node]
+                del self._idle(node)[node]
             node.window_locks += 1
+            node.is_end = True
             nodes.append(node)
             node = node.parent
         nodes.reverse()
         sequence.window = Span(first, nodes)
+        for row in range(match.depth - 1, max(match.depth - self._tail, sequence.node.depth) - 1, -1):
+            sequence.window.lacking[row] = match
+            assert match.parent is not None
+            match = match.parent
 
     def slide(self, sequence: Sequence) -> None:
         """A step that begins at the sequence's `computed_len` is planned: what it cannot see goes back."""
         span = sequence.window
         if (count := self._first_row(sequence.computed_len) - span.first) > 0:
-            self._give_back(span.pages[:count])
+            self._give_back(span, range(span.first, span.first + count))
             del span.pages[:count]
             span.first += count
             span.told = max(span.told, span.first)
@@ -136,35 +146,48 @@ class WindowPool:
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence stops running. The deepest pages will go first: what is left of a short prefix is of use from its beginning on."""
-        self._give_back(sequence.window.pages[::-1])
+        span = sequence.window
+        for entry in span.pages:
+            if not isinstance(entry, int):
+                entry.is_end = True
+        self._give_back(span, reversed(range(span.first, span.end)))
         sequence.window = None
 
     # ── the tree ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def drop(self, node: Node) -> None:
         """A node that nobody locks leaves the tree."""
-        del self._idle[node]
+        del self._idle(node)[node]
         self.pool.release([node.window])
-        node.window = 0
+        node.window, node.is_end = 0, False
 
     def _first_row(self, position: int) -> int:
         return max(position - self.config.window + 1, 0) // self.page_size
 
     def _take(self, span: Span, count: int) -> None:
         for _ in range(count - self.pool.num_free):
-            self.drop(next(iter(self._idle)))
+            self.drop(next(iter(self._passed or self._ends)))
         span.pages += self.pool.allocate(max(count, 0))
 
-    def _give_back(self, pages: list[Node | int]) -> None:
+    def _give_back(self, span: Span, rows: Iterable[int]) -> None:
         own: list[int] = []
-        for entry in pages:
+        for row in rows:
+            entry = span.pages[row - span.first]
             if isinstance(entry, int):
-                own.append(entry)
-                continue
-            entry.window_locks -= 1
-            if not entry.window_locks:
-                self._idle[entry] = None
+                node = span.lacking.get(row)
+                if node is None or not node.page or node.window:
+                    own.append(entry)
+                    continue
+                node.window, node.is_end = entry, True
+            else:
+                node = entry
+                node.window_locks -= 1
+            if not node.window_locks:
+                self._idle(node)[node] = None
         self.pool.release(own)
+
+    def _idle(self, node: Node) -> dict[Node, None]:
+        return self._ends if node.is_end else self._passed
 
 
 def open_windows(config: WindowConfig, page_size: int) -> WindowPool | None:
