@@ -28,6 +28,10 @@ class WindowConfig(Struct, frozen=True, kw_only=True):
     window: int = 1  # tokens that a token sees, itself included; of the layer that sees most
     step_tokens: int = 1  # most tokens of one sequence in one step
 
+    def first_row(self, position: int, page_size: int) -> int:
+        """Of the page table, that the token at `position` sees."""
+        return max(position - self.window + 1, 0) // page_size
+
 
 class Span:
     """What a running sequence holds: by row from `first` on, a node of the tree or a page of its own."""
@@ -91,7 +95,7 @@ class WindowPool:
 
     def start(self, sequence: Sequence, match: Node) -> None:
         """`sequence` was admitted at a usable node, at or above its `match`: it locks what its next token sees."""
-        first, node, nodes = self._first_row(sequence.computed_len), sequence.node, list[Node | int]()
+        first, node, nodes = self.config.first_row(sequence.computed_len, self.page_size), sequence.node, list[Node | int]()
         while node.depth > first:
             if not node.window_locks:
                 del self._idle(node)[node]
@@ -109,7 +113,7 @@ class WindowPool:
     def slide(self, sequence: Sequence) -> None:
         """A step that begins at the sequence's `computed_len` is planned: what it cannot see goes back."""
         span = sequence.window
-        if (count := self._first_row(sequence.computed_len) - span.first) > 0:
+        if (count := self.config.first_row(sequence.computed_len, self.page_size) - span.first) > 0:
             self._give_back(span, range(span.first, span.first + count))
             del span.pages[:count]
             span.first += count
@@ -160,9 +164,6 @@ class WindowPool:
         del self._idle(node)[node]
         self.pool.release([node.window])
         node.window, node.is_end = 0, False
-
-    def _first_row(self, position: int) -> int:
-        return max(position - self.config.window + 1, 0) // self.page_size
 
     def _take(self, span: Span, count: int) -> None:
         for _ in range(count - self.pool.num_free):
