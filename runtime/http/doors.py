@@ -3,7 +3,8 @@
     open      health and metrics: probes and scrapers carry no secrets
     user      everything else: one of --api-key, if there are any
     admin     what changes the server for everybody: --admin-api-key. Without one, as a user, but only on a server that listens on
-              this machine alone; else nobody
+              this machine alone; else nobody. Where no key is asked for, pages of other sites are kept out: a browser on this machine
+              would send their forms here
 
 A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The level of a route is decided by its own
 declaration when the routes are put together, not by comparing paths when a request comes.
@@ -59,6 +60,8 @@ class Keys:
             elif not self._is_local:
                 raise Forbidden("this route changes the server for everybody; it needs a server with --admin-api-key, or one that listens "
                                 "on this machine alone")
+            if not wanted and (b"sec-fetch-site", b"cross-site") in headers:
+                raise Forbidden("this route changes the server for everybody, and the request comes from a web page of another site")
         if wanted and not _has_one(wanted, headers):
             whose = "the admin key" if wanted is self._admin else "an API key"
             raise Unauthorized(f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not known here")

@@ -101,6 +101,15 @@ async def test_who_may_do_what(keys: Keys, user: tuple[int, int], admin: tuple[i
                 assert answer.json()["error"]["code"] == "forbidden" and "--admin-api-key" in answer.json()["error"]["message"]
 
 
+async def test_pages_of_other_sites_give_no_orders() -> None:
+    """A browser sends forms anywhere without asking, and this machine is somewhere."""
+    for keys, headers, status in ((Keys(), {"sec-fetch-site": "cross-site"}, 403), (Keys(), {"sec-fetch-site": "same-origin"}, 200),
+                                  (Keys((), "a"), {"sec-fetch-site": "cross-site"} | bearer("a"), 200)):
+        async with client(Face(keys=keys)) as http:
+            assert (await http.post("/flush_cache", headers=headers)).status_code == status
+            assert (await http.get("/v1/models", headers=headers)).status_code == 200
+
+
 async def test_paths_spelt_otherwise_open_nothing() -> None:
     async with client(Face(keys=Keys(("k",), "a"))) as http:
         for path in ("//flush_cache", "/flush_cache/", "/x/../flush_cache", "/%66lush_cache", "/FLUSH_CACHE", "/health/../flush_cache",
