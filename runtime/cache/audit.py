@@ -41,7 +41,9 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
     """`sequences` are all that hold pages. Yields after each portion."""
     tree = cache.tree
     found = Findings(set(), set(), cache.host.reserved | {node.host for node in tree.orphans}, [])
+    sequences = list(sequences)
     pages, hosts, locks = _held(cache, sequences)
+    windows = _window_pages(cache, sequences)
     num_pages = num_evictable = seen = 0
     stack = list(tree.roots.values())
     while stack:
@@ -54,6 +56,8 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
             pages[node.page] += 1
             num_pages += 1
             num_evictable += not node.locks
+        if node.window:
+            windows[node.window] += 1
         if node.host:
             hosts[node.host] += 1
             if node.pins:
@@ -65,6 +69,8 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
         found.add(f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}")
     _compare("page", pages, cache.pool, found.pages, found)
     _compare("host page", hosts, tree.hosts, found.hosts, found)
+    if cache.window is not None:  # a quarantine begins with a new pool of them: which ones were wrong does not matter
+        _compare("window page", windows, cache.window.pool, set(), found)
     return found
 
 
@@ -92,6 +98,15 @@ def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], 
     tree = cache.tree
     hosts = Counter(tree.hosts.free) + Counter(node.host for node in tree.orphans) + Counter(cache.host.reserved)
     return pages, hosts, locks
+
+
+def _window_pages(cache: KVCache, sequences: Iterable[Sequence]) -> Counter[int]:
+    """Pages of sliding-window layers outside the tree."""
+    pages = Counter[int](() if cache.window is None else cache.window.pool.free)
+    for sequence in sequences:
+        if sequence.window is not None:
+            pages.update(entry for entry in sequence.window.pages if isinstance(entry, int))
+    return pages
 
 
 def _wrong(node: Node, children: list[Node], locks: int) -> str:

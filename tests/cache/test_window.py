@@ -2,6 +2,7 @@
 
 import pytest
 
+from runtime.cache.audit import findings
 from tests.scheduling.test_scheduler import World
 
 DOCUMENT = [k % 41 for k in range(40)]
@@ -62,3 +63,19 @@ def test_room_is_kept_for_prompts_that_are_under_way() -> None:
         world.receive()
     world.run()
     assert all(world.seen[i] == world.expected(i) for i in ids)
+
+
+def test_the_audit_looks_at_window_pages() -> None:
+    world = World(num_pages=200, page_size=4, chunk=8, window=9, spare_window_pages=60)
+    world.add(DOCUMENT, max_new_tokens=20, ignore_eos=True)
+    for _ in range(12):
+        world.submit()
+        world.receive()
+    cache = world.scheduler.cache
+    running = list(world.scheduler.roster.live.values())
+    assert cache.window is not None and running[0].window is not None and findings(cache, running).is_clean
+    cache.window.pool.allocate(1)
+    (words,) = findings(cache, running).words
+    assert words.startswith("window page") and words.endswith("has 0 owners")
+    cache.quarantine(set(), set())
+    assert findings(cache).is_clean and cache.window.num_available == world.config.cache.window.num_pages - 1
