@@ -202,3 +202,11 @@ async def test_a_proxy_serves_us_under_a_prefix(strips: bool) -> None:
         answer = await http.post(f"http://{host}:{port}{prefix}/generate", json={"text": "hi"})
         assert answer.status_code == 200 and json.loads(answer.text)["text"]
         assert (await http.get(f"http://{host}:{port}{prefix}/health")).status_code == 200
+
+
+async def test_a_body_that_stops_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.http.body.MAX_PAUSE_S", 0.01)
+    async with serving(FakeService()) as address, Raw.connected(address) as raw:
+        await raw.send("/generate", b'{"text": ', declared=100)
+        assert b" 408 " in await raw.until(b"\r\n")
+        assert b"request_timeout" in await raw.until(b"}}")
