@@ -116,8 +116,7 @@ class Engine:
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(type(error), error, error.__traceback__)
             raise
-        if self._kept is not None:
-            self._tasks.start_soon(self._kept.run)
+        self._tasks.start_soon(self._kept.run)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -37,8 +37,7 @@ async def main(plan: Plan) -> int:
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
-        if kept is not None:
-            tasks.start_soon(kept.run)
+        tasks.start_soon(kept.run)
         sockets = listen(plan.host, plan.port)
         port = sockets[0].getsockname()[1]
         log.get("server").info("listening", url=f"http{'s' if tls else ''}://{plan.host}:{port}")

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.errors import InvalidRequest, Unavailable
+from runtime.errors import InvalidRequest, RequestError, Unavailable
 from runtime.http.exchange import Answer, Output
 from runtime.http.face import Face
 from runtime.http.replies import taking, telling
@@ -71,6 +71,9 @@ class ProbeDialect:
         raise AssertionError("a probe is not streamed")
 
     def tail(self) -> bytes:
+        raise AssertionError("a probe is not streamed")
+
+    def failure(self, error: RequestError) -> bytes:
         raise AssertionError("a probe is not streamed")
 
     def body(self, outputs: list[Output]) -> Any:

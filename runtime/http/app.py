@@ -27,7 +27,7 @@ from runtime.http.native import info
 from runtime.http.native.generate import generate
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
-from runtime.http.openai.kept import Kept, no_routes
+from runtime.http.openai.kept import Kept
 from runtime.http.openai.models import check_model, model_list, model_object
 from runtime.http.origin import origin
 from runtime.http.replies import json, telling
@@ -39,8 +39,8 @@ Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; r
 
 
 def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -> ASGIApp:
-    """The application for one service. `kept`, if there is one, must run beside it."""
-    stored = no_routes() if kept is None else kept.routes()
+    """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the background are refused."""
+    stored = (kept or Kept(service)).routes(face)
     app: ASGIApp = Starlette(routes=guarded([*_routes(service, face), *stored], face.keys), exception_handlers={
         RequestError: errors.on_request_error,
         HTTPException: errors.on_http_error,

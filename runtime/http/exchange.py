@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from runtime.errors import RequestError
 from runtime.http import sse
 from runtime.http.connection import Connection
-from runtime.http.errors import error_object, renamed
+from runtime.http.errors import renamed
 from runtime.http.origin import Origin
 from runtime.messages import Ask
 from runtime.request import Delta, Finish, TokenLogprob
@@ -67,6 +67,10 @@ class Dialect(Protocol):
 
     def tail(self) -> bytes:
         """The last events of a stream that went well."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
         ...
 
     def body(self, outputs: list[Output]) -> Any:
@@ -332,7 +336,7 @@ class Answer:
         elif not await self._relay(send):
             return None
         stream.close()
-        last = sse.event(error_object(exchange.failure)) if exchange.failure else self.dialect.tail()
+        last = self.dialect.failure(exchange.failure) if exchange.failure else self.dialect.tail()
         await send({"type": "http.response.body", "body": stream.events() + last, "more_body": False})
         return None
 

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import msgspec
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.constraint import constraint_of
-from runtime.http.errors import convert, decode
+from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
 from runtime.http.salts import salts
@@ -159,6 +159,9 @@ class GenerateDialect:
 
     def tail(self) -> bytes:
         return sse.DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> Any:
         answers = [self._answer(i, output) for i, output in enumerate(outputs)]

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.constraint import constraint_of
-from runtime.http.errors import decode
+from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs
@@ -18,6 +18,7 @@ from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.types import ChatBody, refuse_later
 from runtime.http.salts import salts
 from runtime.messages import Ask
+from runtime.parsing.events import Content, Event
 from runtime.request import Delta, TokenLogprob
 from runtime.service import Service
 
@@ -30,9 +31,26 @@ _decoder = msgspec.json.Decoder(ChatBody)
 
 def chat(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
-    arrival_s = time.monotonic()
     wish = decode(body, _decoder)
     check_model(service.card, wish.model)
+    envelope = Envelope("chatcmpl", "chat.completion", service.card.name, wish.n or 1, wish.stream_options)
+    ask, _, names = prepare(service, wish, envelope.id)
+    return Answer(service, [ask], ChatDialect(service, envelope), is_stream=bool(wish.stream), names=names)
+
+
+class Plain:
+    """The parser of answers that are nothing but text."""
+
+    def feed(self, piece: str) -> list[Event]:
+        return [Content(piece)] if piece else []
+
+    def flush(self) -> list[Event]:
+        return []
+
+
+def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Plain, dict[str, str]]:
+    """-> what to ask, what reads the answer, and the client's names of our fields. Raises RequestError."""
+    arrival_s = time.monotonic()
     refuse_later(wish)
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -40,10 +58,8 @@ def chat(service: Service, body: bytes) -> Answer:
     rule, where = constraint_of(wish)
     params = sampling_params(wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens,
                              logprobs=wish.logprobs, top_logprobs=wish.top_logprobs)
-    envelope = Envelope("chatcmpl", "chat.completion", service.card.name, params.n, wish.stream_options)
-    ask = Ask(id=envelope.id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s, priority=wish.priority,
-              cache_salt=salts(wish, 1)[0])
-    return Answer(service, [ask], ChatDialect(service, envelope), is_stream=bool(wish.stream), names=names | where)
+    ask = Ask(id=id, prompt=chat_prompt(wish), params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0])
+    return ask, Plain(), names | where
 
 
 class ChatDialect:
@@ -70,6 +86,9 @@ class ChatDialect:
 
     def tail(self) -> bytes:
         return self.envelope.tail(CHUNK)
+
+    def failure(self, error: RequestError) -> bytes:
+        return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
         choices = [

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.constraint import constraint_of
-from runtime.http.errors import decode
+from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs
@@ -111,6 +111,9 @@ class CompletionDialect:
 
     def tail(self) -> bytes:
         return self.envelope.tail()
+
+    def failure(self, error: RequestError) -> bytes:
+        return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
         choices = [

@@ -6,7 +6,8 @@ and is what makes the file exist; so a server that is killed leaves whole files,
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -130,17 +131,18 @@ class Files:
         return page_of(files, after=after, limit=limit, order=order)
 
 
-def page_of(items: list[Any], *, after: str | None, limit: int, order: str) -> dict[str, Any]:
+def page_of(items: list[Any], *, after: str | None, limit: int, order: str,
+            id_of: Callable[[Any], str] = attrgetter("id")) -> dict[str, Any]:
     """Those of `items`, oldest first, that come after the one with the id `after`; the newest first unless `order` is "asc"."""
     if order != "asc":
         items = items[::-1]
     if after is not None:
-        ids = [item.id for item in items]
+        ids = [id_of(item) for item in items]
         if after not in ids:
             raise InvalidRequest(f"after names nothing in this list: {after[:80]}", param="after")
         items = items[ids.index(after) + 1:]
     data = items[:limit]
-    ends = {"first_id": data[0].id, "last_id": data[-1].id} if data else {"first_id": None, "last_id": None}
+    ends = {"first_id": id_of(data[0]), "last_id": id_of(data[-1])} if data else {"first_id": None, "last_id": None}
     return {"object": "list", "data": data, "has_more": len(items) > limit, **ends}
 
 

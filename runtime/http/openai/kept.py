@@ -1,10 +1,11 @@
-"""What this server keeps for its clients between requests (--file-storage-path): files and batches, and their routes."""
+"""What this server keeps for its clients between requests: responses, and with --file-storage-path files and batches."""
 
 import fcntl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
@@ -13,11 +14,14 @@ from starlette.routing import Route
 from starlette.types import Message, Receive
 
 from runtime.errors import InvalidRequest, NotFound, StartError, TooLarge
+from runtime.http.face import Face
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
 from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, aside, page_of
+from runtime.http.openai.responses.routes import Responses
+from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.replies import json, taking, telling
 from runtime.options.plan import Plan
 from runtime.service import Service
@@ -29,6 +33,25 @@ NEEDS_PATH = "this server keeps no files; start it with --file-storage-path FOLD
 
 
 class Kept:
+    """Responses, and the folder where they outlive the server, with files and batches. `run` must run beside the routes."""
+
+    def __init__(self, service: Service, folder: Path | None = None, max_bytes: int = 0) -> None:
+        """Raises StartError."""
+        self.storage = None if folder is None else Storage(service, folder, max_bytes)
+        self.responses = Responses(service, ResponseStore(None if folder is None else folder / "responses.sqlite"))
+
+    async def run(self) -> None:
+        """Computes answers in the background until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.responses.run)
+            if self.storage is not None:
+                tasks.start_soon(self.storage.run)
+
+    def routes(self, face: Face) -> list[Route]:
+        return [*self.responses.routes(face), *(no_storage() if self.storage is None else self.storage.routes())]
+
+
+class Storage:
     """Files and batches of one folder, which belongs to one server at a time."""
 
     def __init__(self, service: Service, folder: Path, max_bytes: int) -> None:
@@ -109,13 +132,13 @@ class Kept:
         return json(record.batch)
 
 
-def open_kept(service: Service, plan: Plan) -> Kept | None:
+def open_kept(service: Service, plan: Plan) -> Kept:
     """Raises StartError when the folder that the options name can't be used."""
-    return None if plan.file_storage_path is None else Kept(service, Path(plan.file_storage_path), plan.file_storage_bytes)
+    return Kept(service, None if plan.file_storage_path is None else Path(plan.file_storage_path), plan.file_storage_bytes)
 
 
-def no_routes() -> list[Route]:
-    """The same routes where nothing is kept: each says how to change that."""
+def no_storage() -> list[Route]:
+    """The routes of files and batches where none are kept: each says how to change that."""
     async def refuse(_: Request) -> Response:
         raise NotFound(NEEDS_PATH)
 

@@ -23,7 +23,7 @@ from tests.http.serving import serving
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
-Pair = tuple[openai.AsyncOpenAI, Kept]
+Pair = tuple[openai.AsyncOpenAI, Any]
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def test_uploads_that_are_refused(data: Any, files: Any, status: int, para
     async with keeping(tmp_path, max_bytes=1000) as (client, kept), httpx.AsyncClient(base_url=str(client.base_url)) as http:
         answer = await http.post("files", data=data, files=files)
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
-        assert not kept.files.known
+        assert not kept.storage.files.known
         assert (await http.post("files", content=b"x", headers={"content-type": "multipart/form-data"})).status_code == 400
         assert (await http.get("files", params={"limit": "0"})).json()["error"]["param"] == "limit"
         assert (await http.get("files", params={"after": "file-1"})).json()["error"]["param"] == "after"
@@ -119,7 +119,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
             {"bad": (400, "temperature"), "lost": (404, "model"), "stream": (400, "stream")}
         assert all(ask.is_idle for ask in service.asks[:-1]) and not service.asks[-1].is_idle
         assert [b.id async for b in client.batches.list()] == [batch.id]
-        assert not kept.batches.unfinished_files()
+        assert not kept.storage.batches.unfinished_files()
 
 
 @pytest.mark.parametrize(("data", "codes"), [
@@ -157,7 +157,7 @@ async def test_cancelling_keeps_what_is_answered(tmp_path: Path) -> None:
         service.step()
         service.step()
         with anyio.fail_after(30):
-            while not kept.batches.find(batch.id).batch.request_counts.completed:
+            while not kept.storage.batches.find(batch.id).batch.request_counts.completed:
                 await anyio.sleep(0.01)
         with pytest.raises(openai.BadRequestError):
             await client.files.delete(batch.input_file_id)
@@ -188,9 +188,9 @@ async def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = kept.batches.find(batch.id)
+        record = kept.storage.batches.find(batch.id)
     answered = [{"custom_id": f"l{i}", "response": {"status_code": 200, "body": "from before"}, "error": None} for i in range(5)]
-    kept.files.path(record.output_id).write_bytes(jsonl(*answered) + b'{"custom_id": "l5", "resp')
+    kept.storage.files.path(record.output_id).write_bytes(jsonl(*answered) + b'{"custom_id": "l5", "resp')
     (tmp_path / "file-stray").write_bytes(b"half an upload")
     async with keeping(tmp_path) as (client, _):
         batch = await until_over(client, batch.id)
@@ -206,10 +206,10 @@ async def test_a_batch_expires(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).status != "in_progress":
                 await anyio.sleep(0.01)
-        record = kept.batches.find(batch.id)
+        record = kept.storage.batches.find(batch.id)
     late = Record(batch=Batch(**{f: getattr(record.batch, f) for f in Batch.__struct_fields__} | {"expires_at": 1}),
                   output_id=record.output_id, error_id=record.error_id)
-    kept.batches.save(late)
+    kept.storage.batches.save(late)
     async with keeping(tmp_path) as (client, _):
         batch = await until_over(client, batch.id)
         errors = await lines_of(client, batch.error_file_id)

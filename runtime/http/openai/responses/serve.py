@@ -1,0 +1,175 @@
+"""POST /v1/responses: a conversation of items goes the way of a chat, its answer comes back as items."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from runtime.errors import InvalidRequest, RequestError
+from runtime.http.errors import decode, renamed
+from runtime.http.exchange import Answer, Output
+from runtime.http.openai import chat
+from runtime.http.openai.envelope import Meter
+from runtime.http.openai.files import new_id
+from runtime.http.openai.logprobs import chat_logprobs
+from runtime.http.openai.models import check_model
+from runtime.http.openai.responses.items import Item, items_of, messages_of
+from runtime.http.openai.responses.store import Kept, ResponseStore
+from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check
+from runtime.http.openai.responses.writer import Payload, Writer
+from runtime.http.openai.types import ChatBody
+from runtime.http.sse import encode
+from runtime.parsing.events import Event, Reasoning
+from runtime.request import Delta, Finish, FinishReason, TokenLogprob
+from runtime.service import Service
+
+# field of the request -> what /v1/chat/completions calls it; refusals are translated back
+RENAMED = {"max_output_tokens": "max_completion_tokens"}
+SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty",
+        "ignore_eos", "chat_template_kwargs", "priority", "cache_salt", "parallel_tool_calls", "stream", "model")
+NAMES = {"max_new_tokens": "max_output_tokens", "prompt": "input", "input_ids": "input", "messages": "input"}
+
+_decoder = msgspec.json.Decoder(ResponseBody)
+
+
+class Wish:
+    """A checked request: the chat that it amounts to, and the response object before anything is said."""
+
+    def __init__(self, service: Service, store: ResponseStore, body: bytes) -> None:
+        """Raises RequestError."""
+        self.body = decode(body, _decoder)
+        check_model(service.card, self.body.model)
+        check(self.body)
+        before = self.body.previous_response_id
+        self.context = [] if before is None else store.find(before, "previous_response_id").conversation
+        self.input = items_of(self.body.input)
+        self.chat = chat_body(self.body, [*self.context, *self.input])
+        self.response = response_object(self.body, service.card.name)
+
+    @property
+    def is_kept(self) -> bool:
+        return self.body.store is not False
+
+    def kept(self) -> Kept:
+        return Kept(self.response, self.context, self.input)
+
+
+def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
+    """Raises InvalidRequest."""
+    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    fields |= {theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None}
+    fields["messages"] = messages_of(body.instructions, items)
+    if body.tools:
+        fields["tools"] = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
+                           for tool in body.tools]
+    if isinstance(body.tool_choice, dict):
+        if body.tool_choice.get("type") != "function":
+            raise InvalidRequest("tool_choice of this type is not served here; auto, none, required and functions are", param="tool_choice")
+        fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.get("name")}}
+    elif body.tool_choice is not None:
+        fields["tool_choice"] = body.tool_choice
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if (wish := (body.text or TextWish()).format) is not None and wish.type != "text":
+        fields["response_format"] = _chat_format(msgspec.to_builtins(wish))
+    if LOGPROBS in (body.include or ()) or body.top_logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    return ChatBody(**fields)
+
+
+def _chat_format(wish: dict[str, Any]) -> dict[str, Any]:
+    kind = wish.pop("type")
+    return {"type": kind} if kind != "json_schema" else {"type": kind, kind: {k: v for k, v in wish.items() if v is not None}}
+
+
+def response_object(body: ResponseBody, model: str) -> Payload:
+    text = structs.asdict(body.text) if body.text is not None else {}
+    text["format"] = msgspec.to_builtins(text["format"]) if text.get("format") is not None else {"type": "text"}
+    return {
+        "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "completed_at": None, "status": "in_progress",
+        "background": bool(body.background), "error": None, "incomplete_details": None, "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {}, "model": model, "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, "service_tier": "default",
+        "store": body.store is not False, "temperature": body.temperature, "text": text, "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [], "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
+        "truncation": body.truncation or "disabled", "usage": None, "user": body.user,
+    }
+
+
+def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer:
+    """Raises RequestError. `keep` gets the answer when it is complete."""
+    try:
+        ask, parser, names = chat.prepare(service, wish.chat, wish.response["id"])
+    except RequestError as error:
+        raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
+    dialect = ResponseDialect(service, wish, parser, keep)
+    return Answer(service, [ask], dialect, is_stream=bool(wish.body.stream), names=names | NAMES)
+
+
+class ResponseDialect:
+    """One response object, or the events of its growth."""
+
+    def __init__(self, service: Service, wish: Wish, parser: Any, keep: Callable[[Kept], None]) -> None:
+        self.service = service
+        self.wish = wish
+        self.parser = parser
+        self.keep = keep
+        self.writer = Writer(wish.response)
+        self.meter = Meter(1)
+        self.reasoning_tokens = 0
+        self.finish: Finish | None = None
+        self.has_begun = False
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        payloads = [] if self.has_begun else self.writer.begin()
+        self.has_begun = True
+        return _sse(payloads + self._add(delta))
+
+    def tail(self) -> bytes:
+        return _sse(self._end())
+
+    def failure(self, error: RequestError) -> bytes:
+        payloads = self.writer.fail("server_error", error.message)
+        self._keep()
+        return _sse(payloads)
+
+    def body(self, outputs: list[Output]) -> Payload:
+        (output,) = outputs
+        self._add(Delta(0, output.text, output.token_ids, output.logprobs or None, finish=output.finish,
+                        prompt_tokens=output.prompt_tokens))
+        self._end()
+        return self.wish.response
+
+    def _add(self, delta: Delta) -> list[Payload]:
+        self.meter.add(0, delta)
+        events: list[Event] = self.parser.feed(delta.text) if delta.text else []
+        if delta.finish is not None:
+            self.finish = delta.finish
+            events = events + self.parser.flush()
+        if events and all(isinstance(event, Reasoning) for event in events):
+            self.reasoning_tokens += len(delta.token_ids)
+        return self.writer.add(events, self._logprobs(delta.logprobs))
+
+    def _end(self) -> list[Payload]:
+        usage = self.meter.usage()
+        is_cut = self.finish is not None and self.finish.reason == FinishReason.LENGTH
+        payloads = self.writer.end(is_cut=is_cut, usage={
+            "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage.get("prompt_tokens_details") or {"cached_tokens": 0},
+            "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": usage["total_tokens"]})
+        self._keep()
+        return payloads
+
+    def _keep(self) -> None:
+        if self.wish.is_kept:
+            self.keep(self.wish.kept())
+
+    def _logprobs(self, tokens: list[TokenLogprob] | None) -> list[Payload]:
+        return [] if tokens is None else chat_logprobs(tokens, self.service.token_bytes)["content"]
+
+
+def _sse(payloads: list[Payload]) -> bytes:
+    return b"".join([b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads])

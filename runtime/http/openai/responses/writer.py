@@ -1,0 +1,113 @@
+"""Writes an answer as the items and events of /v1/responses."""
+
+import time
+from typing import Any
+
+from runtime.http.openai.files import new_id
+from runtime.http.openai.responses.items import PREFIXES, Item
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+
+Payload = dict[str, Any]
+
+# kind of item -> kind of its part, and how its events are called
+PARTS = {"message": ("output_text", "response.output_text"), "reasoning": ("reasoning_text", "response.reasoning_text")}
+
+
+class Writer:
+    """One answer. `response` is the object that grows; each call returns the events that it is worth."""
+
+    def __init__(self, response: Payload) -> None:
+        self.response = response
+        self.output: list[Item] = response["output"]
+        self._number = 0
+        self._open: Item | None = None  # the last item of `output`, while it grows
+
+    def begin(self) -> list[Payload]:
+        return [self._event("response.created", response=self._snapshot()), self._event("response.in_progress", response=self._snapshot())]
+
+    def add(self, events: list[Event], logprobs: list[Payload]) -> list[Payload]:
+        """`logprobs` are those of the tokens that `events` come from; they go to the text."""
+        payloads: list[Payload] = []
+        for event in events:
+            match event:
+                case Content(text=text):
+                    payloads += self._text("message", text, logprobs)
+                    logprobs = []
+                case Reasoning(text=text):
+                    payloads += self._text("reasoning", text, [])
+                case CallBegin(name=name, id=call_id):
+                    payloads += self._close("completed")
+                    payloads += self._begin("function_call", call_id=call_id or new_id("call"), name=name, arguments="")
+                case Arguments(text=text):
+                    assert self._open is not None
+                    self._open["arguments"] += text
+                    payloads.append(self._event("response.function_call_arguments.delta", delta=text, **self._place()))
+                case CallEnd():
+                    payloads += self._close("completed")
+        return payloads
+
+    def end(self, *, is_cut: bool, usage: Payload) -> list[Payload]:
+        """The answer is complete, or was cut at its longest."""
+        status = "incomplete" if is_cut else "completed"
+        payloads = self._close(status)
+        self.response |= {"status": status, "usage": usage, "completed_at": None if is_cut else int(time.time()),
+                          "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None}
+        return [*payloads, self._event(f"response.{status}", response=self.response)]
+
+    def fail(self, code: str, message: str) -> list[Payload]:
+        self.response |= {"status": "failed", "error": {"code": code, "message": message}}
+        return [self._event("response.failed", response=self.response)]
+
+    def _text(self, kind: str, text: str, logprobs: list[Payload]) -> list[Payload]:
+        payloads: list[Payload] = []
+        part_kind, name = PARTS[kind]
+        if self._open is None or self._open["type"] != kind:
+            payloads += self._close("completed")
+            payloads += self._begin(kind, **({"role": "assistant"} if kind == "message" else {"summary": []}), content=[])
+            extras = {"annotations": [], "logprobs": []} if kind == "message" else {}
+            part = {"type": part_kind, "text": ""} | extras
+            assert self._open is not None
+            self._open["content"].append(part)
+            payloads.append(self._event("response.content_part.added", part=dict(part), content_index=0, **self._place()))
+        assert self._open is not None
+        part = self._open["content"][0]
+        part["text"] += text
+        extras = {}
+        if kind == "message":
+            part["logprobs"] += logprobs
+            extras = {"logprobs": logprobs}
+        return [*payloads, self._event(f"{name}.delta", delta=text, content_index=0, **extras, **self._place())]
+
+    def _begin(self, kind: str, **fields: Any) -> list[Payload]:
+        self._open = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
+        self.output.append(self._open)
+        shown = self._open | ({"content": []} if "content" in fields else {})
+        return [self._event("response.output_item.added", item=shown, output_index=len(self.output) - 1)]
+
+    def _close(self, status: str) -> list[Payload]:
+        item = self._open
+        if item is None:
+            return []
+        item["status"] = status
+        place = self._place()
+        if item["type"] == "function_call":
+            payloads = [self._event("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"], **place)]
+        else:
+            part, (_, name) = item["content"][0], PARTS[item["type"]]
+            extras = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            payloads = [self._event(f"{name}.done", text=part["text"], content_index=0, **extras, **place),
+                        self._event("response.content_part.done", part=part, content_index=0, **place)]
+        self._open = None
+        return [*payloads, self._event("response.output_item.done", item=item, output_index=len(self.output) - 1)]
+
+    def _place(self) -> Payload:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "output_index": len(self.output) - 1}
+
+    def _snapshot(self) -> Payload:
+        return self.response | {"output": []}
+
+    def _event(self, kind: str, **fields: Any) -> Payload:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event
