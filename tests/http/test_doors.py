@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from runtime.http.app import _routes, http_app
 from runtime.http.doors import ADMIN, OPEN, Keys, guarded, is_loopback, level_of
 from runtime.http.face import DEFAULT, Face
-from runtime.http.openai.kept import no_routes
+from runtime.http.openai.kept import no_storage
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 
@@ -36,7 +36,7 @@ def bearer(key: str) -> dict[str, str]:
 def plain_routes() -> list[tuple[str, str]]:
     """(method, path) of every route that there is."""
     found = []
-    for route in [*_routes(FakeService(), DEFAULT), *no_routes()]:
+    for route in [*_routes(FakeService(), DEFAULT), *no_storage()]:
         assert isinstance(route, Route) and route.methods
         found += [(method, re.sub("{.*?}", "x", route.path)) for method in sorted(route.methods - {"HEAD"})]
     return found
