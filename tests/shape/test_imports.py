@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.sampling",),
     ("runtime.request",),
     ("runtime.messages",),
-    ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.models.registry"),
+    ("runtime.wire", "runtime.service", "runtime.text", "runtime.parsing", "runtime.cache", "runtime.log", "runtime.channels", "runtime.models.registry"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
