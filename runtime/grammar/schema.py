@@ -4,6 +4,7 @@ Closed means: an object that lists its `properties` and says nothing about other
 clients expect; an object that lists none stays open. Both are texts that the client's schema allows.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,19 +22,23 @@ _OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
 
-def prepare(text: str, unkept: frozenset[str], backend: str) -> str:
+Rewrite = Callable[[dict[str, Any], str], None]  # changes a part of a schema, given its place, to what the backend reads rightly
+
+
+def prepare(text: str, unkept: frozenset[str], backend: str, rewrite: Rewrite | None = None) -> str:
     """The schema for a backend. Raises GrammarError that says where: `at $.properties.age: ...`."""
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise GrammarError(f"the schema is not JSON: {error}") from error
-    return msgspec.json.encode(_Walk(unkept, backend).close(schema, "$", 0)).decode()
+    return msgspec.json.encode(_Walk(unkept, backend, rewrite).close(schema, "$", 0)).decode()
 
 
 class _Walk:
     """One way through a schema."""
 
-    def __init__(self, unkept: frozenset[str], backend: str) -> None:
+    def __init__(self, unkept: frozenset[str], backend: str, rewrite: Rewrite | None) -> None:
+        self._rewrite = rewrite
         self._unkept = unkept
         self._backend = backend
         self._num_nodes = 0
@@ -61,6 +66,8 @@ class _Walk:
                 closed[key] = {name: self.close(part, f"{place}.{key}.{name}", depth + 1) for name, part in node[key].items()}
         if "properties" in node and not is_part and "allOf" not in node and not _OPEN & node.keys():
             closed["additionalProperties"] = False
+        if self._rewrite is not None:
+            self._rewrite(closed, place)
         return closed
 
     def _look(self, node: dict[str, Any], place: str) -> None:

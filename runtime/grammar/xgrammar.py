@@ -35,7 +35,7 @@ class XGrammar:
         compiler = self._compiler
         match grammar.kind:
             case "json_schema":
-                schema = prepare(grammar.text, UNKEPT, "xgrammar")
+                schema = prepare(grammar.text, UNKEPT, "xgrammar", _bounds_as_pattern)
                 separators = (",", ":") if self._is_compact else None
                 return compiler.compile_json_schema(schema, any_whitespace=not self._is_compact, separators=separators, strict_mode=False,
                                                     max_whitespace_cnt=None if self._is_compact else MAX_BLANKS)
@@ -48,6 +48,20 @@ class XGrammar:
                 return compiler.compile_structural_tag(grammar.text)
             case "choice":
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
+
+
+def _bounds_as_pattern(node: dict[str, Any], place: str) -> None:
+    """Its own bounded strings (0.2.8) may hold bare control characters, which is no JSON; its patterns do not."""
+    low, high = node.pop("minLength", None), node.pop("maxLength", None)
+    if low is None and high is None:
+        return
+    if "pattern" in node or "format" in node:
+        raise GrammarError(f"at {place}: the backend xgrammar cannot keep minLength or maxLength beside pattern or format; put them into "
+                           "the pattern, or serve with --grammar-backend llguidance")
+    if any(bound is not None and (not isinstance(bound, int) or bound < 0) for bound in (low, high)):
+        raise GrammarError(f"at {place}: minLength and maxLength must be whole numbers from 0 on")
+    bounds = f"{low or 0},{'' if high is None else high}"
+    node["pattern"] = rf'^[^\x00-\x1f"\\]{{{bounds}}}$'
 
 
 class XCompiled:

@@ -1,0 +1,108 @@
+"""What structured outputs cost: compile time and mask time of each backend, and the throughput of constrained streams.
+
+    python -m bench.grammar
+
+Masks: a text of each schema is followed token by token over pocket's vocabulary of 2560. Throughput: 32 streams on pocket, constrained and
+not in turns of one run; the constrained ones write a list of persons that does not end before their tokens do.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import anyio
+import numpy as np
+
+import runtime
+from bench.record import record
+from runtime import Engine
+from runtime.constraint import Grammar, GrammarSetup, JsonSchema, Rule
+from runtime.grammar.backend import BACKENDS, GrammarError, open_backend
+from runtime.text.vocabulary import Vocabulary
+
+POCKET = Path(runtime.__file__).parent / "pocket"
+SIZE, EOS = 2560, 2
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"},
+          "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}}, "kind": {"enum": ["a", "b"]}},
+          "required": ["name", "age", "tags", "kind"]}
+TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
+    "value": {"type": "string"}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}, "required": ["value", "next"]}}}
+CASES: dict[str, tuple[Grammar, str]] = {
+    "person": (Grammar("json_schema", json.dumps(PERSON)), '{"name":"Ada Lovelace of London","age":36,"tags":["math","poet"],"kind":"a"}'),
+    "tree": (Grammar("json_schema", json.dumps(TREE)), '{"value":"one","next":{"value":"two","next":{"value":"three","next":null}}}'),
+    "any object": (Grammar("json_schema", '{"type":"object"}'), '{"a":{"b":[1,2,{"c":null}]},"d":"some text that goes on"}'),
+    "pattern": (Grammar("regex", r"[a-z0-9.]+@[a-z]+\.(com|org)"), "ada.lovelace@engine.org"),
+    "grammar": (Grammar("ebnf", 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'), "1+(22+333)+((4))"),
+}
+ENDLESS = JsonSchema(json.dumps({"type": "array", "items": PERSON, "minItems": 100}))
+
+
+def masks(backend: str, grammar: Grammar, text: str, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Milliseconds to compile, microseconds to accept a token and fill the next mask."""
+    setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
+    library = open_backend(setup)
+    begin = perf_counter()
+    try:
+        compiled = library.compile(grammar)
+    except GrammarError as error:
+        return {"refused": str(error)}
+    compile_s, bits, times = perf_counter() - begin, np.zeros(SIZE // 32, np.int32), []
+    for _ in range(20):
+        matcher = compiled.matcher()
+        matcher.fill(bits)
+        for token in vocabulary.encode(text, add_special=False):
+            begin = perf_counter()
+            if not matcher.accept(token):
+                raise RuntimeError(f"{backend} does not accept {text!r}")
+            matcher.fill(bits)
+            times.append(perf_counter() - begin)
+    return {"compile_ms": round(compile_s * 1e3, 2), "token_us": {"mean": round(statistics.mean(times) * 1e6, 1),
+                                                                  "p50": round(statistics.median(times) * 1e6, 1),
+                                                                  "max": round(max(times) * 1e6, 1)}}
+
+
+async def throughput(backend: str, rounds: int, num_streams: int, num_tokens: int) -> dict[str, Any]:
+    """Tokens per second of streams with and without a grammar, in turns; the middle of the rounds."""
+    found: dict[str, list[float]] = {"free": [], "constrained": []}
+    async with Engine(model_path="pocket", grammar_backend=backend) as engine:
+        async def one(i: int, rule: Rule | None) -> None:
+            answer = await engine.generate(f"Number {i}", constraint=rule, temperature=1.0, seed=i, max_new_tokens=num_tokens,
+                                           ignore_eos=rule is None)
+            if len(answer.token_ids) != num_tokens:
+                raise RuntimeError("a stream ended early")
+
+        for turn in range(rounds + 1):  # the first one warms up
+            for name, rule in (("free", None), ("constrained", ENDLESS)):
+                begin = perf_counter()
+                async with anyio.create_task_group() as tasks:
+                    for i in range(num_streams):
+                        tasks.start_soon(one, i, rule)
+                if turn:
+                    found[name].append(num_streams * num_tokens / (perf_counter() - begin))
+    rates = {f"{name}_tokens_per_s": round(statistics.median(values)) for name, values in found.items()}
+    return rates | {"loss_percent": round(100 * (1 - statistics.median(c / f for c, f in zip(found["constrained"], found["free"],
+                                                                                            strict=True))), 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
+    given = parser.parse_args()
+    vocabulary = Vocabulary.load(POCKET, SIZE)
+    results: dict[str, Any] = {"masks": {backend: {name: masks(backend, *case, vocabulary) for name, case in CASES.items()
+                                                   if (backend, name) != ("outlines", "any object")}  # many seconds, see docs
+                                         for backend in BACKENDS}}
+    results["streams"] = given.streams
+    results["throughput"] = {backend: anyio.run(throughput, backend, given.rounds, given.streams, given.tokens)
+                             for backend in ("xgrammar", "llguidance")}
+    print(json.dumps(results, indent=2))
+    print(record("grammar", results))
+
+
+if __name__ == "__main__":
+    main()
