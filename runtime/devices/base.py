@@ -144,7 +144,7 @@ class Ops(Protocol):
         ...
 
     def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
-        """Bans, in place, in each of the rows (int64 [M]) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
+        """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
         of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
         ...
 

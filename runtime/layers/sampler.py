@@ -35,9 +35,12 @@ def clean(logits: Tensor) -> Tensor:
 
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """Ops.mask in plain torch: see devices/base.py."""
-    places = torch.arange(32, dtype=torch.int32, device=bits.device)
-    allowed = ((bits.unsqueeze(2) >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
-    logits[rows] = logits[rows].masked_fill_(~allowed, BANNED)
+    ones = torch.ones(1, dtype=torch.int32, device=bits.device) << torch.arange(32, dtype=torch.int32, device=bits.device)
+    banned = (bits.unsqueeze(2) & ones).eq(0).flatten(1)[:, : logits.shape[1]]
+    if len(rows) == len(logits):  # the same rows, in the same order
+        logits.masked_fill_(banned, BANNED)
+    else:
+        logits[rows] = logits[rows].masked_fill_(banned, BANNED)
 
 
 def _mix(x: Tensor) -> Tensor:
