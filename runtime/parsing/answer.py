@@ -1,0 +1,280 @@
+"""The parser of one answer: text in, events out."""
+
+from collections.abc import Iterator
+from msgspec import Struct
+
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.parsing.items import Item, begins_item
+from runtime.parsing.reader import SPACE, Malformed, Markers, Read, Reader, markers
+from runtime.parsing.typed import Tools
+
+
+MAX_SPENT = 2**18  # characters of an answer that may be read for calls that are none; above, nothing more is looked for
+
+
+class Section(Struct, frozen=True):
+    """Where calls stand: between `begin` and `end`, or from `begin` on as long as calls follow."""
+
+    begin: str
+    end: str = ""
+    also_ends: tuple[str, ...] = ()  # read after `end`, where they are there
+
+
+class Format(Struct, frozen=True, kw_only=True):
+    """How a model calls tools. A section holds items; those of `loose` may stand outside of sections, too."""
+
+    items: tuple[Item, ...]
+    sections: tuple[Section, ...] = ()
+    loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
+    at_start: tuple[str, ...] = ()  # beginnings that count at the start of the answer, when they call a function that exists
+    separators: str = ",;"  # between items, besides white space
+    has_special: bool = False  # some of its markers are special tokens in the models' vocabularies
+    models: str = ""
+
+
+class Thinking(Struct, frozen=True, kw_only=True):
+    """How a model thinks aloud."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    also_ends: tuple[str, ...] = ()  # beginnings of calls that end thinking, too
+    is_forced: bool = False  # the answer begins inside, also where the prompt does not show it
+    is_kept: bool = False  # thinking is part of the content, with its markers
+    has_special: bool = False
+    models: str = ""
+
+    def is_open(self, tail: str, is_continued: bool) -> bool:
+        """Whether an answer begins inside. `tail` ends its prompt; `is_continued`: the prompt holds the beginning of the answer."""
+        if is_continued:
+            return tail.rfind(self.begin) > tail.rfind(self.end)
+        tail = tail.rstrip(SPACE)
+        return tail.endswith(self.begin.rstrip(SPACE)) or (self.is_forced and not tail.endswith(self.end))
+
+
+class Parser:
+    """Feed it the pieces of an answer, then `flush`. A Scribe: its items write their calls here."""
+
+    def __init__(self, format: Format | None, thinking: Thinking | None, tools: Tools, is_open: bool = False) -> None:
+        self.tools = tools
+        self.num_calls = 0
+        self._format = format
+        self._thinking = thinking
+        self._events: list[Event] = []
+        self._reader = Reader()
+        self._kind: type[Content] | type[Reasoning] = Content
+        self._gap = ""  # white space that leaves with the next text
+        self._drops = False  # white space before the next text does not leave at all
+        self._is_fresh = True  # nothing stands before here, or only a call or thinking
+        self._is_first = True  # nothing at all stands before here
+        self._has_calls = False  # since the last marker
+        self._wants_known = False  # calls of functions that don't exist are none
+        self._spent = 0  # characters that were held for nothing
+        self._plain: frozenset[str] | None = None  # while text that has none of these characters may leave as it is
+        self._run = self._answer(is_open)
+        next(self._run)
+
+    def feed(self, piece: str) -> list[Event]:
+        plain = self._plain
+        if plain is not None and piece and piece[-1] not in SPACE and plain.isdisjoint(piece):
+            if self._gap:
+                piece, self._gap = self._gap + piece, ""
+            return [self._kind(piece)]
+        return self._advance(piece)
+
+    def flush(self) -> list[Event]:
+        """The rest, at the end of the answer."""
+        self._reader.is_final = True
+        return self._advance("")
+
+    def _advance(self, piece: str) -> list[Event]:
+        self._reader.add(piece)
+        next(self._run, None)
+        events, self._events = self._events, []
+        return events
+
+    # ── Scribe ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, name: str, id: str | None = None) -> None:
+        if self._wants_known and name not in self.tools:
+            raise Malformed
+        self._gap = ""
+        self._has_calls = True
+        self._is_first = False
+        self._events.append(CallBegin(self.num_calls, name, id))
+        self.num_calls += 1
+        self._reader.forget()
+
+    def arguments(self, text: str) -> None:
+        events = self._events
+        if events and isinstance(last := events[-1], Arguments):
+            events[-1] = Arguments(last.index, last.text + text)
+        else:
+            events.append(Arguments(self.num_calls - 1, text))
+        self._reader.forget()
+
+    def end(self) -> None:
+        self._events.append(CallEnd(self.num_calls - 1))
+        self._reader.forget()
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _answer(self, is_open: bool) -> Iterator[None]:
+        reader, thinking = self._reader, self._thinking
+        if is_open and thinking is not None:
+            yield from self._think(thinking)
+        while True:
+            marker = yield from self._text(self._looks_for())
+            if not marker:
+                return
+            if thinking is not None and marker == thinking.begin:
+                yield from self._think(thinking)
+                continue
+            self._has_calls = False
+            try:
+                yield from self._calls(marker)
+            except Malformed:  # all that is read since the last `forget` is content, after all
+                if not self._has_calls:
+                    self._spent += reader.at
+                    reader.at = len(marker)
+                    self._say(marker)
+                else:
+                    reader.at = 0
+                    self._after()
+
+    def _looks_for(self) -> Markers:
+        """What text may be followed by here."""
+        texts: list[str] = []
+        if self._spent > MAX_SPENT:
+            return markers()
+        if (form := self._format) is not None:
+            texts += [section.begin for section in form.sections]
+            texts += form.loose
+            if self._is_first:
+                texts += form.at_start
+        if self._thinking is not None and self._is_fresh and not self._thinking.is_kept:
+            texts.append(self._thinking.begin)
+        return markers(*dict.fromkeys(texts))
+
+    def _text(self, ends: Markers) -> Read[str]:
+        """Says text up to one of `ends`, which is read. -> it, or "" at the end of the answer."""
+        reader = self._reader
+        while True:
+            was_fresh = self._is_fresh
+            at, marker = ends.find(reader.text, reader.at, reader.is_final)
+            text = reader.text[reader.at:at]
+            if was_fresh and text.strip(SPACE):
+                # some markers count at the start only: what stands behind this text is looked for again, without them
+                lead = len(text) - len(text.lstrip(SPACE)) + 1
+                at, marker = reader.at + lead, ""
+                text = text[:lead]
+            reader.at = at
+            reader.forget()
+            self._say(text)
+            if marker:
+                reader.at = len(marker)
+                return marker
+            if self._is_fresh != was_fresh:
+                ends = self._looks_for() if self._kind is Content else ends
+                continue
+            if reader.is_final and reader.at == len(reader.text):
+                self._close()
+                return ""
+            if not reader.text and not self._is_fresh:
+                self._plain = ends.firsts
+            yield
+            self._plain = None
+
+    def _say(self, text: str) -> None:
+        """Text leaves, but white space at its end waits: it may stand beside a call."""
+        text = self._gap + text
+        body = text.rstrip(SPACE)
+        self._gap = text[len(body):]
+        if not body:
+            return
+        if self._drops:
+            body = body.lstrip(SPACE)
+            self._drops = False
+        self._is_fresh = False
+        self._is_first = self._is_first and self._kind is Reasoning
+        events = self._events
+        if events and isinstance(last := events[-1], self._kind):
+            events[-1] = self._kind(last.text + body)
+        else:
+            events.append(self._kind(body))
+
+    def _close(self) -> None:
+        """The end of the answer: white space at the end of content is content."""
+        if self._gap and not self._drops and self._kind is Content:
+            self._events.append(Content(self._gap))
+        self._gap = ""
+
+    def _after(self) -> None:
+        """Behind a call or thinking."""
+        self._gap = ""
+        self._drops = self._is_fresh = True
+
+    def _think(self, thinking: Thinking) -> Read[None]:
+        self._gap = ""
+        if thinking.is_kept:
+            self._say(thinking.begin)
+            return
+        self._kind, self._drops, self._is_fresh = Reasoning, True, True
+        marker = yield from self._text(markers(thinking.end, *thinking.also_ends))
+        if marker in thinking.also_ends:
+            self._reader.at -= len(marker)
+        self._kind = Content
+        self._after()
+
+    def _calls(self, marker: str) -> Read[None]:
+        """What follows a marker of the format, which has been read."""
+        form, reader = self._format, self._reader
+        assert form is not None
+        section = next((section for section in form.sections if section.begin == marker), None)
+        if section is None:
+            reader.at -= len(marker)
+            self._wants_known = marker not in form.loose
+        try:
+            while (yield from self._item(form, section)):
+                pass
+        finally:
+            self._wants_known = False
+
+    def _item(self, form: Format, section: Section | None) -> Read[bool]:
+        """Reads one item. -> whether another may follow. Malformed where there is none, and no call before it."""
+        reader, goes_on = self._reader, self._has_calls
+        if goes_on:
+            reader.forget()
+            self._after()
+        yield from reader.space(form.separators if goes_on else "")
+        if goes_on and section is not None and section.end and (yield from reader.sees(section.end)):
+            for text in section.also_ends:
+                yield from self._passed(text)
+            return False
+        item = yield from self._choose(form.items)
+        if item is not None:
+            yield from item.read(reader, self)
+            return True
+        if not goes_on:
+            raise Malformed
+        reader.at = 0
+        return False
+
+    def _passed(self, text: str) -> Read[None]:
+        at = self._reader.at
+        yield from self._reader.space()
+        if not (yield from self._reader.sees(text)):
+            self._reader.at = at
+
+    def _choose(self, items: tuple[Item, ...]) -> Read[Item | None]:
+        """The kind of call that comes next."""
+        reader = self._reader
+        longest = max(len(begin) for item in items for begin in item.begins) or 1
+        while True:
+            rest = reader.text[reader.at:reader.at + longest]
+            fits = [item for item in items if rest and begins_item(item, rest)]
+            for item in fits:
+                if any(rest.startswith(begin) for begin in item.begins):
+                    return item
+            if reader.is_final or (rest and not fits):
+                return None
+            yield

@@ -1,0 +1,266 @@
+"""How calls are written. Each kind is a declaration, whose `read` is the generator that reads one call, or one list of calls.
+
+`read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin` all of it becomes content again,
+after that what is left of it.
+"""
+
+import re
+from typing import Protocol
+
+from msgspec import Struct
+
+from runtime.parsing import jsons
+from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
+from runtime.parsing.typed import Tools, as_json, types_of, value_of
+
+MAX_HELD = 2**18  # characters of a call that are held back before its name is known
+
+_NAME = re.compile(r"[\w.\-:/$]+")
+_CALL_ID = re.compile(r"(?:functions\.)?([\w.\-/$]+):\d+")
+
+
+class Scribe(Protocol):
+    """Takes down the calls that are read."""
+
+    tools: Tools
+
+    def begin(self, name: str, id: str | None = None) -> None: ...
+
+    def arguments(self, text: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Item(Protocol):
+    """A kind of calls."""
+
+    begins: tuple[str, ...]  # what a call begins with; "": the first letter of a name
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]: ...
+
+
+class Json(Struct, frozen=True):
+    """{"name": ..., "arguments": {...}}, or a list of them. Other keys are allowed and mean nothing."""
+
+    names: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    begins: tuple[str, ...] = ("{", "[")
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        if not (yield from reader.sees("[")):
+            yield from self._object(reader, scribe)
+            return
+        while True:
+            yield from reader.space(",")
+            if (yield from reader.sees("]")):
+                return
+            yield from self._object(reader, scribe)
+
+    def _object(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect("{")
+        name: str | None = None
+        early: str | None = None  # arguments that stand before the name
+        done = False
+        yield from reader.space()
+        if not (yield from reader.sees("}")):
+            while True:
+                yield from reader.space()
+                key = yield from jsons.string(reader, MAX_NAME)
+                yield from reader.space()
+                yield from reader.expect(":")
+                yield from reader.space()
+                if key in self.names and name is None:
+                    name = checked((yield from jsons.string(reader, MAX_NAME)))
+                elif key in self.arguments and not done and early is None:
+                    if name is None:
+                        early = yield from jsons.captured(reader, MAX_HELD)
+                    else:
+                        yield from _stream(reader, scribe, name)
+                        done = True
+                else:
+                    yield from jsons.captured(reader, MAX_HELD)
+                yield from reader.space()
+                if (yield from reader.sees("}")):
+                    break
+                yield from reader.expect(",")
+        if name is None:
+            raise Malformed
+        if not done:
+            text = "{}" if early is None else unwrapped(early)
+            scribe.begin(name)
+            scribe.arguments(text)
+        scribe.end()
+
+
+def checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Malformed
+    return name
+
+
+def unwrapped(text: str) -> str:
+    """Arguments that were captured, as the text of an object: some models write the object into a string, or null."""
+    value = jsons.decode(text)
+    if isinstance(value, str):
+        text = value
+        value = jsons.decode(value) if value.strip() else None
+    if value is None:
+        return "{}"
+    if not isinstance(value, dict):
+        raise Malformed
+    return text
+
+
+def _stream(reader: Reader, scribe: Scribe, name: str, id: str | None = None) -> Read[None]:
+    """Arguments whose function is known: an object leaves as it comes."""
+    if (yield from reader.peek()) != "{":
+        text = unwrapped((yield from jsons.captured(reader, MAX_HELD)))
+        scribe.begin(name, id)
+        scribe.arguments(text)
+        return
+    scribe.begin(name, id)
+    yield from jsons.value(reader, scribe.arguments)
+
+
+class Named(Struct, frozen=True):
+    """A name, something between, and the arguments as a JSON object: `begin` name `then` {...} `ends`."""
+
+    begin: str
+    then: tuple[str, ...]  # any of them; "{" belongs to the arguments
+    ends: tuple[str, ...] = ()  # one after the other, with white space between; each may be missing
+    id_then: str = ""  # name `id_then` id `then`, where the format has ids
+    has_call_ids: bool = False  # the name is written in an id, functions.NAME:0
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect(self.begin)
+        stops = (*self.then, self.id_then) if self.id_then else self.then
+        text, marker = yield from reader.until(markers(*stops), MAX_NAME)
+        name, id = text.strip(), None
+        if marker == self.id_then and marker:
+            text, marker = yield from reader.until(markers(*self.then), MAX_NAME)
+            id = text.strip() or None
+        if self.has_call_ids and (match := _CALL_ID.fullmatch(name)):
+            name, id = match[1], name
+        checked(name)
+        if marker == "{":
+            reader.at -= 1
+        yield from reader.space()
+        yield from _stream(reader, scribe, name, id)
+        scribe.end()
+        yield from passed(reader, self.ends)
+
+
+def passed(reader: Reader, literals: tuple[str, ...]) -> Read[None]:
+    """Reads literals that may be there, and the white space before them."""
+    for literal in literals:
+        at = reader.at
+        yield from reader.space()
+        if not (yield from reader.sees(literal)):
+            reader.at = at
+
+
+class Tagged(Struct, frozen=True):
+    """Markup: `begin` NAME `name_end`, for each parameter `key` KEY `key_end` VALUE `value_end`, then `ends`."""
+
+    begin: str
+    name_end: str  # "": the name ends where a parameter or the section's end begins
+    key: str
+    key_end: str
+    value_end: str
+    ends: tuple[str, ...]
+    before_value: str = ""  # after key_end and white space
+    is_trimmed: bool = False  # values stand on lines of their own
+    tells_strings: bool = False  # keys are followed by `" string="true` or false, where the quotes are those of the markup
+    takes_json: bool = False  # arguments may also be one JSON object
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect(self.begin)
+        if self.name_end:
+            name, _ = yield from reader.until(markers(self.name_end), MAX_NAME)
+        else:
+            name, marker = yield from reader.until(markers(self.key, *self.ends), MAX_NAME)
+            reader.at -= len(marker)
+        name = checked(name.strip())
+        yield from reader.space()
+        if self.takes_json and (yield from reader.peek()) == "{":
+            yield from _stream(reader, scribe, name)
+        else:
+            yield from self._parameters(reader, scribe, name)
+        scribe.end()
+        yield from passed(reader, self.ends[1:])
+
+    def _parameters(self, reader: Reader, scribe: Scribe, name: str) -> Read[None]:
+        """Up to the first of `ends`. The call begins when its first parameter or its end is there."""
+        has_begun = False
+        while True:
+            yield from reader.space()
+            if (yield from reader.sees(self.ends[0])):
+                if not has_begun:
+                    scribe.begin(name)
+                    scribe.arguments("{")
+                scribe.arguments("}")
+                return
+            yield from reader.expect(self.key)
+            key, _ = yield from reader.until(markers(self.key_end), MAX_NAME)
+            if self.before_value:
+                yield from reader.space()
+                yield from reader.expect(self.before_value)
+            types = types_of(scribe.tools, name, key)
+            if self.tells_strings:
+                key, _, word = key.partition('" string="')
+                types = frozenset({"string"} if word == "true" else types - {"string"} if word else types)
+            if not has_begun:
+                scribe.begin(name)
+            scribe.arguments(("{" if not has_begun else ", ") + as_json(key.strip()) + ": ")
+            has_begun = True
+            if types == {"string"}:
+                yield from self._text(reader, scribe)
+            else:
+                yield from self._value(reader, scribe, types)
+
+    def _text(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        """A string leaves as it comes."""
+        if self.is_trimmed:
+            yield from reader.sees("\n")
+        stops = markers("\n" + self.value_end, self.value_end) if self.is_trimmed else markers(self.value_end)
+        scribe.arguments('"')
+        marker = ""
+        while not marker:
+            text, marker = yield from reader.piece(stops)
+            if text:
+                scribe.arguments(as_json(text)[1:-1])
+        scribe.arguments('"')
+
+    def _value(self, reader: Reader, scribe: Scribe, types: frozenset[str]) -> Read[None]:
+        kept: list[str] = []
+        marker = ""
+        while not marker:
+            try:
+                text, marker = yield from reader.piece(markers(self.value_end))
+            except Malformed:  # cut off: what there is leaves as it stands
+                scribe.arguments("".join(kept))
+                raise
+            kept.append(text)
+        value = "".join(kept)
+        if self.is_trimmed:
+            value = value.removeprefix("\n").removesuffix("\n")
+        scribe.arguments(as_json(value_of(value, types)))
+
+
+def is_name_start(char: str) -> bool:
+    return char.isalnum() or char in "_$"
+
+
+def begins_item(item: Item, text: str) -> bool:
+    """Whether `text`, which is at least one character, may be the beginning of such a call."""
+    return any(text.startswith(begin) or begin.startswith(text) if begin else is_name_start(text[0]) for begin in item.begins)
+
+

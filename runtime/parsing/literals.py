@@ -1,0 +1,190 @@
+"""Calls written in other notations than JSON: Python's, and Gemma's. One call is read whole, then understood."""
+
+import ast
+import re
+import warnings
+from typing import Any
+
+from msgspec import Struct
+
+from runtime.parsing.items import MAX_HELD, Scribe, checked
+from runtime.parsing.reader import MAX_NAME, SPACE, Malformed, Read, Reader, markers
+from runtime.parsing.typed import as_json
+
+_POINTS = re.compile(r"""["'()\[\]{}]""").search
+_QUOTES = {quote: re.compile(rf"[\\{quote}]").search for quote in "'\""}
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+MAX_DEPTH = 64  # of values in values
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class Pythonic(Struct, frozen=True):
+    """[f(a=1, b="x"), g()], or the same without brackets, a call a line."""
+
+    begins: tuple[str, ...] = ("[",)
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        in_list = yield from reader.sees("[")
+        while True:
+            yield from reader.space(",")
+            if in_list and (yield from reader.sees("]")):
+                return
+            name, _ = yield from reader.until(markers("("), MAX_NAME)
+            name = checked(name.strip())
+            body = yield from balanced(reader)
+            arguments = as_json(keywords(body))
+            scribe.begin(name)
+            scribe.arguments(arguments)
+            scribe.end()
+            if not in_list:
+                return
+
+
+def balanced(reader: Reader) -> Read[str]:
+    """What stands between a parenthesis that has been read and its partner, which is read too."""
+    begin = at = reader.at
+    stack = [")"]
+    quote = ""
+    while stack:
+        match = (_QUOTES[quote] if quote else _POINTS)(reader.text, at)
+        if match is None or (quote and match[0] == "\\" and match.end() == len(reader.text)):
+            at = len(reader.text) if match is None else match.start()
+            if reader.is_final or at - begin > MAX_HELD:
+                reader.at = min(at, begin + MAX_HELD)
+                raise Malformed
+            yield
+            continue
+        char, at = match[0], match.end()
+        if quote:
+            if char == "\\":
+                at += 1
+            else:
+                quote = ""
+        elif char in "'\"":
+            quote = char
+        elif char in _PAIRS:
+            stack.append(_PAIRS[char])
+        elif stack.pop() != char:
+            raise Malformed
+    reader.at = min(at, begin + MAX_HELD)
+    if reader.at < at:
+        raise Malformed
+    return reader.text[begin:at - 1]
+
+
+def keywords(text: str) -> dict[str, Any]:
+    """The arguments of a call, which must be literals with names."""
+    text = text.replace("\r", "\\r").replace("\n", "\\n") if "\n" in text and not _parses(text) else text
+    call = _parsed(text)
+    if call.args:
+        raise Malformed
+    return {_key(keyword): _literal(keyword.value) for keyword in call.keywords}
+
+
+def _parses(text: str) -> bool:
+    try:
+        _parsed(text)
+    except Malformed:
+        return False
+    return True
+
+
+def _parsed(text: str) -> ast.Call:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in a model's strings
+            tree = ast.parse(f"f({text})", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Malformed from None
+    if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+        raise Malformed
+    return tree
+
+
+def _key(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        raise Malformed
+    return keyword.arg
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_literal(element) for element in elements]
+        case ast.Dict(keys=keys, values=values):
+            return {_text(key): _literal(value) for key, value in zip(keys, values, strict=True)}
+    raise Malformed
+
+
+def _text(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise Malformed
+
+
+class Bare(Struct, frozen=True):
+    """call:NAME{key:value,...}: keys are bare, strings stand between `quote`s, which nothing escapes."""
+
+    quote: str
+    begin: str = "call:"
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect(self.begin)
+        name, _ = yield from reader.until(markers("{"), MAX_NAME)
+        name = checked(name.strip())
+        pairs = yield from self._pairs(reader, 0)
+        arguments = as_json(pairs)
+        scribe.begin(name)
+        scribe.arguments(arguments)
+        scribe.end()
+
+    def _pairs(self, reader: Reader, depth: int) -> Read[dict[str, Any]]:
+        """Up to the closing brace."""
+        pairs: dict[str, Any] = {}
+        while True:
+            yield from reader.space(",")
+            if (yield from reader.sees("}")):
+                return pairs
+            key, _ = yield from reader.until(markers(":"), MAX_NAME)
+            pairs[key.strip().removeprefix(self.quote).removesuffix(self.quote)] = yield from self._value(reader, depth + 1)
+
+    def _value(self, reader: Reader, depth: int) -> Read[Any]:
+        if depth > MAX_DEPTH or reader.at > MAX_HELD:
+            raise Malformed
+        yield from reader.space()
+        if (yield from reader.sees(self.quote)):
+            text, _ = yield from reader.until(markers(self.quote), MAX_HELD)
+            return text
+        if (yield from reader.sees("{")):
+            return (yield from self._pairs(reader, depth))
+        if (yield from reader.sees("[")):
+            values = []
+            while True:
+                yield from reader.space(",")
+                if (yield from reader.sees("]")):
+                    return values
+                values.append((yield from self._value(reader, depth + 1)))
+        text, marker = yield from reader.until(markers(",", "}", "]"), MAX_NAME)
+        reader.at -= len(marker)
+        return _bare(text.strip(SPACE))
+
+
+def _bare(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    if re.fullmatch(r"-?\d{1,300}", text):
+        return int(text)
+    if re.fullmatch(r"-?\d{1,300}\.\d{1,300}(?:[eE][+-]?\d{1,3})?|-?\d{1,300}[eE][+-]?\d{1,3}", text):
+        number = float(text)
+        return number if number - number == 0 else text
+    return text
