@@ -1,13 +1,13 @@
 """The parser of one answer: text in, events out."""
 
 from collections.abc import Iterator
+
 from msgspec import Struct
 
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.parsing.items import Item, begins_item
+from runtime.parsing.items import Item, begins_item, passed
 from runtime.parsing.reader import SPACE, Malformed, Markers, Read, Reader, markers
 from runtime.parsing.typed import Tools
-
 
 MAX_SPENT = 2**18  # characters of an answer that may be read for calls that are none; above, nothing more is looked for
 
@@ -72,6 +72,8 @@ class Parser:
         self._plain: frozenset[str] | None = None  # while text that has none of these characters may leave as it is
         self._run = self._answer(is_open)
         next(self._run)
+        if self._events:
+            self._plain = None  # they leave with the first piece
 
     def feed(self, piece: str) -> list[Event]:
         plain = self._plain
@@ -247,10 +249,9 @@ class Parser:
             self._after()
         yield from reader.space(form.separators if goes_on else "")
         if goes_on and section is not None and section.end and (yield from reader.sees(section.end)):
-            for text in section.also_ends:
-                yield from self._passed(text)
+            yield from passed(reader, section.also_ends)
             return False
-        item = yield from self._choose(form.items)
+        item = yield from choose(reader, form.items)
         if item is not None:
             yield from item.read(reader, self)
             return True
@@ -259,22 +260,16 @@ class Parser:
         reader.at = 0
         return False
 
-    def _passed(self, text: str) -> Read[None]:
-        at = self._reader.at
-        yield from self._reader.space()
-        if not (yield from self._reader.sees(text)):
-            self._reader.at = at
 
-    def _choose(self, items: tuple[Item, ...]) -> Read[Item | None]:
-        """The kind of call that comes next."""
-        reader = self._reader
-        longest = max(len(begin) for item in items for begin in item.begins) or 1
-        while True:
-            rest = reader.text[reader.at:reader.at + longest]
-            fits = [item for item in items if rest and begins_item(item, rest)]
-            for item in fits:
-                if any(rest.startswith(begin) for begin in item.begins):
-                    return item
-            if reader.is_final or (rest and not fits):
-                return None
-            yield
+def choose(reader: Reader, items: tuple[Item, ...]) -> Read[Item | None]:
+    """The kind of call that comes next."""
+    longest = max(len(begin) for item in items for begin in item.begins) or 1
+    while True:
+        rest = reader.text[reader.at:reader.at + longest]
+        fits = [item for item in items if rest and begins_item(item, rest)]
+        for item in fits:
+            if any(rest.startswith(begin) for begin in item.begins):
+                return item
+        if reader.is_final or (rest and not fits):
+            return None
+        yield

@@ -88,7 +88,7 @@ FORMATS: dict[str, Format] = {
                               sections=(Section("<|START_ACTION|>", "<|END_ACTION|>"),)),
 }
 
-_PLAIN = Thinking(models="Qwen3, DeepSeek-V3.1 and later, GLM-4.5 and later, MiMo, and others that write <think> themselves or in the template")
+_PLAIN = Thinking(models="DeepSeek-V3.1 and later, and others that think where they or their template write <think>")
 _QWEN = Thinking(models="Qwen3, Intern-S1, MiMo", also_ends=("<tool_call>",))
 _FORCED = Thinking(models="DeepSeek-R1, R1-0528, Step3, Qwen3-Thinking, QwQ", is_forced=True)
 

@@ -1,7 +1,7 @@
 """How calls are written. Each kind is a declaration, whose `read` is the generator that reads one call, or one list of calls.
 
-`read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin` all of it becomes content again,
-after that what is left of it.
+`read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin` all of it becomes
+content again, after that what is left of it.
 """
 
 import re

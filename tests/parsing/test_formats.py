@@ -14,12 +14,12 @@ from runtime.parsing.formats import FORMATS, THINKING
 
 TOOLS = {"f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}}}, "g": {}}
 DSML = "｜DSML｜"
-HERMES = 'hi\n<tool_call>\n{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}}\n' \
-    '</tool_call>bye'
+HERMES = 'hi\n<tool_call>\n{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}\n</tool_call>\n<tool_call>\n{"name": "g", ' \
+    '"arguments": {}}\n</tool_call>bye'
 CODER = 'hi\n<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=s>\nx"]y\n</parameter>\n</function>\n</tool_call>\n' \
     '<tool_call>\n<function=g>\n</function>\n</tool_call>bye'
-GLM = 'hi\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>x"]y</arg_value>\n</tool_call>\n' \
-    '<tool_call>g\n</tool_call>bye'
+GLM = 'hi\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value>x"]y</arg_value>\n</tool_call>' \
+    '\n<tool_call>g\n</tool_call>bye'
 JSONS = '[{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}, {"name": "g", "arguments": {}}]'
 BARE = "<{0}>call:f{{a:5,s:{2}x\"]y{2}}}<{1}><{0}>call:g{{}}<{1}>bye"
 
@@ -69,8 +69,9 @@ GOLDEN = {
 }
 MARKS = sorted({mark for form in FORMATS.values() for section in form.sections for mark in (section.begin, section.end) if mark}
                | {begin for form in FORMATS.values() for item in form.items for begin in item.begins if begin}
-               | {"<think>", "</think>", '{"name": "f", "arguments": {', "[f(", "</parameter>", "</function>", "<parameter=s>", "f", "}", "]",
-                  '"', "<arg_key>", "```json", "<|call|>", "<|channel|>analysis", "<|message|>", "<|start|>", "<|end|>", "to=functions.f"})
+               | {"<think>", "</think>", '{"name": "f", "arguments": {', "[f(", "</parameter>", "</function>", "<parameter=s>", "f", "}",
+                  "]", '"', "<arg_key>", "```json", "<|call|>", "<|channel|>analysis",
+                  "<|message|>", "<|start|>", "<|end|>", "to=functions.f"})
 
 
 def parse(make: Callable[[], Parser | ChannelParser], pieces: list[str]) -> list[Event]:
@@ -125,7 +126,7 @@ def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(data: st.DataOb
 
 
 def test_a_call_that_is_cut_off_keeps_what_there_is() -> None:
-    cut = GOLDEN["hermes"][:59]
+    cut = GOLDEN["hermes"].partition('\\"')[0]
     assert parse(maker("hermes"), [cut])[-1] == Arguments(0, '{"a": 5, "s": "x')
     assert parse(maker("hermes"), ['<tool_call>{"name": "f"']) == [Content('<tool_call>{"name": "f"')]
 
