@@ -83,7 +83,7 @@ class Core:
         self._outputs.on_close(self.control.sessions.ended)
         self._draw_seed = random_seeds(plan.random_seed)
         setup = grammar_setup(plan, self.model)
-        self._grammars = None if setup is None else Grammars(setup, plan.grammar_timeout)
+        self._grammars = None if setup is None else Grammars(setup, plan.grammar_timeout, self._supervisor.prepare)
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
         self._events: EventsActor | None = None  # with --kv-events-config

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from runtime.constraint import GrammarSetup
+from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.request import FinishReason, Guide, Request, TokenLogprob
 from runtime.sampling import SamplingParams
@@ -291,11 +291,17 @@ class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile")
     num_steps: int | None = None  # after which it is written without being told
 
 
+class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
+    """A grammar will come with an Admit: begin to compile it beside the steps. None: some grammar will; load what compiles it."""
+
+    grammar: Grammar | None
+
+
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Profile | StopRank
+ToRank = StartRank | StepPlan | Profile | Prepare | StopRank
 
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 

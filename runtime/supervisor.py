@@ -19,9 +19,10 @@ from msgspec import structs
 from runtime import log
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
+from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
 from runtime.errors import RankDied
-from runtime.messages import LoadProgress, RankReady, StartRank
+from runtime.messages import LoadProgress, Prepare, RankReady, StartRank
 from runtime.metrics import Metrics
 from runtime.scheduling.scheduler import Scheduler
 
@@ -101,6 +102,11 @@ class Supervisor:
             self.is_recovering = False
             self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,
                               seconds=round(monotonic() - begin, 3))
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        """A hint, which is lost where the ranks cannot take it now: a grammar that comes unprepared is compiled in its first step."""
+        if self.readies and not self.is_recovering and self.ranks.died is None:
+            self.ranks.submit(Prepare(grammar))
 
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 
 import anyio
 import msgspec
@@ -40,7 +41,9 @@ class _Pending:
 class Grammars:
     """Use it on one event loop; only `check` waits."""
 
-    def __init__(self, setup: GrammarSetup, limit_s: float) -> None:
+    def __init__(self, setup: GrammarSetup, limit_s: float, prepare: Callable[[Grammar | None], None] = lambda grammar: None) -> None:
+        """`prepare` tells the ranks that a grammar will come (None: some grammar, the first one is being checked)."""
+        self._prepare = prepare
         self._setup = setup
         self._limit_s = limit_s
         self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()  # the latest used last
@@ -94,6 +97,8 @@ class Grammars:
         assert verdict is not None
         if verdict.is_fault:
             raise InternalFault(verdict.error)
+        if not verdict.error:
+            self._prepare(grammar)
         self._verdicts[grammar] = verdict
         if len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
@@ -122,6 +127,7 @@ class Grammars:
         ours.setblocking(False)
         self._socket, self._frames = ours, Frames()
         asyncio.get_running_loop().add_reader(ours, self._on_data)
+        self._prepare(None)
         log.get("grammars").info("compile process started", backend=self._setup.backend, pid=self._process.pid)
 
     def _on_data(self) -> None:

@@ -26,7 +26,19 @@ import msgspec
 from runtime.children import environment
 from runtime.devices import ring
 from runtime.errors import RankDied, RingError, StartError
-from runtime.messages import FromRank, LoadProgress, Profile, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
+from runtime.messages import (
+    FromRank,
+    LoadProgress,
+    Prepare,
+    Profile,
+    RankFailed,
+    RankReady,
+    StartRank,
+    StepPlan,
+    StepResult,
+    StopRank,
+    ToRank,
+)
 from runtime.wire import Wire
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
@@ -127,8 +139,8 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan | Profile) -> bool:
-        """Hands a step, or a wish for a profile, to all ranks. False: the rings are full; try again at the next wake.
+    def submit(self, plan: StepPlan | Profile | Prepare) -> bool:
+        """Hands a step, a wish for a profile or a grammar to prepare to all ranks. False: the rings are full; try again at the next wake.
 
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
         """

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
 from runtime.errors import StartError
 from runtime.messages import Profile, RankReady, StartRank, StepPlan, StepResult
@@ -50,6 +51,10 @@ class Executor(Protocol):
 
     def profile(self, wish: Profile) -> None:
         """Records from now on, in place of what was recorded before; without a folder it writes what was recorded, if anything was."""
+        ...
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        """Begins to compile a grammar, or to load what does it; returns at once."""
         ...
 
     def close(self) -> None: ...

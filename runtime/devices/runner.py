@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
+from runtime.constraint import Grammar
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Facts, Progress
 from runtime.devices.host import HostPages, open_host
 from runtime.errors import StartError
@@ -92,6 +93,10 @@ class Runner:
         assert self.loaded is not None, "step before start"
         with torch.inference_mode():
             return self.loaded.step(plan)
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        assert self.loaded is not None, "a grammar before start"
+        self.loaded.slots.guides.prepare(grammar)
 
     def profile(self, wish: Profile) -> None:
         if self.recording is not None and not wish.folder:

@@ -19,7 +19,7 @@ import traceback
 from runtime.devices.base import Executor, open_device
 from runtime.devices.ring import Reader, RingFds, Writer
 from runtime.errors import RingError, StartError
-from runtime.messages import FromRank, LoadProgress, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
+from runtime.messages import FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
 from runtime.wire import Wire
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -48,7 +48,10 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(), StepPlan | Profile):
+            while isinstance(plan := self._receive(), StepPlan | Profile | Prepare):
+                if isinstance(plan, Prepare):
+                    executor.prepare(plan.grammar)
+                    continue
                 if isinstance(plan, Profile):
                     self._profile(executor, plan)
                     continue

@@ -5,6 +5,7 @@ A token is known here first, so its grammar is here too: no mask ever waits for 
 """
 
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -69,33 +70,33 @@ class Guides:
         self.slots: dict[int, Guided] = {}
         self._setup = setup
         self._width = -(-vocab_size // 32)
-        self._backend: Backend | None = None
-        self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()  # the latest used last
+        self._aside = ThreadPoolExecutor(1)  # all use of the backend but the matchers
+        self._backend: Future[Backend] | None = None
+        self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        """Begins to load the backend and to compile, beside the steps; `admit` waits for what is not done."""
+        if self._setup is None:
+            return
+        if self._backend is None:
+            self._backend = self._aside.submit(open_backend, self._setup)
+        if grammar is None:
+            return
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._aside.submit(_compile, self._backend, grammar)
+        self._compiled.move_to_end(grammar)
+        if len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
 
     def admit(self, admit: Admit) -> None:
         """Forgets what the slot held. A sequence that comes back has its generated tokens with it."""
         self.slots.pop(admit.slot, None)
         if admit.guide is None or self._setup is None:  # None: another rank chooses the tokens
             return
-        guided = self.slots[admit.slot] = Guided(admit.guide, self._compile(admit.guide.grammar))
+        self.prepare(admit.guide.grammar)
+        guided = self.slots[admit.slot] = Guided(admit.guide, self._compiled[admit.guide.grammar].result())
         for token in admit.history[admit.prompt_len :].tolist():
             guided.tell(token)
-
-    def _compile(self, grammar: Grammar) -> Compiled | None:
-        """Grammars come here when the compile process has found them good."""
-        if (compiled := self._compiled.get(grammar)) is not None:
-            self._compiled.move_to_end(grammar)
-            return compiled
-        if self._backend is None:
-            assert self._setup is not None, "a grammar, but no backend"
-            self._backend = open_backend(self._setup)
-        try:
-            compiled = self._compiled[grammar] = self._backend.compile(grammar)
-        except GrammarError:  # a process with more in it may find other limits than the one that checked; the request hears of it
-            return None
-        if len(self._compiled) > KEPT:
-            self._compiled.popitem(last=False)
-        return compiled
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
         """What a step sampled."""
@@ -119,6 +120,14 @@ class Guides:
     def unguided(self, slots: list[int]) -> list[int]:
         """Places in `slots` whose grammar could not be followed to here."""
         return [place for place, slot in enumerate(slots) if slot in self.slots and self.slots[slot].is_lost]
+
+
+def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:
+    """None: it cannot be compiled. The compile process has found it good, but a process with more in it may meet other limits."""
+    try:
+        return backend.result().compile(grammar)
+    except GrammarError:
+        return None
 
 
 def _allow(bits: np.ndarray, ids: tuple[int, ...]) -> None:

@@ -107,8 +107,16 @@ def test_a_grammar_that_cannot_be_compiled_is_lost_at_once(guides: Guides) -> No
     assert allowed(guides, 0) == {2, 69} and guides.unguided([0]) == [0]
 
 
+def test_what_was_prepared_is_there(guides: Guides) -> None:
+    guides.prepare(None)
+    guides.prepare(Grammar("regex", "2"))
+    guides.admit(admit(0, "2"))
+    assert allowed(guides, 0) == {5}
+
+
 def test_other_ranks_do_nothing() -> None:
     guides = Guides(None, VOCAB)
+    guides.prepare(Grammar("regex", "1"))
     guides.admit(admit(0, "1"))
     assert not guides.slots
 

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from runtime.constraint import Grammar
 from runtime.devices.base import Progress
 from runtime.devices.host import open_host
 from runtime.errors import StartError
@@ -95,6 +96,9 @@ class NullExecutor:
             time.sleep(max(0.0, begin_s + duration_s - time.perf_counter()))
             result = result and msgspec.structs.replace(result, compute_s=time.perf_counter() - begin_s)
         return result
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        """Nothing here keeps to a grammar; nobody is promised that it does (--grammar-backend is none)."""
 
     def profile(self, wish: Profile) -> None:
         """Nothing is computed here: what is recorded is the Python code of a rank."""
