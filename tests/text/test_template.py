@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from runtime.errors import InvalidRequest, ModelError
 from runtime.messages import Chat
-from runtime.text import template
+from runtime.text import sandbox, template
 from runtime.text.template import ChatTemplates
 from tests.text import build
 
@@ -169,14 +169,16 @@ def test_a_template_for_tools_is_chosen_for_tools() -> None:
     ("x", Chat([USER], continue_final=True), "messages", "leaves out the final message"),
     ("x", Chat([USER], template_args={"add_generation_prompt": True}, continue_final=True), "add_generation_prompt", "exclude each other"),
 ])
-def test_refusals_name_the_field(source: str, chat: Chat, param: str, message: str) -> None:
+def test_refusals_name_the_field(source: str, chat: Chat, param: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_TURNS", 10_000)
     with pytest.raises(InvalidRequest, match=message) as refused:
         ChatTemplates({"default": source}, {}).render(chat)
     assert refused.value.param == param
 
 
-def test_turns_are_counted_anew_in_each_render() -> None:
-    busy = ChatTemplates({"default": "{% for i in range(99999) %}{% endfor %}done"}, {})
+def test_turns_are_counted_anew_in_each_render(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_TURNS", 10_000)
+    busy = ChatTemplates({"default": "{% for i in range(9999) %}{% endfor %}done"}, {})
     assert [busy.render(Chat([USER])) for _ in range(12)] == ["done"] * 12
 
 
