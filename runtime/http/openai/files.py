@@ -44,7 +44,8 @@ class File(Struct, frozen=True, kw_only=True):
 
 
 def new_id(kind: str) -> str:
-    return f"{kind}-{uuid4().hex}"
+    """As OpenAI's look: file-…, all others batch_…, resp_…"""
+    return f"{kind}{'-' if kind == 'file' else '_'}{uuid4().hex}"
 
 
 def write_whole(path: Path, data: bytes) -> None:
