@@ -282,3 +282,20 @@ async def test_ranks_with_less_memory_refuse_what_has_no_room() -> None:
         tasks.cancel_scope.cancel()
     it.close()
     assert [(m.request_id, m.status) for m in it.seen if isinstance(m, Refused)] == [("before", 503), ("after", 400)]
+
+
+async def test_a_request_whose_grammar_cannot_be_followed_fails_alone() -> None:
+    async with bench() as b:
+        for name in ("a", "b"):
+            b.inbox.send_nowait(Arrive(request(name, max_new_tokens=6)))
+        await b.settle()
+        b.ranks.step()
+        await b.settle()
+        plan = b.ranks.plans.pop(0)
+        b.ranks._done.append(msgspec.structs.replace(b.ranks.rank.execute(plan), unguided=[1]))
+        b.ranks._wake()
+        await b.run_all()
+        (refused,) = [message for message in b.seen if isinstance(message, Refused)]
+        assert (refused.request_id, refused.status) == ("b", 500) and "could not be followed" in refused.message
+        assert b.ends() == {0: FinishReason.LENGTH} and len(b.tokens(0)) == 6 and len(b.tokens(1)) < 3
+        assert not b.actor.scheduler.unguided and not b.actor.scheduler.roster.num_running

@@ -12,9 +12,11 @@ from anyio.lowlevel import checkpoint
 
 from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
 from runtime.channels import Channel
+from runtime.constraint import Grammar, Regex
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.messages import Arrive, Ask, Chat, Infill, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
+from runtime.request import Guide
 from runtime.sampling import Limits, SamplingParams
 from runtime.text.files import TokenizerFiles
 from runtime.text.template import ChatTemplates
@@ -233,3 +235,40 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
     assert len({bench.actor.prepare(ask, 1).namespace for ask in asks}) == 2, "tenants share what has the same salt"
     assert len({isolating.prepare(ask, 1).namespace for ask in asks}) == 4
     bench.inbox.discard()
+
+
+async def test_a_rule_is_checked_while_others_go_on() -> None:
+    """Its request comes with what the ranks must know; an abort, the clock and a refusal end the wait."""
+    bench, gate = Bench(), anyio.Event()
+
+    async def check(grammar: Grammar) -> None:
+        await gate.wait()
+        if grammar.text == "bad":
+            raise InvalidRequest("constraint: bad", param="constraint")
+
+    actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check,
+                           eos_ids=(2,))
+    bench.actor = actor
+    async with running(bench):
+        for name, text in (("good", "a"), ("gone", "b"), ("wrong", "bad")):
+            bench.ask(name, Tokens([5]), constraint=Regex(text), stop_token_ids=(7,))
+        bench.sinks["late"] = ListSink()
+        bench.outputs.open("late", bench.sinks["late"])
+        params = SamplingParams(constraint=Regex("a"))
+        bench.inbox.send_nowait(Ask(id="late", prompt=Tokens([5]), params=params, arrival_s=1.5, timeout_s=1.0))
+        bench.ask("plain", Tokens([6]))
+        await wait_all_tasks_blocked()
+        assert bench.ids == ["plain"]
+        bench.outputs.close("gone")
+        gate.set()
+    assert bench.ids == ["plain", "good"]
+    assert bench.arrived[1].request.guide == Guide(Grammar("regex", "a"), (), (2, 7))
+    assert [error.param for error in bench.sinks["wrong"].errors] == ["constraint"]
+    assert [error.status for error in bench.sinks["late"].errors] == [503]
+
+
+async def test_without_grammars_a_rule_is_refused() -> None:
+    bench = Bench()
+    async with running(bench):
+        bench.ask("a", Tokens([5]), constraint=Regex("a"))
+    assert ["--grammar-backend none" in error.message for error in bench.sinks["a"].errors] == [True]
