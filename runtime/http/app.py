@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
 from runtime.http import admin, errors
+from runtime.http.anthropic.messages import count_tokens, messages, model_fields
+from runtime.http.anthropic.types import CountBody
 from runtime.http.body import read_body, refusing
 from runtime.http.connection import EXTENSION
 from runtime.http.doors import guarded
@@ -25,16 +27,19 @@ from runtime.http.face import DEFAULT, Face
 from runtime.http.ids import request_id, telling_id
 from runtime.http.native import info
 from runtime.http.native.generate import generate
+from runtime.http.ollama import routes as ollama
+from runtime.http.ollama.serve import chat as ollama_chat
+from runtime.http.ollama.serve import generate as ollama_generate
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
 from runtime.http.openai.kept import Kept
-from runtime.http.openai.models import check_model, model_list, model_object
+from runtime.http.openai.models import check_model, model_object
 from runtime.http.origin import origin
-from runtime.http.replies import json, telling
+from runtime.http.replies import json, taking, telling
 from runtime.service import Service
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
-Serve = Callable[[Service, bytes], Answer]  # body of a request -> its answer; raises RequestError
+Serve = Callable[[Service, bytes], Answer | Response]  # body of a request -> its answer; raises RequestError
 
 
 
@@ -68,24 +73,42 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
 def _routes(service: Service, face: Face) -> list[Route]:
     def model(request: Request) -> Any:
         check_model(service.card, request.path_params["name"])
-        return model_object(service.card)
+        return described(request)
 
-    def takes_body(serve: Serve) -> Endpoint:
-        return _answering(service, serve, face)
+    def models(request: Request) -> Any:
+        entry = described(request)
+        return {"object": "list", "data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
+
+    def described(request: Request) -> Any:
+        more = model_fields(service.card) if "anthropic-version" in request.headers else {}
+        return model_object(service.card) | more
 
     return [
-        Route("/v1/chat/completions", takes_body(chat), methods=["POST"]),
-        Route("/v1/completions", takes_body(completions), methods=["POST"]),
-        Route("/generate", takes_body(partial(generate, is_disjoint=face.stream_output)), methods=["POST", "PUT"]),
-        Route("/v1/models", telling(lambda _: model_list(service.card))),
+        *[Route(path, _answering(service, serve, face), methods=["POST", "PUT"] if path == "/generate" else ["POST"])
+          for path, serve in served(face).items()],
+        Route("/v1/messages/count_tokens", taking(CountBody, partial(count_tokens, service), face.max_body_bytes), methods=["POST"]),
+        Route("/v1/models", telling(models)),
         Route("/v1/models/{name:path}", telling(model)),
         Route("/health", _health(service)),
         Route("/health_generate", _probe(service)),
         Route("/ping", _health(service)),
         Route("/metrics", _metrics(service)),
         *info.routes(service, face),
+        *ollama.routes(service, face),
         *admin.routes(service, face),
     ]
+
+
+def served(face: Face) -> dict[str, Serve]:
+    """The routes that generate."""
+    return {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completions,
+        "/v1/messages": messages,
+        "/api/chat": ollama_chat,
+        "/api/generate": ollama_generate,
+        "/generate": partial(generate, is_disjoint=face.stream_output),
+    }
 
 
 def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
@@ -94,10 +117,11 @@ def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
         try:
             body = await read_body(request.scope, request.receive, face.max_body_bytes)
         except TooLarge as error:
-            return refusing(errors.error_response(error))
+            return refusing(errors.error_response(error, errors.path_of(request)))
         answer = serve(service, body)
-        answer.exchange.come_from(origin(request.headers, face.tenant_is))
-        answer.interval = face.stream_interval
+        if isinstance(answer, Answer):
+            answer.exchange.come_from(origin(request.headers, face.tenant_is))
+            answer.interval = face.stream_interval
         return answer
 
     return endpoint

@@ -76,7 +76,7 @@ def guarded(routes: Sequence[BaseRoute], keys: Keys) -> Sequence[BaseRoute]:
     """The same routes, each behind its door."""
     for route in routes:
         assert isinstance(route, Route | WebSocketRoute | Mount), f"no door fits {route}"
-        route.app = _Door(route.app, keys, level_of(route.path))
+        route.app = _Door(route.app, keys, route.path)
     return routes
 
 
@@ -91,10 +91,11 @@ def is_loopback(host: str) -> bool:
 
 
 class _Door:
-    def __init__(self, app: ASGIApp, keys: Keys, level: Level) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, path: str) -> None:
         self.app = app
         self.keys = keys
-        self.level = level
+        self.path = path
+        self.level = level_of(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -103,7 +104,7 @@ class _Door:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008, "reason": ""})  # before it was accepted: an answer 403
             else:
-                await refusing(error_response(error))(scope, receive, send)
+                await refusing(error_response(error, self.path))(scope, receive, send)
             return
         await self.app(scope, receive, send)
 

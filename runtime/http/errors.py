@@ -1,4 +1,5 @@
-"""From errors to answers: every refusal leaves as {"error": {message, type, param, code}} with its status."""
+"""From errors to answers: every refusal leaves as {"error": {message, type, param, code}} with its status, and in the words of Anthropic
+and Ollama on their routes."""
 
 import re
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError
 T = TypeVar("T")
 
 HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}  # seconds that a polite client waits
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"  # how their paths begin
+ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+                   413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 _DEPTH = "the JSON is nested too deeply"
 
 # msgspec ends its messages with the place: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
@@ -30,33 +34,63 @@ class ModelNotFound(NotFound):
 
 def error_object(error: RequestError) -> dict[str, Any]:
     """The body of an error answer, and the payload of an error event in a stream."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    return _openai(error.message, error.type, error.param, error.code)
 
 
-def error_response(error: RequestError) -> Response:
-    return Response(msgspec.json.encode(error_object(error)), error.status, HEADERS.get(error.status), "application/json")
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """The same on Anthropic's routes."""
+    return _anthropic(error.message, error.status)
 
 
-def on_request_error(_: Request, error: Exception) -> Response:
+def error_response(error: RequestError, path: str) -> Response:
+    """In the form of the dialect that `path` belongs to."""
+    return _response(path, error.status, error.message, error.type, error.param, error.code, HEADERS.get(error.status))
+
+
+def on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error)
+    return error_response(error, path_of(request))
 
 
 def on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such route, wrong method, a body that came too slowly."""
     assert isinstance(error, HTTPException)
+    path = path_of(request)
     message, code = {
-        404: (f"there is no route {request.url.path}", "not_found"),
-        405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
+        404: (f"there is no route {path}", "not_found"),
+        405: (f"{path} does not take {request.method}", "method_not_allowed"),
         408: (error.detail, "request_timeout"),
     }.get(error.status_code, (error.detail, "bad_request"))
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    return Response(msgspec.json.encode(body), error.status_code, error.headers, "application/json")
+    return _response(path, error.status_code, message, "invalid_request_error", None, code, error.headers)
 
 
-def on_bug(_: Request, __: Exception) -> Response:
+def on_bug(request: Request, __: Exception) -> Response:
     """What nobody expected. The server under us logs the stack; the client gets an apology."""
-    return error_response(InternalFault("something went wrong in the server; its log has the details"))
+    return error_response(InternalFault("something went wrong in the server; its log has the details"), path_of(request))
+
+
+def path_of(request: Request) -> str:
+    """As the routes have it, without what the application is mounted under."""
+    return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+
+
+def _response(path: str, status: int, message: str, kind: str, param: str | None, code: str, headers: Mapping[str, str] | None) -> Response:
+    if path.startswith(ANTHROPIC):
+        body = _anthropic(message, status)
+    elif path.startswith(OLLAMA):
+        body = {"error": message}
+    else:
+        body = _openai(message, kind, param, code)
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def _openai(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _anthropic(message: str, status: int) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -256,8 +256,10 @@ class Pace:
 class Answer:
     """ASGI application that serves one request: as a stream of events, or in one piece."""
 
-    def __init__(self, service: Service, asks: list[Ask], dialect: Dialect, *, is_stream: bool, names: Mapping[str, str]) -> None:
-        """`names` maps the service's field names to those of the client, for refusals."""
+    def __init__(self, service: Service, asks: list[Ask], dialect: Dialect, *, is_stream: bool, names: Mapping[str, str],
+                 headers: list[tuple[bytes, bytes]] = sse.HEADERS) -> None:
+        """`names` maps the service's field names to those of the client, for refusals. `headers` are those of a stream."""
+        self.headers = headers
         self.dialect = dialect
         self.is_stream = is_stream
         self.names = names
@@ -325,7 +327,7 @@ class Answer:
         await exchange.wait()
         if exchange.failure is not None:
             return exchange.failure
-        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": self.headers})
         if connection is not None:
             stream.open(connection)
             while not (exchange.is_over or stream.is_overrun):

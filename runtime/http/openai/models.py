@@ -15,7 +15,3 @@ def check_model(card: ModelCard, name: str | None) -> None:
 def model_object(card: ModelCard) -> dict[str, Any]:
     return {"id": card.name, "object": "model", "created": card.created, "owned_by": "runtime", "root": card.name,
             "max_model_len": card.limits.context_len}
-
-
-def model_list(card: ModelCard) -> dict[str, Any]:
-    return {"object": "list", "data": [model_object(card)]}

@@ -1,0 +1,117 @@
+"""POST /v1/messages and /v1/messages/count_tokens: the way of a chat, told in Anthropic's words."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from runtime.errors import InvalidRequest, RequestError
+from runtime.http.anthropic.convert import NAMES, chat_body
+from runtime.http.anthropic.types import CountBody, MessagesBody
+from runtime.http.anthropic.writer import Payload, Writer
+from runtime.http.errors import anthropic_error, decode, renamed
+from runtime.http.exchange import Answer, Output
+from runtime.http.openai import chat
+from runtime.http.openai.messages import chat_prompt
+from runtime.http.openai.models import check_model
+from runtime.http.sse import encode
+from runtime.parsing.events import Event
+from runtime.request import Delta, Finish, FinishReason
+from runtime.service import ModelCard, Service
+
+_body = msgspec.json.Decoder(MessagesBody)
+
+
+def messages(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    wish = decode(body, _body)
+    check_model(service.card, wish.model)
+    message_id = f"msg_{uuid4().hex}"
+    try:
+        ask, parser, names = chat.prepare(service, chat_body(wish), message_id)
+    except RequestError as error:
+        raise renamed(error, NAMES) from None
+    return Answer(service, [ask], MessageDialect(message_id, service.card.name, parser), is_stream=bool(wish.stream), names=names | NAMES)
+
+
+async def count_tokens(service: Service, wish: CountBody) -> Any:
+    """Raises RequestError."""
+    check_model(service.card, wish.model)
+    try:
+        prompt = chat_prompt(chat_body(wish))
+    except InvalidRequest as error:
+        raise renamed(error, NAMES) from None
+    return {"input_tokens": len(await service.control.tokenize(prompt))}
+
+
+def model_fields(card: ModelCard) -> Payload:
+    """The model as Anthropic's clients look for it."""
+    return {"id": card.name, "type": "model", "display_name": card.name, "created_at": datetime.fromtimestamp(card.created, UTC)}
+
+
+class MessageDialect:
+    """One message, or the events of its growth."""
+
+    def __init__(self, message_id: str, model: str, parser: Any) -> None:
+        self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
+                                 "stop_reason": None, "stop_sequence": None, "usage": usage(0, 0, 0)}
+        self.parser = parser
+        self.writer = Writer(self.message["content"])
+        self.finish: Finish | None = None
+        self.has_begun = False
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        head = b"" if self.has_begun else self._begin(delta)
+        return head + _sse(self.writer.add(self._read(delta)))
+
+    def tail(self) -> bytes:
+        payloads = self.writer.close()
+        self._end()
+        said = {name: self.message[name] for name in ("stop_reason", "stop_sequence")}
+        return _sse([*payloads, {"type": "message_delta", "delta": said, "usage": self.message["usage"]}, {"type": "message_stop"}])
+
+    def failure(self, error: RequestError) -> bytes:
+        return _sse([anthropic_error(error)])
+
+    def body(self, outputs: list[Output]) -> Payload:
+        (output,) = outputs
+        self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish)))
+        self.writer.close()
+        self._end()
+        return self.message
+
+    def _begin(self, delta: Delta) -> bytes:
+        self.has_begun = True
+        self.message["usage"] = usage(delta.prompt_tokens, delta.cached_tokens, len(delta.token_ids))
+        return _sse([{"type": "message_start", "message": self.message | {"content": []}}])
+
+    def _read(self, delta: Delta) -> list[Event]:
+        events: list[Event] = self.parser.feed(delta.text) if delta.text else []
+        if delta.finish is not None:
+            self.finish = delta.finish
+            events = events + self.parser.flush()
+        return events
+
+    def _end(self) -> None:
+        end = self.finish
+        assert end is not None
+        self.message["usage"] = usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens)
+        is_matched = end.reason is FinishReason.STOP and isinstance(end.matched, str)
+        if end.reason is FinishReason.LENGTH:
+            reason = "max_tokens"
+        elif self.writer.has_calls:
+            reason = "tool_use"
+        else:
+            reason = "stop_sequence" if is_matched else "end_turn"
+        self.message |= {"stop_reason": reason, "stop_sequence": end.matched if reason == "stop_sequence" else None}
+
+
+def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:
+    """Input tokens are those that were not found in the cache."""
+    return {"input_tokens": prompt_tokens - cached_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens,
+            "output_tokens": output_tokens}
+
+
+def _sse(payloads: list[Payload]) -> bytes:
+    return b"".join([b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads])

@@ -1,0 +1,70 @@
+"""Writes an answer as the blocks and events of /v1/messages."""
+
+from typing import Any
+from uuid import uuid4
+
+from runtime.http.arguments import object_of
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+
+Payload = dict[str, Any]
+PING: Payload = {"type": "ping"}
+
+# kind of block -> its field that grows, and the kind of its deltas
+GROWS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delta")}
+
+
+class Writer:
+    """One answer. `content` grows; each call returns the events that it is worth."""
+
+    def __init__(self, content: list[Payload]) -> None:
+        self.content = content
+        self.has_calls = False  # at least one, written to its end
+        self._open: Payload | None = None  # the last block, while it grows
+        self._arguments = ""  # of the call that is open
+
+    def add(self, events: list[Event]) -> list[Payload]:
+        payloads: list[Payload] = []
+        for event in events:
+            match event:
+                case Content(text=text):
+                    payloads += self._text("text", text)
+                case Reasoning(text=text):
+                    payloads += self._text("thinking", text)
+                case CallBegin(name=name, id=call_id):
+                    payloads += self._begin({"type": "tool_use", "id": call_id or f"toolu_{uuid4().hex}", "name": name, "input": {}})
+                case Arguments(text=text):
+                    self._arguments += text
+                    payloads.append(self._delta({"type": "input_json_delta", "partial_json": text}))
+                case CallEnd():
+                    self.has_calls = True
+                    payloads += self.close()
+        return payloads
+
+    def close(self) -> list[Payload]:
+        """Ends the block that is open, if one is."""
+        block, self._open = self._open, None
+        if block is None:
+            return []
+        if block["type"] == "tool_use":
+            block["input"] = object_of(self._arguments)
+            self._arguments = ""
+        return [{"type": "content_block_stop", "index": len(self.content) - 1}]
+
+    def _text(self, kind: str, text: str) -> list[Payload]:
+        payloads: list[Payload] = []
+        field, delta = GROWS[kind]
+        if self._open is None or self._open["type"] != kind:
+            payloads = self._begin({"type": kind, field: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        assert self._open is not None
+        self._open[field] += text
+        return [*payloads, self._delta({"type": delta, field: text})]
+
+    def _begin(self, block: Payload) -> list[Payload]:
+        payloads = self.close()
+        self.content.append(block)
+        self._open = block
+        payloads.append({"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)})
+        return payloads if len(self.content) > 1 else [*payloads, PING]  # Anthropic's server sends one there as well
+
+    def _delta(self, delta: Payload) -> Payload:
+        return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}

@@ -1,0 +1,236 @@
+"""POST /api/chat and /api/generate: the way of a chat or a text completion, told in Ollama's words, as lines of JSON."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.responses import Response
+
+from runtime.errors import InvalidRequest, RequestError
+from runtime.http.arguments import object_of
+from runtime.http.constraint import constraint_of
+from runtime.http.errors import ModelNotFound, decode, renamed
+from runtime.http.exchange import Answer, Output
+from runtime.http.ollama.types import ChatBody, GenerateBody, Message, Options, Shared
+from runtime.http.openai import chat as openai
+from runtime.http.openai import types
+from runtime.http.openai.logprobs import chat_logprobs
+from runtime.http.openai.sampling import sampling_params
+from runtime.http.replies import json
+from runtime.http.sse import encode
+from runtime.messages import Ask, Infill, Text
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.request import Delta, Finish, FinishReason, TokenLogprob
+from runtime.service import ModelCard, Service
+
+Payload = dict[str, Any]
+
+HEADERS = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+LATEST = ":latest"  # Ollama's clients write it behind names without a tag
+SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")  # options that chats have, too
+NAMES = {name: f"options.{name}" for name in SAME} | {
+    "max_tokens": "options.num_predict", "max_new_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format", "input_ids": "prompt"}
+NEUTRAL = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1.0}  # the only values of these that are served
+
+_chat = msgspec.json.Decoder(ChatBody)
+_generate = msgspec.json.Decoder(GenerateBody)
+
+
+def chat(service: Service, body: bytes) -> Answer | Response:
+    """Raises RequestError."""
+    begin = time.monotonic_ns()
+    wish = decode(body, _chat)
+    check_name(service.card, wish.model)
+    writer = Writer(wish.model, begin, is_chat=True)
+    if not wish.messages:
+        return _load(wish, writer)
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(wish.messages)]
+    names = NAMES | {"prompt": "messages"}
+    return _answer(service, wish, writer, names, *_prepared(service, wish, messages, names, tools=wish.tools))
+
+
+def generate(service: Service, body: bytes) -> Answer | Response:
+    """Raises RequestError."""
+    begin = time.monotonic_ns()
+    wish = decode(body, _generate)
+    check_name(service.card, wish.model)
+    _refuse(wish)
+    writer = Writer(wish.model, begin, is_chat=False)
+    if not wish.prompt and not wish.suffix:
+        return _load(wish, writer)
+    if not wish.raw and not wish.suffix:
+        system = [types.Message(role="system", content=wish.system)] if wish.system else []
+        return _answer(service, wish, writer, NAMES,
+                       *_prepared(service, wish, [*system, types.Message(role="user", content=wish.prompt)], NAMES))
+    prompt = wish.prompt or ""
+    plain = types.CompletionBody(prompt=prompt, **_fields(wish))
+    rule, where = constraint_of(plain)
+    params = sampling_params(plain, service.card.sampling_defaults, NAMES, constraint=rule, logprobs=wish.logprobs,
+                             top_logprobs=wish.top_logprobs)
+    ask = Ask(id=_new_id(), prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt), params=params, arrival_s=time.monotonic())
+    return _answer(service, wish, writer, NAMES, ask, openai.Plain(), where)
+
+
+def check_name(card: ModelCard, name: str) -> None:
+    """Raises ModelNotFound."""
+    if name.removesuffix(LATEST) != card.name.removesuffix(LATEST):
+        raise ModelNotFound(f"model '{name}' not found; this server has {card.name}", param="model")
+
+
+def _prepared(service: Service, wish: Shared, messages: list[types.Message], names: dict[str, str],
+              tools: list[dict[str, Any]] | None = None) -> tuple[Ask, Any, dict[str, str]]:
+    args: dict[str, Any] = {}
+    if wish.think is not None:
+        args = {"enable_thinking": bool(wish.think), "thinking": bool(wish.think)}
+    effort = wish.think if isinstance(wish.think, str) else None
+    body = types.ChatBody(messages=messages, tools=tools, logprobs=wish.logprobs, top_logprobs=wish.top_logprobs, reasoning_effort=effort,
+                          chat_template_kwargs=args, **_fields(wish))
+    try:
+        return openai.prepare(service, body, _new_id())
+    except RequestError as error:
+        raise renamed(error, names) from None
+
+
+def _answer(service: Service, wish: Shared, writer: "Writer", names: dict[str, str], ask: Ask, parser: Any, more: dict[str, str]) -> Answer:
+    is_stream = wish.stream is not False
+    return Answer(service, [ask], LinesDialect(service, writer, parser), is_stream=is_stream, names=more | names, headers=HEADERS)
+
+
+def _fields(wish: Shared) -> dict[str, Any]:
+    """The fields that chats and completions of OpenAI's API have, too."""
+    options = wish.options or Options()
+    for name, neutral in NEUTRAL.items():
+        if getattr(options, name) not in (None, neutral):
+            raise InvalidRequest(f"options.{name} is not served here; leave it out", param=f"options.{name}")
+    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(options, name)) is not None}
+    if options.repeat_penalty is not None:
+        fields["repetition_penalty"] = options.repeat_penalty
+    if options.num_predict is not None and options.num_predict > 0:
+        fields["max_tokens"] = options.num_predict
+    if isinstance(wish.format, dict):
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wish.format}}
+    elif wish.format == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif wish.format:
+        raise InvalidRequest("format must be json or a JSON schema", param="format")
+    return fields
+
+
+def _message(message: Message, place: str) -> types.Message:
+    if message.images:
+        raise InvalidRequest(f"{place}: images are not served by this version yet", param=f"{place}.images")
+    calls = [types.ToolCall(types.Function(call.function.name, encode(call.function.arguments).decode()), call.id)
+             for call in message.tool_calls or ()]
+    return types.Message(role=message.role, content=message.content or "", name=message.tool_name, tool_calls=calls or None,
+                         tool_call_id=message.tool_call_id, reasoning_content=message.thinking)
+
+
+def _refuse(wish: GenerateBody) -> None:
+    if wish.raw and wish.system:
+        raise InvalidRequest("raw sends the prompt as it is, so there is no place for system", param="system")
+    for name, remedy in (("template", "start the server with --chat-template"), ("context", "send the conversation to /api/chat"),
+                         ("images", "only text is"), ("width", "only text is"), ("height", "only text is"), ("steps", "only text is")):
+        if getattr(wish, name):
+            raise InvalidRequest(f"{name} is not served here; {remedy}", param=name)
+
+
+def _load(wish: Shared, writer: "Writer") -> Response:
+    """Nothing to answer: Ollama's clients load and unload a model this way. Ours is there, and stays."""
+    return json(writer.line("", done=True, done_reason="load"))
+
+
+def _new_id() -> str:
+    return f"ollama-{uuid4().hex}"
+
+
+class Writer:
+    """The lines of one answer, of a chat or a generation."""
+
+    def __init__(self, model: str, begin: int, *, is_chat: bool) -> None:
+        """`begin` is when the request came, in nanoseconds."""
+        self.model = model
+        self.begin = begin
+        self.first = 0  # when the first output came
+        self.is_chat = is_chat
+
+    def line(self, content: str, *, done: bool = False, thinking: str = "", calls: list[Payload] | None = None, **more: Any) -> Payload:
+        line: Payload = {"model": self.model, "created_at": datetime.now(UTC)}
+        said: Payload = {"role": "assistant", "content": content} if self.is_chat else {"response": content}
+        if thinking:
+            said["thinking"] = thinking
+        if calls:
+            said["tool_calls"] = calls
+        return line | ({"message": said} if self.is_chat else said) | {"done": done} | more
+
+    def ending(self, finish: Finish) -> Payload:
+        now = time.monotonic_ns()
+        reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
+        return {"done_reason": reason, "total_duration": now - self.begin, "load_duration": 0,
+                "prompt_eval_count": finish.prompt_tokens, "prompt_eval_duration": self.first - self.begin,
+                "eval_count": finish.completion_tokens, "eval_duration": now - self.first}
+
+
+class LinesDialect:
+    """One object, or lines of JSON: each with what is new, calls whole, the last one with how long it all took."""
+
+    def __init__(self, service: Service, writer: Writer, parser: Any) -> None:
+        self.service = service
+        self.writer = writer
+        self.parser = parser
+        self.calls: list[Payload] = []  # written to their ends
+        self.call: Payload = {}  # the one that is being written
+        self.arguments = ""  # its
+        self.finish: Finish | None = None
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        content, thinking, calls = self._read(delta)
+        if not (content or thinking or calls or delta.logprobs):
+            return b""
+        return _line(self.writer.line(content, thinking=thinking, calls=calls, **self._logprobs(delta.logprobs)))
+
+    def tail(self) -> bytes:
+        assert self.finish is not None
+        return _line(self.writer.line("", done=True, **self.writer.ending(self.finish)))
+
+    def failure(self, error: RequestError) -> bytes:
+        return _line({"error": error.message})
+
+    def body(self, outputs: list[Output]) -> Payload:
+        (output,) = outputs
+        content, thinking, calls = self._read(Delta(0, output.text, output.token_ids, finish=output.finish))
+        assert self.finish is not None
+        return self.writer.line(content, done=True, thinking=thinking, calls=calls, **self._logprobs(output.logprobs or None),
+                                **self.writer.ending(self.finish))
+
+    def _read(self, delta: Delta) -> tuple[str, str, list[Payload]]:
+        self.writer.first = self.writer.first or time.monotonic_ns()
+        events: list[Event] = self.parser.feed(delta.text) if delta.text else []
+        if delta.finish is not None:
+            self.finish = delta.finish
+            events = events + self.parser.flush()
+        content, thinking, done = "", "", len(self.calls)
+        for event in events:
+            match event:
+                case Content(text=text):
+                    content += text
+                case Reasoning(text=text):
+                    thinking += text
+                case CallBegin(index=index, name=name, id=call_id):
+                    self.arguments = ""
+                    self.call = {"id": call_id or f"call_{uuid4().hex}", "function": {"index": index, "name": name}}
+                case Arguments(text=text):
+                    self.arguments += text
+                case CallEnd():
+                    self.call["function"]["arguments"] = object_of(self.arguments)
+                    self.calls.append(self.call)
+        return content, thinking, self.calls[done:]
+
+    def _logprobs(self, tokens: list[TokenLogprob] | None) -> Payload:
+        return {} if tokens is None else {"logprobs": chat_logprobs(tokens, self.service.token_bytes)["content"]}
+
+
+def _line(payload: Payload) -> bytes:
+    return encode(payload) + b"\n"

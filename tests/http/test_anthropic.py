@@ -1,0 +1,214 @@
+"""The anthropic client against our own server, and how its requests become chats and answers become blocks."""
+
+import json
+from typing import Any
+
+import anthropic
+import anyio
+import httpx
+import msgspec
+import pytest
+
+from runtime.errors import InvalidRequest, Overloaded
+from runtime.http.anthropic.convert import chat_body
+from runtime.http.anthropic.types import MessagesBody
+from runtime.http.anthropic.writer import Writer
+from runtime.http.app import http_app
+from runtime.http.doors import Keys
+from runtime.http.face import Face
+from runtime.messages import Chat
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.request import Finish, FinishReason
+from tests.http.fake import FakeService
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+ASK: dict[str, Any] = {"model": "org/fake", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+CALLS: list[Event] = [Reasoning("I "), Reasoning("think"), Content("Well, "), Content("so"), CallBegin(0, "add", "c1"), Arguments(0, '{"a":'),
+                      Arguments(0, "1}"), CallEnd(0), CallBegin(1, "now"), Arguments(1, "{}"), CallEnd(1)]
+
+
+def client(address: tuple[str, int], key: str = "none") -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=f"http://{address[0]}:{address[1]}", api_key=key, max_retries=0)
+
+
+async def test_a_message_streams_what_it_says_whole() -> None:
+    async with serving(FakeService()) as address, client(address) as api:
+        whole = await api.messages.create(**ASK)
+        assert whole.content[0].type == "text" and whole.content[0].text and whole.stop_reason == "max_tokens"
+        assert (whole.usage.output_tokens, whole.usage.cache_read_input_tokens) == (8, 3) and whole.usage.input_tokens > 3
+        assert whole.id.startswith("msg_") and whole.model == "org/fake" and whole.role == "assistant"
+        async with api.messages.stream(**ASK) as stream:
+            texts = [text async for text in stream.text_stream]
+            final = await stream.get_final_message()
+        assert len(texts) > 1 and "".join(texts) == whole.content[0].text
+        assert (final.content, final.stop_reason, final.usage) == (whole.content, whole.stop_reason, whole.usage)
+
+
+async def test_the_events_of_a_stream_come_in_anthropics_order() -> None:
+    async with serving(FakeService()) as address, client(address) as api:
+        kinds = [event.type async for event in await api.messages.create(**ASK, stream=True)]
+        assert kinds == ["message_start", "content_block_start", *["content_block_delta"] * 8, "content_block_stop", "message_delta",
+                         "message_stop"]
+        async with httpx.AsyncClient() as http:
+            answer = await http.post(f"http://{address[0]}:{address[1]}/v1/messages", json=ASK | {"stream": True})
+        events = [event.split("\n") for event in answer.text.strip().split("\n\n")]
+        assert all(json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ") for name, data in events)
+        assert events[2][0] == "event: ping" and answer.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_the_blocking_client() -> None:
+    def talk(url: str) -> str:
+        with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as api, api.messages.stream(**ASK) as stream:
+            return stream.get_final_text()
+
+    async with serving(FakeService()) as (host, port):
+        assert await anyio.to_thread.run_sync(talk, f"http://{host}:{port}")
+
+
+async def test_errors_arrive_as_the_clients_own() -> None:
+    service = FakeService()
+    async with serving(http_app(service, Face(keys=Keys(("k",))))) as address, client(address, "k") as api:
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            await api.messages.create(**ASK | {"model": "claude-x"})
+        assert missing.value.body["error"]["type"] == "not_found_error"
+        wrongs: list[tuple[dict[str, Any], str]] = [
+            ({"temperature": -1.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"stop_sequences": [""]}, "stop_sequences"),
+            ({"extra_body": {"max_token": 1}}, "max_tokens"), ({"thinking": {"type": "enabled", "budget_tokens": 8}}, "budget_tokens"),
+            ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]}, "messages[0].content[0]"),
+            ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]}]}, "messages[0].content[0]"),
+            ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"), ({"tools": [{"name": "f"}]}, "input_schema"),
+            ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages[0].content[0].type")]
+        for wrong, said in wrongs:
+            with pytest.raises(anthropic.BadRequestError) as error:
+                await api.messages.create(**ASK | wrong)
+            assert error.value.body["error"]["type"] == "invalid_request_error" and said in error.value.message, wrong
+        service.refuse = Overloaded("full")
+        with pytest.raises(anthropic.RateLimitError) as busy:
+            await api.messages.create(**ASK)
+        assert busy.value.response.headers["retry-after"] == "1"
+        with pytest.raises(anthropic.AuthenticationError) as keyless:
+            await api.with_options(api_key="wrong").messages.create(**ASK)
+        assert keyless.value.body == {"type": "error", "error": {"type": "authentication_error", "message": keyless.value.body["error"]["message"]}}
+
+
+async def test_a_failure_in_mid_stream_is_an_event() -> None:
+    service = FakeService(hold=True, fail_after=3, fail_with=InvalidRequest("it broke"))
+    async with serving(service) as address, client(address) as api, anyio.create_task_group() as tasks:
+        tasks.start_soon(run_when_asked, service)
+        with pytest.raises(anthropic.APIError, match="it broke"):
+            async for _ in await api.messages.create(**ASK, stream=True):
+                pass
+    assert service.aborted == []
+
+
+async def run_when_asked(service: FakeService) -> None:
+    while not service.running:
+        await anyio.lowlevel.checkpoint()
+    while service.running:
+        service.step()
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_models_are_listed_for_this_client_too() -> None:
+    async with serving(FakeService()) as address, client(address) as api:
+        (model,) = [model async for model in api.models.list()]
+        assert model.id == model.display_name == "org/fake" and model.type == "model" and model.created_at.year == 2023
+        assert (await api.models.retrieve("org/fake")).id == "org/fake"
+
+
+async def test_tokens_are_counted_of_what_would_be_sent() -> None:
+    service = FakeService()
+    async with serving(service) as address, client(address) as api:
+        ask = {"system": "be kind", "messages": ASK["messages"], "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+        counted = await api.messages.count_tokens(model="org/fake", **ask)
+        await api.messages.create(**ASK | ask)
+    assert service.controls.told == [service.asks[0].prompt] and counted.input_tokens > 0
+
+
+def test_a_conversation_becomes_a_chat() -> None:
+    body = msgspec.convert({
+        **ASK, "system": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "add"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "So:"},
+                                              {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
+                                         {"type": "tool_result", "tool_use_id": "c2", "content": "bad", "is_error": True},
+                                         {"type": "text", "text": "And?"}]},
+            {"role": "assistant", "content": "It is"}],
+        "tools": [{"name": "add", "description": "adds", "input_schema": {"type": "object"}}], "thinking": {"type": "enabled", "budget_tokens": 3},
+        "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True}, "stop_sequences": ["."],
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}}}, MessagesBody)
+    chat = chat_body(body)
+    said = [(m.role, m.content, m.tool_call_id) for m in chat.messages]
+    assert said == [("system", "be\nkind", None), ("user", "add", None), ("assistant", "So:", None), ("tool", "2", "c1"),
+                    ("tool", "Error: bad", "c2"), ("user", "And?", None), ("assistant", "It is", None)]
+    (call,) = chat.messages[2].tool_calls or []
+    assert (call.id, call.function.name, call.function.arguments, chat.messages[2].reasoning_content) == ("c1", "add", '{"a":1}', "hm")
+    assert chat.continue_final_message and chat.add_generation_prompt is False and chat.stop == ["."] and chat.max_tokens == 8
+    assert chat.tools == [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
+    assert chat.tool_choice == {"type": "function", "function": {"name": "add"}} and chat.parallel_tool_calls is False
+    assert chat.chat_template_kwargs == {"enable_thinking": True, "thinking": True, "thinking_budget": 3} and chat.reasoning_effort == "low"
+    assert chat.response_format == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+
+
+async def test_who_asks_for_no_thoughts_gets_none() -> None:
+    service = FakeService()
+    async with serving(service) as address, client(address) as api:
+        await api.messages.create(**ASK)
+        await api.messages.create(**ASK, thinking={"type": "adaptive"})
+    first, second = (ask.prompt for ask in service.asks)
+    assert isinstance(first, Chat) and isinstance(second, Chat)
+    assert first.template_args == {"enable_thinking": False, "thinking": False} and second.template_args == {}
+
+
+@pytest.mark.parametrize("sizes", [[1] * len(CALLS), [len(CALLS)], [3, 3, 3, 2]])
+def test_events_and_content_say_the_same(sizes: list[int]) -> None:
+    """What the client's own accumulation makes of the events is the content of an answer in one piece."""
+    content: list[dict[str, Any]] = []
+    writer, payloads, rest = Writer(content), [], list(CALLS)
+    for size in sizes:
+        payloads += writer.add(rest[:size])
+        rest = rest[size:]
+    payloads += writer.close()
+    assert [block["type"] for block in content] == ["thinking", "text", "tool_use", "tool_use"] and writer.has_calls
+    assert content[0]["thinking"] == "I think" and content[1]["text"] == "Well, so"
+    assert (content[2]["id"], content[2]["name"], content[2]["input"], content[3]["input"]) == ("c1", "add", {"a": 1}, {})
+    grown: list[dict[str, Any]] = []
+    for payload in payloads:
+        if payload["type"] == "content_block_start":
+            assert payload["index"] == len(grown)
+            grown.append(dict(payload["content_block"]) | {"json": ""})
+        elif payload["type"] == "content_block_delta":
+            delta = payload["delta"]
+            field = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "json"}[delta["type"]]
+            grown[payload["index"]][field] += delta["partial_json" if field == "json" else field]
+    for block in grown:
+        if text := block.pop("json"):
+            block["input"] = json.loads(text)
+    assert grown == content
+
+
+def test_a_call_that_was_cut_off_has_no_arguments() -> None:
+    content: list[dict[str, Any]] = []
+    writer = Writer(content)
+    writer.add([CallBegin(0, "f"), Arguments(0, '{"a": ')])
+    writer.close()
+    assert content[0]["input"] == {} and not writer.has_calls and content[0]["id"].startswith("toolu_")
+
+
+@pytest.mark.parametrize(("reason", "matched", "said"), [
+    (FinishReason.STOP, None, ("end_turn", None)), (FinishReason.STOP, 7, ("end_turn", None)), (FinishReason.STOP, ".", ("stop_sequence", ".")),
+    (FinishReason.LENGTH, None, ("max_tokens", None)), (FinishReason.ABORT, None, ("end_turn", None))])
+def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str | None]) -> None:
+    from runtime.http.anthropic.messages import MessageDialect
+    from runtime.http.exchange import Output
+    from runtime.http.openai.chat import Plain
+
+    output = Output()
+    output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
+    message = MessageDialect("msg_1", "m", Plain()).body([output])
+    assert (message["stop_reason"], message["stop_sequence"]) == said
+    assert message["usage"] == {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 4}
