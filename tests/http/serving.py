@@ -31,6 +31,20 @@ async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s:
             shutdown.set()
 
 
+@asynccontextmanager
+async def stepping(service: FakeService) -> AsyncIterator[None]:
+    """A held service says a token whenever the loop has been round."""
+    async def run() -> None:
+        while True:
+            await anyio.sleep(0.001)
+            service.step()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
 class Raw:
     """A client that says exactly these bytes, and reads only when it is told to."""
 

@@ -1,9 +1,10 @@
 """The ollama client against our own server, and how its requests become asks."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import httpx
 import ollama
 import pytest
@@ -15,7 +16,7 @@ from runtime.messages import Chat, Infill, Text
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.request import Delta, Finish, FinishReason
 from tests.http.fake import FakeService
-from tests.http.serving import serving
+from tests.http.serving import serving, stepping
 
 pytestmark = pytest.mark.anyio
 
@@ -23,13 +24,16 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 SHORT = {"num_predict": 6}
 
 
-def client(address: tuple[str, int]) -> ollama.AsyncClient:
-    return ollama.AsyncClient(host=f"http://{address[0]}:{address[1]}")
+@asynccontextmanager
+async def client(address: tuple[str, int]) -> AsyncIterator[ollama.AsyncClient]:
+    api = ollama.AsyncClient(host=f"http://{address[0]}:{address[1]}")
+    yield api
+    await api.close()
 
 
 async def test_a_chat_streams_what_it_says_whole() -> None:
-    async with serving(FakeService()) as address:
-        api = client(address)
+    service = FakeService(hold=True)
+    async with stepping(service), serving(service) as address, client(address) as api:
         whole = await api.chat("org/fake", MESSAGES, options=SHORT)
         lines = [line async for line in await api.chat("org/fake:latest", MESSAGES, options=SHORT, stream=True)]
     assert whole.message.content and whole.message.content == "".join(line.message.content or "" for line in lines)
@@ -42,8 +46,7 @@ async def test_a_chat_streams_what_it_says_whole() -> None:
 
 async def test_generations_go_through_the_template_unless_they_are_raw() -> None:
     service = FakeService()
-    async with serving(service) as address:
-        api = client(address)
+    async with serving(service) as address, client(address) as api:
         plain = await api.generate("org/fake", "hi", system="be kind", options=SHORT)
         lines = [line async for line in await api.generate("org/fake", "hi", raw=True, options=SHORT, stream=True)]
         await api.generate("org/fake", "a(", suffix="):", options=SHORT)
@@ -55,17 +58,18 @@ async def test_generations_go_through_the_template_unless_they_are_raw() -> None
 
 async def test_options_decide_how_tokens_are_chosen() -> None:
     service = FakeService()
-    options = {"num_predict": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 4, "stop": ["x"],
-               "presence_penalty": 0.3, "frequency_penalty": 0.4, "num_ctx": 4096, "num_gpu": 1, "mirostat": 0, "typical_p": 1.0}
-    async with serving(service) as address:
-        api = client(address)
+    options = {"num_predict": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 4,
+               "stop": ["x"], "presence_penalty": 0.3,
+               "frequency_penalty": 0.4, "num_ctx": 4096, "num_gpu": 1, "mirostat": 0, "typical_p": 1.0}
+    async with serving(service) as address, client(address) as api:
         told = await api.chat("org/fake", MESSAGES, options=options, think="low", format={"type": "object"}, keep_alive="5m", logprobs=True,
                               top_logprobs=2)
         await api.generate("org/fake", "hi", options={"num_predict": -1}, format="json", think=False)
     first, second = service.asks
     params = first.params
     assert (params.max_new_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (3, 0.5, 7, 0.8, 0.1)
-    assert (params.repetition_penalty, params.seed, params.stop, params.presence_penalty, params.frequency_penalty) == (1.2, 4, ("x",), 0.3, 0.4)
+    assert (params.repetition_penalty, params.seed, params.stop) == (1.2, 4, ("x",))
+    assert (params.presence_penalty, params.frequency_penalty) == (0.3, 0.4)
     assert type(params.constraint).__name__ == "JsonSchema" and type(second.params.constraint).__name__ == "JsonObject"
     assert isinstance(first.prompt, Chat) and isinstance(second.prompt, Chat) and second.params.max_new_tokens is None
     assert first.prompt.template_args == {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
@@ -76,8 +80,8 @@ async def test_options_decide_how_tokens_are_chosen() -> None:
 async def test_a_conversation_with_calls_becomes_a_chat() -> None:
     service = FakeService()
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
-    async with serving(service) as address:
-        await client(address).chat("org/fake", [*MESSAGES, {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call]},
+    async with serving(service) as address, client(address) as api:
+        await api.chat("org/fake", [*MESSAGES, {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call]},
                                                 {"role": "tool", "content": "2", "tool_name": "add"}], options=SHORT,
                                    tools=[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
     (ask,) = service.asks
@@ -88,15 +92,16 @@ async def test_a_conversation_with_calls_becomes_a_chat() -> None:
 
 
 async def test_what_is_not_served_says_so() -> None:
-    async with serving(FakeService()) as address, httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http:
-        api = client(address)
+    async with serving(FakeService()) as address, httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http, \
+            client(address) as api:
         with pytest.raises(ollama.ResponseError) as missing:
             await api.chat("llama3", MESSAGES)
         assert missing.value.status_code == 404 and "llama3" in missing.value.error
         wrongs: list[tuple[dict[str, Any], str]] = [
-            ({"options": {"mirostat": 1}}, "mirostat"), ({"options": {"temprature": 1}}, "temperature"), ({"options": {"top_p": 5}}, "options.top_p"),
-            ({"format": "yaml"}, "format"), ({"template": "x"}, "--chat-template"), ({"context": [1]}, "/api/chat"), ({"images": ["x"]}, "images"),
-            ({"raw": True, "system": "x"}, "system"), ({"options": {"num_predict": 2**40}}, "options.num_predict"), ({"nonsense": 1}, "nonsense")]
+            ({"options": {"mirostat": 1}}, "mirostat"), ({"options": {"temprature": 1}}, "temprature"), ({"format": "yaml"}, "format"),
+            ({"options": {"top_p": 5}}, "options.top_p"), ({"template": "x"}, "--chat-template"), ({"context": [1]}, "/api/chat"),
+            ({"images": ["x"]}, "images"), ({"raw": True, "system": "x"}, "system"), ({"nonsense": 1}, "nonsense"),
+            ({"options": {"num_predict": 2**40}}, "options.num_predict")]
         for wrong, said in wrongs:
             answer = await http.post("/api/generate", json={"model": "org/fake", "prompt": "hi"} | wrong)
             assert answer.status_code == 400 and list(answer.json()) == ["error"] and said in answer.json()["error"], (wrong, answer.text)
@@ -108,8 +113,7 @@ async def test_what_is_not_served_says_so() -> None:
 
 
 async def test_models_are_told() -> None:
-    async with serving(FakeService()) as address:
-        api = client(address)
+    async with serving(FakeService()) as address, client(address) as api:
         (listed,), (running,) = (await api.list()).models, (await api.ps()).models
         assert listed.model == running.model == "org/fake" and running.context_length == 100_000 and listed.digest
         shown = await api.show("org/fake:latest")
@@ -122,19 +126,10 @@ async def test_models_are_told() -> None:
 
 async def test_a_failure_in_mid_stream_is_a_line() -> None:
     service = FakeService(hold=True, fail_after=3, fail_with=InvalidRequest("it broke"))
-    async with serving(service) as address, anyio.create_task_group() as tasks:
-        tasks.start_soon(run_when_asked, service)
+    async with stepping(service), serving(service) as address, client(address) as api:
         with pytest.raises(ollama.ResponseError, match="it broke"):
-            async for _ in await client(address).chat("org/fake", MESSAGES, stream=True):
+            async for _ in await api.chat("org/fake", MESSAGES, stream=True):
                 pass
-
-
-async def run_when_asked(service: FakeService) -> None:
-    while not service.running:
-        await anyio.lowlevel.checkpoint()
-    while service.running:
-        service.step()
-        await anyio.lowlevel.checkpoint()
 
 
 def test_the_blocking_client_is_answered_in_lines() -> None:
