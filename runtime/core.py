@@ -17,7 +17,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from runtime import __version__, log
+from runtime import __version__, log, warmup
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.events import EventsActor
 from runtime.actors.grammars import Grammars
@@ -64,6 +64,7 @@ class Core:
         self.model: ModelConfig = read_config(plan.model_path)
         self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
         preferred = preferred_sampling(plan)
+        self._warmups = warmup.named(plan.warmups)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
@@ -136,6 +137,15 @@ class Core:
         if self.plan.kv_events_config is not None and self.plan.kv_events_config.is_on:
             self._events = EventsActor(self.plan.kv_events_config, self._metrics)
         events = self._events
+
+        async def get_ready() -> None:
+            await warmup.warm_up(self._warmups, self._router.submit, self.card.limits)
+            if self._state == "loading":
+                self._state = "ready"
+            self._settled.set()
+            log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=config.num_pages - 1,
+                                  page_size=config.page_size, device=self._supervisor.readies[0].device_name)
+
         async with anyio.create_task_group() as tasks:
             if events is not None:
                 tasks.start_soon(events.run)
@@ -162,11 +172,7 @@ class Core:
                 actor.attach(self._storage)
                 tasks.start_soon(self._storage.run)
             tasks.start_soon(actor.run)
-            if self._state == "loading":
-                self._state = "ready"
-            self._settled.set()
-            log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=config.num_pages - 1,
-                                  page_size=config.page_size, device=self._supervisor.readies[0].device_name)
+            tasks.start_soon(get_ready)
             await self._supervisor.run(actor)
 
     async def _start_text(self, tasks: TaskGroup) -> None:

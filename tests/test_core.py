@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
+from runtime import log
 from runtime.core import Core
-from runtime.errors import Overloaded, Unavailable
+from runtime.errors import OptionsError, Overloaded, Unavailable
 from runtime.messages import Ask, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
@@ -52,6 +53,18 @@ async def test_a_full_queue_refuses_and_says_so() -> None:
         await until(lambda: second.finishes)
         assert len(first.token_ids()) == 50
         assert b'runtime_refused_requests_total{status="429"} 1' in core.metrics()
+
+
+async def test_warm_ups_come_before_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    """The null device refuses grammars: that one fails, and the server serves."""
+    log.setup("info", "json")
+    async with running(warmups="generate, prefill,grammar") as core:
+        assert core.health().state == "ready" and core.load().steps >= 3 and not core.load().running
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line["name"]) for line in told if "name" in line] == [
+        ("warm", "generate"), ("warm", "prefill"), ("a warm-up failed", "grammar")]
+    with pytest.raises(OptionsError, match="generate, prefill, grammar"):
+        Core(plan_for(from_values({"device": "null", "warmups": "generate,all"})))
 
 
 async def test_draining_lets_the_open_ones_end_and_nobody_in() -> None:

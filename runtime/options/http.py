@@ -22,7 +22,7 @@ class Http(Group, frozen=True, kw_only=True):
     grpc_mode: A[bool, planned("Serve gRPC instead of HTTP.")] = False
     skip_server_warmup: A[bool, superseded(
         "Don't send the warm-up request after start.", "the server sends none: a rank is ready when it says so.")] = False
-    warmups: A[str | None, planned("Named warm-up routines to run before the server is ready.")] = None
+    warmups: A[str | None, option("Warm-ups to run before the server is ready, with commas: generate, prefill, grammar.")] = None
     stream_interval: A[Count, option("Tokens of a sequence between two chunks of its stream; the first one goes out at once.")] = 1
     stream_output: A[bool, option("Native streams carry new text only, not all of it so far.")] = False
 
