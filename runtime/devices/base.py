@@ -23,6 +23,7 @@ from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
 from runtime.errors import StartError
 from runtime.messages import Profile, RankReady, StartRank, StepPlan, StepResult
+from runtime.models.sparse import Routing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,6 +145,26 @@ class Ops(Protocol):
         """x [N, in] -> [N, out]."""
         ...
 
+    def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
+        """Chooses `top_k` experts for each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32 [T, k].
+
+        Scores are softmax or sigmoid of the logits. The chosen have the largest scores, after adding `bias` [E], among the groups of experts
+        (equal parts of E, in order) whose largest or two largest such scores have the largest sum. Weights are the scores without bias.
+        """
+        ...
+
+    def pack_experts(self, gate_up: "Tensor", down: "Tensor") -> Any:
+        """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that `moe` likes best; the caller gives
+        the originals up."""
+        ...
+
+    def moe(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: Any) -> "Tensor":
+        """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x)) * up(x)).
+
+        Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
+        """
+        ...
+
     def sample(self, logits: "Tensor", draw: Draw) -> "Tensor":
         """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
         ...
@@ -261,3 +282,4 @@ class Device:
     memory: Memory
     collectives: Collectives
     graphs: Graphs | None
+    ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks

@@ -11,16 +11,17 @@ from runtime.layers.weight import Layer, Part, Share, Weight, even_share, kv_sha
 
 
 class Linear(Layer):
-    """x [N, in] -> x Wᵀ + b [N, out]; with shard="column" this rank's share of out, with shard="row" of in.
+    """x [N, in] -> x Wᵀ + b [N, out]; with shard="column" this rank's share of out, with shard="row" of in, with shard="whole" all.
 
     `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column layer may give shares of its
-    own choice instead of sizes.
+    own choice instead of sizes. A row layer sums over the ranks, unless somebody else does.
     """
 
     def __init__(self, device: Device, dtype: torch.dtype, inputs: int, outputs: dict[str, int | Share], *,
-                 shard: Literal["column", "row"], bias: bool = False) -> None:
+                 shard: Literal["column", "row", "whole"], bias: bool = False, sums: bool = True) -> None:
         self.device = device
-        self.is_row = shard == "row"
+        assert sums or not bias, "whoever sums would add the bias once a rank"
+        self.is_row, self.is_column = shard == "row", shard == "column"
         shares = {name: self._output_share(out) for name, out in outputs.items()}
         self.inputs = even_share(inputs, device.collectives, "row inputs") if self.is_row else Share(inputs, 0, inputs)
         size = sum(share.size for share in shares.values())
@@ -33,12 +34,12 @@ class Linear(Layer):
         self.weight: Weight | None = Weight((size, self.inputs.size), weights, dtype, device.place)
         self.bias = Weight((size,), biases, dtype, device.place) if bias else None
         self.packed: Any = None
-        self.sums = self.is_row and device.collectives.size > 1
+        self.sums = sums and self.is_row and device.collectives.size > 1
 
     def _output_share(self, out: int | Share) -> Share:
         if isinstance(out, Share):
             return out
-        return Share(out, 0, out) if self.is_row else even_share(out, self.device.collectives, "column outputs")
+        return even_share(out, self.device.collectives, "column outputs") if self.is_column else Share(out, 0, out)
 
     def finish(self) -> None:
         assert self.weight is not None

@@ -6,12 +6,30 @@ this rank's *share* of a part where they are sharded.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Collectives
 from runtime.errors import ModelError
+
+
+class Ranks(Protocol):
+    """Who shares a dimension, and which of them this is."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's place among those that it shares some weights with: less than all ranks, or groups of them."""
+
+    rank: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +57,13 @@ class Weight:
     def __init__(self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, place: torch.device) -> None:
         self.tensor = torch.empty(shape, dtype=dtype, device=place)
         self.parts = parts
+
+    @classmethod
+    def of(cls, tensor: Tensor, parts: dict[str, Part]) -> "Weight":
+        """A weight that lies in a larger tensor."""
+        weight = cls.__new__(cls)
+        weight.tensor, weight.parts = tensor, parts
+        return weight
 
     def destination(self, part: Part) -> Tensor:
         return self.tensor.narrow(part.dim, part.offset, part.share.size)
@@ -75,15 +100,15 @@ def finish(layer: Layer) -> None:
     layer.finish()
 
 
-def even_share(full: int, ranks: Collectives, what: str) -> Share:
+def even_share(full: int, ranks: Ranks, what: str, flag: str = "--tp-size") -> Share:
     """An equal part of `full` for each rank. Raises ModelError where that cannot be."""
     if full % ranks.size:
-        raise ModelError(f"--tp-size {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it")
+        raise ModelError(f"{flag} {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it")
     size = full // ranks.size
     return Share(full, ranks.rank * size, size)
 
 
-def kv_share(num_kv_heads: int, ranks: Collectives) -> Share:
+def kv_share(num_kv_heads: int, ranks: Ranks) -> Share:
     """Key/value heads of this rank; where there are fewer than ranks, neighbours hold the same one."""
     if num_kv_heads >= ranks.size or ranks.size % num_kv_heads:
         return even_share(num_kv_heads, ranks, "key/value heads")

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 from runtime.models.registry import check_architecture
+from runtime.models.sparse import MIXTURES, HfMixture, Mixture
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 Ids = int | list[int] | None
@@ -27,14 +28,18 @@ class Family(Struct, frozen=True, kw_only=True):
     mlp_bias: bool | None = False
     qk_norm: bool = False
     head_dim: int | None = None  # when config.json has none; None: hidden_size / heads
-    window: str = "none"  # none; all: every layer; some: use_sliding_window and layer_types decide
+    window: str = "none"  # none; all: every layer; switched: as all, by use_sliding_window;
+    # some: that and layer_types decide, or max_window_layers without them; listed: there must be layer_types
+    mixture: str | None = None  # its reader in sparse.py
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family(mlp_bias=None),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="some"),
+    "Qwen2MoeForCausalLM": Family(qkv_bias=True, o_bias=False, window="listed", mixture="qwen2"),
     "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128, window="some"),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, window="switched", mixture="qwen3"),
 }
 
 
@@ -84,6 +89,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
+    mixture: Mixture | None  # None: no experts
     rope: Rope
     context_len: int  # tokens of prompt and output together that the model was made for
     dtype: str | None  # of the checkpoint, where config.json says it
@@ -109,9 +115,10 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     original_max_position_embeddings: Count | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    qkv_bias: bool = True  # of those families that may have one
     mlp_bias: bool = False
     use_sliding_window: bool = False
-    sliding_window: Count | None = 4096
+    sliding_window: A[int, Meta(ge=0, le=2**31 - 1)] | None = 4096
     max_window_layers: A[int, Meta(ge=0)] = 28
     layer_types: list[str] | None = None
     rope_theta: A[float, Meta(gt=0)] = 10000.0
@@ -159,7 +166,9 @@ def read_config(folder: str | Path) -> ModelConfig:
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
-    return _resolve(architecture, hf, generation)
+    reader = FAMILIES[architecture].mixture
+    mixture = None if reader is None else MIXTURES[reader](_decode(raw, HfMixture, "config.json"))
+    return _resolve(architecture, hf, generation, mixture)
 
 
 def _decode(raw: bytes, kind: type[T], name: str) -> T:
@@ -169,7 +178,7 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
         raise ModelError(f"{name} cannot be read: {error}; restore the file from the model's source") from None
 
 
-def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration) -> ModelConfig:
+def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture: Mixture | None) -> ModelConfig:
     family = FAMILIES[architecture]
     _check_sizes(hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
@@ -192,11 +201,12 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration) -> Model
         head_dim=head_dim,
         rms_norm_eps=hf.rms_norm_eps,
         is_tied=hf.tie_word_embeddings,
-        qkv_bias=hf.attention_bias if family.qkv_bias is None else family.qkv_bias,
+        qkv_bias=hf.attention_bias if family.qkv_bias is None else family.qkv_bias and hf.qkv_bias,
         o_bias=hf.attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=hf.mlp_bias if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         windows=_windows(family, hf),
+        mixture=mixture,
         rope=rope,
         context_len=_context_len(rope),
         dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
@@ -228,6 +238,10 @@ def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
         return (window,) * num_layers
     if family.window == "none" or not hf.use_sliding_window:
         return (0,) * num_layers
+    if family.window == "switched":
+        return (window,) * num_layers
+    if family.window == "listed" and hf.layer_types is None:
+        raise ModelError("config.json: use_sliding_window needs layer_types in this family")
     types = hf.layer_types or ["full_attention" if i < hf.max_window_layers else "sliding_attention" for i in range(num_layers)]
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if len(types) != num_layers or unknown:

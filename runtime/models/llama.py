@@ -1,4 +1,4 @@
-"""The Llama line of decoders: Llama, Mistral, Qwen2 and Qwen3.
+"""The Llama line of decoders: Llama, Mistral, Qwen2, Qwen3, and the mixtures of experts of the last two.
 
 Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU feed-forward. The families differ in data only,
 which config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalises each head of q and k; Mistral and Qwen slide a window.
@@ -10,7 +10,9 @@ from torch import Tensor
 from runtime.devices.base import Batch, Device
 from runtime.layers.attention import Attention
 from runtime.layers.embedding import Embedding, Head
+from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.moe import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer
@@ -47,17 +49,11 @@ class SelfAttention(Layer):
         return self.o_proj.forward(self.attention.forward(q, k, v, batch))
 
 
-class FeedForward(Layer):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.ops = device.ops
-        self.gate_up_proj = Linear(device, dtype, hidden, {"gate": inner, "up": inner}, shard="column", bias=bias)
-        self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj.forward(self.ops.silu_and_mul(self.gate_up_proj.forward(x)))
+def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForward | SparseFeedForward:
+    """That of a layer: with experts, or without."""
+    if config.mixture is not None and config.mixture.layers[index]:
+        return SparseFeedForward(device, dtype, config.hidden_size, config.mixture)
+    return FeedForward(device, dtype, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
 
 
 class Decoder(Layer):
@@ -67,7 +63,7 @@ class Decoder(Layer):
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.self_attn = SelfAttention(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(device, dtype, config)
+        self.mlp = feed_forward(device, dtype, config, index)
 
     def forward(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """`x` is what the previous block adds to `residual`; returns the same pair."""

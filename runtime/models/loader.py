@@ -16,6 +16,7 @@ from runtime.errors import ModelError
 from runtime.layers.weight import Layer, Part, Weight, finish, named_weights
 from runtime.models.checkpoint import TensorSlice, tensors, weight_files
 from runtime.models.config import ModelConfig
+from runtime.models.stacked import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Fused = dict[str, tuple[str, str]]  # module of the checkpoint -> fused module here, part
@@ -64,7 +65,7 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
 
 def _fill_from_files(targets: Targets, fused: Fused, config: ModelConfig, folder: Path, progress: Progress) -> None:
     missing, extra = dict(targets), []
-    for source in tensors(weight_files(folder)):
+    for source in unstacked(tensors(weight_files(folder))):
         key = target_name(source.name, fused)
         if key in missing:
             weight = missing.pop(key)
@@ -94,6 +95,8 @@ def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
     if raw.get_dtype() not in ("F32", "BF16", "F16", "F64"):
         raise ModelError(f"{source.name} in {source.file} is of dtype {raw.get_dtype()}; "
                          "only unquantised floating point weights are supported")
+    if share.size == 0:  # another rank's
+        return
     where = slice(share.start, share.start + share.size)
     weight.destination(part).copy_(raw[where] if part.dim == 0 else raw[:, where])
 
@@ -102,6 +105,8 @@ def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:
     """Uniform in ±0.05 (norm weights: 1); each tensor from its own name, drawn whole, so that any split gives the same model."""
     for done, ((name, part_name), weight) in enumerate(targets.items(), 1):
         part = weight.parts[part_name]
+        if part.share.size == 0:  # another rank's
+            continue
         if "norm" in name.split(".")[-2]:
             weight.destination(part).fill_(1)
         else:

@@ -12,7 +12,9 @@ MODELS = {
     "LlamaForCausalLM": "runtime.models.llama:Llama",
     "MistralForCausalLM": "runtime.models.llama:Llama",
     "Qwen2ForCausalLM": "runtime.models.llama:Llama",
+    "Qwen2MoeForCausalLM": "runtime.models.llama:Llama",
     "Qwen3ForCausalLM": "runtime.models.llama:Llama",
+    "Qwen3MoeForCausalLM": "runtime.models.llama:Llama",
 }
 
 

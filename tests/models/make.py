@@ -6,7 +6,17 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 256 + len(SPECIALS)
@@ -18,24 +28,28 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 258,
 }
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 32}),
+    "qwen2_moe": (Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen3_moe": (Qwen3MoeConfig, EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
 }
 
 
 def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0, shard_size: str = "1GB", dtype: str = "float32",
-                    **overrides: Any) -> Path:
+                    stacked: bool = False, **overrides: Any) -> Path:
     """Writes a checkpoint with a byte-level tokenizer to `folder`; `overrides` go to the config class.
 
-    A small `shard_size` makes several files of it.
+    A small `shard_size` makes several files of it; `stacked` writes the experts of a layer as one tensor.
     """
     folder = Path(folder)
     kind, own = FAMILIES[family]
     model = make_model(kind(**(SIZES | own | overrides)), seed).to(getattr(torch, dtype))
-    model.save_pretrained(folder, max_shard_size=shard_size)
+    model.save_pretrained(folder, max_shard_size=shard_size, save_original_format=not stacked)
     write_tokenizer(folder)
     return folder
 

@@ -16,7 +16,7 @@ from runtime.messages import StartRank
 def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = Alone() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
-    return Device(FACTS, torch.device("cpu"), CpuOps(dtype), CpuMemory(start.tp_size), ranks, None)
+    return Device(FACTS, torch.device("cpu"), CpuOps(dtype), CpuMemory(start.tp_size), ranks, None, start.ep_size)
 
 
 def executor(rank: int) -> Runner:

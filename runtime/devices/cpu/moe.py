@@ -1,0 +1,45 @@
+"""Experts on the cpu: one pair of matrix products for each expert that any token chose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from runtime.models.sparse import Routing
+
+Linear = Callable[[Tensor, Any, None], Tensor]
+
+
+def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """float32 [T, experts] -> experts int64 [T, k], weights float32 [T, k]."""
+    scores = logits.softmax(1) if routing.score == "softmax" else logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if routing.num_groups > routing.top_groups:
+        members = choice.unflatten(1, (routing.num_groups, -1))  # [T, groups, experts of one]
+        best = members.topk(1 if routing.group_score == "largest" else 2).values.sum(2).topk(routing.top_groups).indices
+        is_out = torch.ones(members.shape[:2], dtype=torch.bool).scatter_(1, best, False)
+        choice = members.masked_fill(is_out.unsqueeze(2), -torch.inf).flatten(1)
+    ids = choice.topk(routing.top_k).indices
+    weights = scores.gather(1, ids)
+    if routing.normalizes:
+        weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    return ids, weights * routing.scale
+
+
+def apply_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: list[tuple[Any, Any]], linear: Linear) -> Tensor:
+    """Sums in float32 and in the order of the experts, so that a token's sum does not depend on its company."""
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    chosen, weights = ids.flatten(), weights.flatten()
+    order = chosen.argsort(stable=True)
+    counts = torch.bincount(chosen.clamp(-1, len(experts)) + 1, minlength=len(experts) + 2).tolist()
+    at = counts[0]  # those before and after the experts of this rank are other ranks'
+    for (gate_up, down), count in zip(experts, counts[1:-1], strict=True):
+        if count:
+            picks = order[at : at + count]
+            tokens = picks // ids.shape[1]
+            gate, up = linear(x.index_select(0, tokens), gate_up, None).chunk(2, dim=1)
+            out.index_add_(0, tokens, linear(silu(gate).mul_(up), down, None) * weights[picks].unsqueeze(1))
+            at += count
+    return out.to(x.dtype)

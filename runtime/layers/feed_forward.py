@@ -1,0 +1,20 @@
+"""The dense feed-forward of a layer."""
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Device
+from runtime.layers.linear import Linear
+from runtime.layers.weight import Layer
+
+
+class FeedForward(Layer):
+    """SwiGLU: down(silu(gate(x)) * up(x)). With `sums` False each rank returns its part of the sum."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, inner: int, *, bias: bool = False, sums: bool = True) -> None:
+        self.ops = device.ops
+        self.gate_up_proj = Linear(device, dtype, hidden, {"gate": inner, "up": inner}, shard="column", bias=bias)
+        self.down_proj = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=bias, sums=sums)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj.forward(self.ops.silu_and_mul(self.gate_up_proj.forward(x)))

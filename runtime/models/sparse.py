@@ -1,0 +1,127 @@
+"""Mixtures of experts in config.json: which layers have experts, how many, and how tokens choose among them. Torch-free.
+
+Families spell the same facts differently; `MIXTURES` names the reader of each.
+"""
+
+from collections.abc import Callable
+from typing import Annotated as A
+from typing import Literal
+
+from msgspec import Meta, Struct
+
+from runtime.errors import ModelError
+
+Count = A[int, Meta(gt=0, le=2**31 - 1)]
+Whole = A[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Routing(Struct, frozen=True, kw_only=True):
+    """How the scores of a token become experts and their weights (see devices/base.py, Ops.route)."""
+
+    top_k: int  # experts of a token
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1  # of experts
+    top_groups: int = 1  # groups that a token's experts may be of
+    group_score: Literal["largest", "two largest"] = "largest"  # what the score of a group is the sum of
+    normalizes: bool = False  # weights are divided by their sum
+    scale: float = 1.0  # on the weights
+
+
+class Mixture(Struct, frozen=True, kw_only=True):
+    """The experts of a model."""
+
+    num_experts: int
+    intermediate_size: int  # of one expert
+    shared_size: int  # intermediate size of what all tokens pass; 0: there is none
+    has_shared_gate: bool  # a weight of its own for each token
+    has_bias: bool  # on the scores by which experts are chosen, and not on their weights
+    layers: tuple[bool, ...]  # whether the layer has experts
+    routing: Routing
+
+
+class HfMixture(Struct, frozen=True, kw_only=True):
+    """The part of config.json that is read here."""
+
+    num_hidden_layers: Count
+    num_experts: Count | None = None
+    num_local_experts: Count | None = None
+    n_routed_experts: Count | None = None
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    norm_topk_prob: bool | None = None
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[int] | None = None
+    shared_expert_intermediate_size: Whole = 0
+    n_shared_experts: Whole | None = None
+    first_k_dense_replace: Whole | None = None
+    moe_layer_freq: Count = 1
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    topk_method: str | None = None
+    scoring_func: str | None = None
+    routed_scaling_factor: float = 1.0
+
+
+def _sizes(hf: HfMixture) -> tuple[int, int, int]:
+    """Experts, experts of a token, intermediate size. Raises ModelError."""
+    num_experts = hf.num_experts or hf.num_local_experts or hf.n_routed_experts
+    if num_experts is None or hf.num_experts_per_tok is None or hf.moe_intermediate_size is None:
+        raise ModelError("config.json lacks the number of experts, num_experts_per_tok or moe_intermediate_size; "
+                         "restore the file from the model's source")
+    if hf.num_experts_per_tok > num_experts:
+        raise ModelError(f"config.json: num_experts_per_tok {hf.num_experts_per_tok} is more than the {num_experts} experts")
+    return num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size
+
+
+def _qwen(hf: HfMixture, has_shared: bool) -> Mixture:
+    num_experts, top_k, inner = _sizes(hf)
+    dense = set(hf.mlp_only_layers or ())
+    layers = tuple(i not in dense and (i + 1) % hf.decoder_sparse_step == 0 for i in range(hf.num_hidden_layers))
+    shared = hf.shared_expert_intermediate_size if has_shared else 0
+    return Mixture(num_experts=num_experts, intermediate_size=inner, shared_size=shared, has_shared_gate=shared > 0, has_bias=False,
+                   layers=layers, routing=Routing(top_k=top_k, normalizes=bool(hf.norm_topk_prob)))
+
+
+def qwen2(hf: HfMixture) -> Mixture:
+    """A shared expert beside the others, with a gate of its own."""
+    return _qwen(hf, True)
+
+
+def qwen3(hf: HfMixture) -> Mixture:
+    return _qwen(hf, False)
+
+
+def _deepseek(hf: HfMixture, score: Literal["softmax", "sigmoid"], grouped: bool, normalizes: bool) -> Mixture:
+    num_experts, top_k, inner = _sizes(hf)
+    groups, top_groups = (hf.n_group or 1, hf.topk_group or 1) if grouped else (1, 1)
+    if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
+        raise ModelError(f"config.json: {num_experts} experts in {groups} groups (n_group), of which topk_group {top_groups} are chosen, "
+                         f"do not give num_experts_per_tok {top_k}")
+    if score == "sigmoid" and num_experts < 2 * groups:
+        raise ModelError(f"config.json: n_group {groups} leaves less than two of {num_experts} experts in a group")
+    if hf.moe_layer_freq != 1 or hf.scoring_func not in (None, score):
+        raise ModelError(f"config.json: moe_layer_freq {hf.moe_layer_freq} with scoring_func {hf.scoring_func} is not supported; "
+                         f"supported is 1 with {score}")
+    is_v3 = score == "sigmoid"
+    routing = Routing(top_k=top_k, score=score, num_groups=groups, top_groups=top_groups, normalizes=normalizes,
+                      group_score="two largest" if is_v3 else "largest", scale=hf.routed_scaling_factor)
+    return Mixture(num_experts=num_experts, intermediate_size=inner, shared_size=inner * (hf.n_shared_experts or 0), has_shared_gate=False,
+                   has_bias=is_v3, layers=tuple(i >= (hf.first_k_dense_replace or 0) for i in range(hf.num_hidden_layers)), routing=routing)
+
+
+def deepseek2(hf: HfMixture) -> Mixture:
+    if hf.topk_method not in (None, "greedy", "group_limited_greedy") or hf.norm_topk_prob:
+        raise ModelError(f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not supported in this "
+                         "family; supported are greedy and group_limited_greedy, without it")
+    return _deepseek(hf, "softmax", hf.topk_method == "group_limited_greedy", False)
+
+
+def deepseek3(hf: HfMixture) -> Mixture:
+    if hf.topk_method not in (None, "noaux_tc"):
+        raise ModelError(f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is noaux_tc")
+    return _deepseek(hf, "sigmoid", True, hf.norm_topk_prob is not False)
+
+
+MIXTURES: dict[str, Callable[[HfMixture], Mixture]] = {
+    "qwen2": qwen2, "qwen3": qwen3, "deepseek2": deepseek2, "deepseek3": deepseek3,
+}
