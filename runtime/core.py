@@ -297,7 +297,8 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
     """What the ranks must know of the plan."""
     return StartRank(
         device=plan.device, model_path=plan.model_path, dtype=plan.dtype, load_format=plan.load_format,
-        tp_size=plan.tensor_parallel_size, page_size=plan.page_size, max_slots=plan.max_running_requests, max_len=plan.context_length,
+        tp_size=plan.tensor_parallel_size, ep_size=plan.expert_parallel_size, page_size=plan.page_size,
+        max_slots=plan.max_running_requests, max_len=plan.context_length,
         max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
         max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
         device_options=plan.device_options, window_ratio=plan.window_ratio,

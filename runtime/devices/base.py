@@ -148,8 +148,8 @@ class Ops(Protocol):
     def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
         """Chooses `top_k` experts for each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32 [T, k].
 
-        Scores are softmax or sigmoid of the logits. The chosen have the largest scores, after adding `bias` [E], among the groups of experts
-        (equal parts of E, in order) whose largest or two largest such scores have the largest sum. Weights are the scores without bias.
+        Scores are softmax or sigmoid of the logits. The chosen have the largest scores, after adding `bias` [E], among the `top_groups`
+        groups of experts (equal parts of E, in order) with the largest such score, or sum of two. Weights are the scores without bias.
         """
         ...
 

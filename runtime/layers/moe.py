@@ -1,7 +1,7 @@
 """Mixture of experts: every token passes the few experts that its router chooses, and the shared one where there is one.
 
-All ranks route the same tokens. Whole experts are spread over `device.ep_size` groups of neighbouring ranks, and within a group each expert is
-split by its inner dimension; so every rank computes a part of every token's sum, and one exchange adds them, shared expert included.
+All ranks route the same tokens. Whole experts are spread over `device.ep_size` groups of neighbouring ranks, and within a group each
+expert is split by its inner dimension; so every rank has a part of each token's sum, and one exchange adds them, shared expert included.
 """
 
 from typing import Any

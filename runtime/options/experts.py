@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Count, Group, Whole, on_device, planned
+from runtime.options.declare import Amount, Count, Group, Whole, on_device, option, planned
 
 MoeRunner = Literal["auto", "deep_gemm", "triton", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_mxfp4",
                     "flashinfer_cutedsl", "cutlass"]
@@ -13,7 +13,9 @@ MoeExchange = Literal["none", "deepep", "mooncake", "mori", "ascend_fuseep", "fl
 class Experts(Group, frozen=True, kw_only=True):
     """Experts"""
 
-    expert_parallel_size: A[Count, planned("Ranks that the experts are spread over.", aliases=("--ep", "--ep-size"))] = 1
+    expert_parallel_size: A[Count, option(
+        "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group each expert is split.",
+        aliases=("--ep", "--ep-size"))] = 1
     moe_a2a_backend: A[MoeExchange, planned("Exchange of tokens between the ranks that hold experts.")] = "none"
     moe_runner_backend: A[MoeRunner, planned("Kernels of experts.")] = "auto"
     flashinfer_mxfp4_moe_precision: A[Literal["default", "bf16"], on_device(

@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from runtime.errors import OptionsError
+from runtime.models.sparse import Mixture
 
 
 class ModelFacts(Protocol):
@@ -30,6 +31,9 @@ class ModelFacts(Protocol):
 
     @property
     def num_kv_heads(self) -> int: ...
+
+    @property
+    def mixture(self) -> Mixture | None: ...
 
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     """What one rank of `plan` takes. All ranks take the same, but for a few rows of the vocabulary."""
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
-    weights = weight_count(model, plan.tensor_parallel_size) * item
+    weights = weight_count(model, plan.tensor_parallel_size, plan.expert_parallel_size) * item + float_bytes(model)
     layer_bytes = 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * KV_BYTES.get(plan.kv_cache_dtype, item)
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
@@ -97,15 +97,30 @@ def kv_heads(model: ModelConfig, ranks: int) -> int:
     return max(1, model.num_kv_heads // ranks)
 
 
-def weight_count(model: ModelConfig, ranks: int) -> int:
-    """Numbers that one rank holds."""
-    hidden, inner, dim = model.hidden_size, model.intermediate_size // ranks, model.head_dim
+def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1) -> int:
+    """Numbers that one rank holds in the model's dtype."""
+    hidden, dim = model.hidden_size, model.head_dim
     q, kv = model.num_heads // ranks * dim, kv_heads(model, ranks) * dim
     attention = hidden * (q + 2 * kv) + q * hidden
     attention += (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm
-    mlp = 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
     vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied else 2)
-    return model.num_layers * (attention + mlp + 2 * hidden) + hidden + vocabulary
+    feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks) for i in range(model.num_layers))
+    return model.num_layers * (attention + 2 * hidden) + feed_forwards + hidden + vocabulary
+
+
+def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int) -> int:
+    """Numbers of the second half of a layer."""
+    hidden, inner, mixture = model.hidden_size, model.intermediate_size // ranks, model.mixture
+    if mixture is None or not mixture.layers[layer]:
+        return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
+    experts = mixture.num_experts // expert_ranks * mixture.intermediate_size // (ranks // expert_ranks)
+    return hidden * (3 * experts + 3 * mixture.shared_size // ranks + mixture.num_experts + mixture.has_shared_gate)
+
+
+def float_bytes(model: ModelConfig) -> int:
+    """Of what stays float32 whatever the dtype: what is added to the scores of experts."""
+    mixture = model.mixture
+    return 4 * mixture.num_experts * sum(mixture.layers) if mixture is not None and mixture.has_bias else 0
 
 
 def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:
@@ -128,5 +143,6 @@ def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int
 def _activations(plan: Plan, model: ModelConfig, item: int) -> int:
     """The widest moment of the largest step: residual, normed input, and what the wider half of a layer makes; then float32 logits."""
     ranks = plan.tensor_parallel_size
-    widest = max(3 * model.intermediate_size // ranks, 2 * (model.num_heads // ranks + 2 * kv_heads(model, ranks)) * model.head_dim)
+    inner = max(model.intermediate_size, model.mixture.intermediate_size if model.mixture is not None else 0)  # of all tokens in one expert
+    widest = max(3 * inner // ranks, 2 * (model.num_heads // ranks + 2 * kv_heads(model, ranks)) * model.head_dim)
     return plan.max_step_tokens * (2 * model.hidden_size + widest) * item + plan.max_running_requests * model.vocab_size * 4

@@ -57,6 +57,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     admin_api_key: str | None
     device: str
     tensor_parallel_size: int
+    expert_parallel_size: int  # divides tensor_parallel_size
     num_ranks: int
     num_threads: int  # of each rank
     dtype: str  # float32, bfloat16, float16; auto: the weights' own, where config.json names none

@@ -31,6 +31,20 @@ def kv_heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str
     return None
 
 
+def experts_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Ranks hold whole experts, or equal slices of them."""
+    size, mixture = plan.expert_parallel_size, model.mixture
+    if mixture is None:
+        return None if size == 1 else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
+    if mixture.num_experts % size:
+        return f"--expert-parallel-size {size} does not divide the model's {mixture.num_experts} experts; choose a divisor"
+    split = plan.tensor_parallel_size // size
+    if mixture.intermediate_size % split:
+        return (f"--tensor-parallel-size {plan.tensor_parallel_size} with --expert-parallel-size {size} splits each expert over {split} "
+                f"ranks, which does not divide its inner size {mixture.intermediate_size}; raise --expert-parallel-size")
+    return None
+
+
 def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.dtype not in ("auto", *device.dtypes):
         return f"--dtype {plan.dtype} is not possible on {device.name}; choose one of {', '.join(device.dtypes)}"
@@ -79,6 +93,7 @@ def grammars_can_be_kept(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
 RULES: tuple[Rule, ...] = (
     heads_divide,
     kv_heads_divide,
+    experts_divide,
     dtype_known,
     context_within_model,
     pages_hold_a_sequence,

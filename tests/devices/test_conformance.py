@@ -11,6 +11,7 @@ from torch import Tensor
 from runtime.devices.base import Draw, Ops
 from runtime.devices.cpu.ops import CpuOps
 from runtime.messages import StepPlan
+from runtime.models.sparse import Routing
 
 DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops]]] = {"cpu": ("cpu", CpuOps)}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
@@ -141,6 +142,47 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) ->
     distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
     hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1), v)
+
+
+@pytest.mark.parametrize("routing", [
+    Routing(top_k=3), Routing(top_k=2, normalizes=True, scale=2.5), Routing(top_k=8, score="sigmoid"),
+    Routing(top_k=3, num_groups=4, top_groups=2), Routing(top_k=2, score="sigmoid", num_groups=2, group_score="two largest", scale=0.5),
+    Routing(top_k=3, score="sigmoid", num_groups=4, top_groups=3, group_score="two largest", normalizes=True),
+], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
+    logits = torch.randn(9, 8, generator=bench.generator).to(bench.place)
+    bias = torch.randn(8, generator=bench.generator).to(bench.place) if has_bias else None
+    ids, weights = bench.ops.route(logits, bias, routing)
+    assert ids.dtype == torch.int64 and weights.dtype == torch.float32
+    for row, chosen, found in zip(logits.double().cpu(), ids.tolist(), weights.double().cpu(), strict=True):
+        scores = (row.softmax(0) if routing.score == "softmax" else row.sigmoid()).tolist()
+        choice = [score + (0.0 if bias is None else float(bias[i])) for i, score in enumerate(scores)]
+        size, count = 8 // routing.num_groups, 1 if routing.group_score == "largest" else 2
+        groups = sorted(range(routing.num_groups), reverse=True,
+                        key=lambda group: sum(sorted(choice[group * size : (group + 1) * size])[-count:]))
+        open_ids = [i for i in range(8) if i // size in groups[: routing.top_groups]]
+        expected = sorted(open_ids, key=lambda i: -choice[i])[: routing.top_k]
+        assert sorted(chosen) == sorted(expected)
+        total = sum(scores[i] for i in expected) if routing.normalizes else 1.0
+        torch.testing.assert_close(found, torch.tensor([scores[i] / total * routing.scale for i in chosen]).double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_moe(bench: Bench, first: int) -> None:
+    """With `first` 3 the experts before and behind the five here are other ranks'; one is nobody's choice, one token has none here."""
+    x, gate_up, down = bench.randn(7, 16), bench.randn(5, 48, 16) / 4, bench.randn(5, 16, 24) / 4
+    ids = torch.tensor([[0, 1], [4, 3], [3, 0], [1, 4], [8, 9], [6, 2], [3, 7]], device=bench.place) % (5 if not first else 10) - first
+    weights = torch.rand(7, 2, generator=bench.generator).to(bench.place)
+    expected = torch.zeros(7, 16, dtype=torch.float64)
+    for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights.double().cpu(), strict=True)):
+        for expert, share in zip(chosen, shares, strict=True):
+            if 0 <= expert < 5:
+                gate, up = (gate_up[expert].double().cpu() @ x[token].double().cpu()).chunk(2)
+                expected[token] += share * (down[expert].double().cpu() @ (gate / (1 + (-gate).exp()) * up))
+    packed = bench.ops.pack_experts(gate_up.clone(), down.clone())
+    bench.near(bench.ops.moe(x, ids, weights, packed), expected)
+    bench.near(bench.ops.moe(x[2:3], ids[2:3], weights[2:3], packed), expected[2:3])
 
 
 def test_sample(bench: Bench) -> None:

@@ -15,6 +15,7 @@ BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }
+MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 QWEN = {"architectures": ["Qwen2ForCausalLM"]}
 
 
@@ -50,6 +51,16 @@ def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any)
 def test_reads(changes: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
     config = read(tmp_path, **changes)
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("changes", "layers"), [
+    ({}, (True, True, True)), ({"decoder_sparse_step": 2}, (False, True, False)), ({"mlp_only_layers": [0, 2]}, (False, True, False)),
+    ({"num_experts": None, "num_local_experts": 8}, (True, True, True)),
+])
+def test_which_layers_have_experts(changes: dict[str, Any], layers: tuple[bool, ...], tmp_path: Path) -> None:
+    mixture = read(tmp_path, **(MOE | changes)).mixture
+    assert mixture is not None and (mixture.layers, mixture.num_experts, mixture.routing.top_k) == (layers, 8, 2)
+    assert read(tmp_path, **(MOE | changes | {"architectures": ["Qwen3ForCausalLM"]})).mixture is None
 
 
 @pytest.mark.parametrize("changes", [
@@ -90,6 +101,9 @@ def test_generation_config(tmp_path: Path) -> None:
     ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, ["rope", "factor"]),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
     (QWEN | {"use_sliding_window": True, "layer_types": ["full_attention"]}, ["layer_types", "3"]),
+    ({"architectures": ["Qwen3MoeForCausalLM"]}, ["number of experts"]),
+    (MOE | {"num_experts_per_tok": 9}, ["num_experts_per_tok 9", "8 experts"]),
+    (MOE | {"architectures": ["Qwen2MoeForCausalLM"], "use_sliding_window": True}, ["layer_types"]),
 ])
 def test_refuses(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:

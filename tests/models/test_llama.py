@@ -81,7 +81,7 @@ def test_greedy_equals_transformers_in_company(case: str, page_size: int, chunk:
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen3", "qwen3_moe"])
 def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder)
@@ -93,7 +93,7 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen2 tied", "dynamic"])
+@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen2 tied", "dynamic", "qwen2_moe"])
 def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
     """A second sequence reads the pages that the first one wrote, while the first goes on."""
     folder, reference, expected = checkpoints(case)
@@ -140,7 +140,7 @@ def test_logprobs_agree(case: str, checkpoints: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
 def test_half_precision_is_near(family: str, dtype: str, tmp_path: Path) -> None:
     """The same weights in 16 bits: prompt log probabilities stay close to fp32's."""
     folder = make_checkpoint(family, tmp_path, dtype=dtype, tie_word_embeddings=family == "qwen3")

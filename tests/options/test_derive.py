@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from runtime.models.sparse import Mixture
 from runtime.options import derive
 from runtime.options.derive import Derived
 from runtime.options.facts import DEVICES, MachineFacts
@@ -13,6 +14,7 @@ CPU = DEVICES["cpu"]
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
     windows = (0, 1024)
+    mixture: Mixture | None = None
 
 
 class Untyped(Model):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
+from runtime.models.sparse import Mixture, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
 from runtime.options.given import from_argv, from_values
 from runtime.options.plan import Plan, Provenance, plan_for, resolve
@@ -18,6 +19,7 @@ from runtime.options.table import by_flag, by_name, rows
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
     windows = (0, 1024)
+    mixture: Mixture | None = None
 
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)
@@ -79,6 +81,27 @@ def test_the_embedded_model_is_a_word() -> None:
 def test_rules_about_the_model(words: str, sentence: str) -> None:
     with pytest.raises(OptionsError) as caught:
         plan(words)
+    assert any(sentence in problem for problem in caught.value.problems)
+
+
+class Sparse(Model):
+    mixture = Mixture(num_experts=6, intermediate_size=36, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True, True),
+                      routing=Routing(top_k=2))
+
+
+@pytest.mark.parametrize(("words", "model", "sentence"), [
+    ("--tp 2 --ep-size 2", Model, "--expert-parallel-size 2 spreads experts, and this model has none"),
+    ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
+    ("--tp 8 --ep-size 1", Sparse, "splits each expert over 8 ranks, which does not divide its inner size 36"),
+    ("--tp 4 --ep-size 2", Sparse, ""),
+])
+def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
+    given = from_argv(words.split())
+    if not sentence:
+        assert resolve(given, model, DEVICES["cpu"], MACHINE).expert_parallel_size == 2
+        return
+    with pytest.raises(OptionsError) as caught:
+        resolve(given, model, DEVICES["cpu"], MACHINE)
     assert any(sentence in problem for problem in caught.value.problems)
 
 

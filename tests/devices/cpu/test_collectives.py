@@ -20,14 +20,19 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),  # one key/value head on both ranks; an odd vocabulary
     ("qwen3", {"num_hidden_layers": 1}),
 ]
+MIXTURES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2_moe", {"num_hidden_layers": 1}),
+    ("qwen3_moe", {"num_key_value_heads": 1, "decoder_sparse_step": 2, "stacked": True}),
+]
 
 
-def run_ranks(size: int, folders: list[Path], meeting: Path) -> list[list[dict[str, Any]]]:
+def run_ranks(size: int, folders: list[Path], meeting: Path, ep_size: int = 1) -> list[list[dict[str, Any]]]:
     """What each rank printed, one entry per model; two ranks first try each collective."""
-    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{i}"))]
+    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{ep_size}-{i}"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "tests.devices.cpu.tp_rank"]
-    ranks = [subprocess.Popen([*program, str(rank), str(size), str(meeting / "methods"), *pairs], env=environment, text=True,
+    own = [str(size), str(ep_size), str(meeting / f"methods-{ep_size}")]
+    ranks = [subprocess.Popen([*program, str(rank), *own, *pairs], env=environment, text=True,
                               stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) for rank in range(size)]
     outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * size
@@ -42,6 +47,18 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         assert zero["tokens"] == one["tokens"] and zero["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
         assert zero["last"] == other["last"] == one["last"] == [tokens[-1] for tokens in one["tokens"]]
         assert zero["bytes"] == other["bytes"] < 0.75 * one["bytes"]
+
+
+def test_experts_are_spread_and_split(tmp_path: Path) -> None:
+    """Whole experts on each rank, halves of each on both, and both at once on four ranks."""
+    folders = [make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MIXTURES)]
+    (alone,) = run_ranks(1, folders, tmp_path)
+    for size, ep_size in ((2, 1), (2, 2), (4, 2)):
+        ranks = run_ranks(size, folders, tmp_path, ep_size)
+        for one, *others in zip(alone, *ranks, strict=True):
+            assert others[0]["tokens"] == one["tokens"] and others[0]["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
+            assert all(rank["last"] == one["last"] and rank["bytes"] == others[0]["bytes"] for rank in others)
+            assert others[0]["bytes"] < (0.8 if size == 2 else 0.6) * one["bytes"]
 
 
 def test_alone() -> None:

@@ -1,7 +1,7 @@
 """One rank of a tensor-parallel pair, run as a process by test_collectives.py: plans the same steps on every rank.
 
-Arguments: rank, number of ranks, a rendezvous file for the collectives alone, then a model folder and a rendezvous file for
-each model. Prints a JSON line per model:
+Arguments: rank, number of ranks, in how many groups whole experts are spread over them, a rendezvous file for the collectives
+alone, then a model folder and a rendezvous file for each model. Prints a JSON line per model:
 tokens as far as this rank knows them, and its own weights' bytes.
 """
 
@@ -30,11 +30,11 @@ def exchange(rank: int, rendezvous: str) -> None:
 
 
 def main() -> None:
-    rank, size = int(sys.argv[1]), int(sys.argv[2])
+    rank, size, ep_size = (int(word) for word in sys.argv[1:4])
     if size == 2:
-        exchange(rank, sys.argv[3])
-    for folder, rendezvous in zip(sys.argv[4::2], sys.argv[5::2], strict=True):
-        executor, ready = start(folder, rank, tp_size=size, rendezvous=rendezvous)
+        exchange(rank, sys.argv[4])
+    for folder, rendezvous in zip(sys.argv[5::2], sys.argv[6::2], strict=True):
+        executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous)
         planner = Planner(executor, ready, 4)
         random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
         wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
