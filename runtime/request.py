@@ -124,8 +124,9 @@ class Delta(Struct):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
-    prompt_tokens: int = 0  # this and the next are set in the first delta of a sequence: streams report usage before the end
+    prompt_tokens: int = 0  # this and the next two are set in the first delta of a sequence: streams report usage before the end
     cached_tokens: int = 0
+    prompt_ids: list[int] | None = None
 
 
 class Sink(Protocol):

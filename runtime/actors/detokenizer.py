@@ -51,7 +51,8 @@ class SequenceOutput:
         logprob = step.logprobs.get(self.id)
         delta = Delta(self.index, text, [token_id], None if logprob is None else [logprob])
         if is_first:
-            delta.prompt_tokens, delta.cached_tokens = len(self.request.prompt_ids), self.cached_tokens
+            delta.prompt_ids = self.request.prompt_ids
+            delta.prompt_tokens, delta.cached_tokens = len(delta.prompt_ids), self.cached_tokens
             delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
         self._finish(delta, end)
         return delta
@@ -60,7 +61,8 @@ class SequenceOutput:
         """The delta of a sequence that ends without a further token."""
         delta = Delta(self.index, "", [])
         if not self.num_tokens:
-            delta.prompt_tokens = len(self.request.prompt_ids)
+            delta.prompt_ids = self.request.prompt_ids
+            delta.prompt_tokens = len(delta.prompt_ids)
         self._finish(delta, end)
         return delta
 

@@ -121,7 +121,7 @@ def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
         answer = serve(service, body)
         if isinstance(answer, Answer):
             answer.exchange.come_from(origin(request.headers, face.tenant_is))
-            answer.interval = face.stream_interval
+            answer.interval = max(face.stream_interval, answer.interval)
         return answer
 
     return endpoint

@@ -37,7 +37,8 @@ DIRECT = "runtime.connection"  # scope key of a Connection that may be written t
 class Output:
     """One sequence's whole output, or as much of it as there is."""
 
-    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "finish")
+    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "finish",
+                 "prompt_ids")
 
     def __init__(self) -> None:
         self.text = ""
@@ -46,6 +47,7 @@ class Output:
         self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.prompt_ids: list[int] = []
         self.finish: Finish | None = None
 
     def add(self, delta: Delta) -> None:
@@ -55,6 +57,7 @@ class Output:
         self.prompt_logprobs += delta.prompt_logprobs or ()
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
         self.cached_tokens = delta.cached_tokens or self.cached_tokens
+        self.prompt_ids = delta.prompt_ids or self.prompt_ids
         self.finish = delta.finish or self.finish
 
 
@@ -228,6 +231,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         finish=second.finish,
         prompt_tokens=first.prompt_tokens or second.prompt_tokens,
         cached_tokens=first.cached_tokens or second.cached_tokens,
+        prompt_ids=first.prompt_ids or second.prompt_ids,
     )
 
 
@@ -269,6 +273,12 @@ class Answer:
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
 
+    def _submit(self, take: Take) -> None:
+        try:
+            self.exchange.submit(take)
+        except RequestError as error:
+            raise renamed(error, self.names) from None
+
     def _take(self) -> Take:
         if not self.is_stream:
             return self._collect
@@ -281,7 +291,7 @@ class Answer:
         """Raises RequestError for a request that failed before anything of its answer was sent."""
         exchange = self.exchange
         unsent: RequestError | None = None
-        exchange.submit(self._take())
+        self._submit(self._take())
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, receive, tasks.cancel_scope)
@@ -298,7 +308,7 @@ class Answer:
 
     async def complete(self) -> Any:
         """The whole answer, for somebody other than an HTTP client. Raises RequestError."""
-        self.exchange.submit(self._collect)
+        self._submit(self._collect)
         try:
             await self.exchange.wait()
         finally:
@@ -338,8 +348,9 @@ class Answer:
         elif not await self._relay(send):
             return None
         stream.close()
+        rest = stream.events()  # first: the tail counts what they tell
         last = self.dialect.failure(exchange.failure) if exchange.failure else self.dialect.tail()
-        await send({"type": "http.response.body", "body": stream.events() + last, "more_body": False})
+        await send({"type": "http.response.body", "body": rest + last, "more_body": False})
         return None
 
     async def _relay(self, send: Send) -> bool:

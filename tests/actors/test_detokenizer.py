@@ -178,7 +178,7 @@ def test_a_request_ends_with_the_last_of_its_sequences(bench: Bench) -> None:
 def test_an_end_without_any_token(bench: Bench) -> None:
     sink = bench.open()
     bench.step({}, Ended(10, ABORT, None, 0))
-    assert sink.deltas == [Delta(0, "", [], finish=Finish(ABORT, None, 3, 0, 0), prompt_tokens=3)]
+    assert sink.deltas == [Delta(0, "", [], finish=Finish(ABORT, None, 3, 0, 0), prompt_tokens=3, prompt_ids=[1, 2, 3])]
 
 
 def test_nothing_is_heard_after_an_abort(bench: Bench) -> None:

@@ -165,14 +165,14 @@ class FakeService:
         token_id, word = running.script[index][at]
         is_first = at == 0
         prompt = None
-        if is_first and index == 0 and params.prompt_logprobs is not None:
+        if is_first and params.prompt_logprobs is not None:
             prompt = [logprob(i, None if at == 0 else -0.25, params.prompt_logprobs) for at, i in enumerate(prompt_ids)]
         finish = None
         if is_last:
             finish = Finish(FinishReason.LENGTH, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
         told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
         return Delta(index, word, [token_id], told,
-                     prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0)
+                     prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None)
 
     @property
     def control(self) -> FakeControls:

@@ -12,6 +12,7 @@ from runtime.http import sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
+from runtime.http.ids import ask_ids
 from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
 from runtime.http.salts import salts
 from runtime.messages import Ask, Text, Tokens
@@ -59,10 +60,11 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     ]
     params = [_params(*pair, service.card.preferred) for pair in zip(sampling, logprobs, strict=True)]
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
+    ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
     asks = [
         Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt,
             session=wish.session_params, timeout_s=wish.timeout, queue_timeout_s=wish.queue_timeout)
-        for id, prompt, one, salt in zip(_ids(wish.rid, count), prompts, params, salts(wish, count), strict=True)
+        for id, prompt, one, salt in zip(ids, prompts, params, salts(wish, count), strict=True)
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)
@@ -101,16 +103,6 @@ def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int
     if len(value) != count or any(isinstance(one, int) for one in value):
         raise InvalidRequest(f"token_ids_logprob must be a list of token ids, or {count} lists of them", param="token_ids_logprob")
     return value  # type: ignore[return-value]
-
-
-def _ids(rid: str | list[str] | None, count: int) -> list[str]:
-    if rid is None:
-        return [uuid4().hex for _ in range(count)]
-    if isinstance(rid, str):
-        return [rid] if count == 1 else [f"{rid}-{i}" for i in range(count)]
-    if len(rid) != count or len(set(rid)) != count:
-        raise InvalidRequest(f"rid needs {count} different entries, one for each prompt", param="rid")
-    return rid
 
 
 def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, Any]) -> SamplingParams:

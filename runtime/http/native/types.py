@@ -6,12 +6,12 @@ from typing import Any
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.ids import Rid
 from runtime.messages import SessionParams
 from runtime.sampling import CacheSalt, Priority
 
 MAX_PROMPTS = 1_024
 
-Rid = A[str, Meta(min_length=1, max_length=256)]
 Seconds = A[float, Meta(gt=0, lt=1e9)]
 Batch = Meta(min_length=1, max_length=MAX_PROMPTS)
 

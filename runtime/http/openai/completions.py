@@ -1,29 +1,34 @@
 """POST /v1/completions"""
 
+import math
 import time
 from typing import Any
 
 import msgspec
+from msgspec import Struct, structs
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
+from runtime.http.ids import ask_ids
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
-from runtime.http.openai.logprobs import TextLogprobs
+from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
 from runtime.http.openai.models import check_model
+from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.types import MAX_PROMPTS, CompletionBody, refuse_later
+from runtime.http.openai.types import MAX_PROMPTS, CompletionBody
 from runtime.http.salts import salts
 from runtime.messages import Ask, Infill, Text, Tokens
-from runtime.request import Delta, TokenLogprob
-from runtime.sampling import SamplingParams
+from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "input_ids": "prompt", "top_logprobs": "logprobs",
-         "prompt_logprobs": "logprobs", "include_stop": "include_stop_str_in_output"}
+         "prompt_logprobs": "logprobs", "include_stop": "include_stop_str_in_output",
+         "logprob_ids": "logprob_token_ids", "id": "rid"}
+OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}  # other names, where the client used them
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -33,28 +38,81 @@ def completions(service: Service, body: bytes) -> Answer:
     arrival_s = time.monotonic()
     wish = decode(body, _decoder)
     check_model(service.card, wish.model)
-    refuse_later(wish)
-    if wish.best_of is not None and wish.best_of != (wish.n or 1):
-        raise InvalidRequest("best_of must equal n: every choice is returned", param="best_of")
-    prompts = [_infill(prompt, wish.suffix) for prompt in _prompts(wish.prompt)] if wish.suffix else _prompts(wish.prompt)
+    refuse(wish)
+    prompts = _prompts(wish)
     rule, where = constraint_of(wish)
+    told = _told(wish, service.card.sampling_defaults.get("n", 1))
+    names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
     params = sampling_params(
-        wish, service.card.sampling_defaults, NAMES,
-        max_new_tokens=DEFAULT_MAX_TOKENS if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred else None,
-        constraint=rule,
-        logprobs=wish.logprobs is not None, top_logprobs=wish.logprobs, prompt_logprobs=wish.logprobs if wish.echo else None,
-    )
-    envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options)
+        wish, service.card.sampling_defaults, names, n=told.num_drawn, max_new_tokens=_longest(wish, service, told), constraint=rule,
+        logprobs=told.has_logprobs or told.is_choosing, top_logprobs=wish.logprobs, prompt_logprobs=_prompt_width(wish))
+    rid = wish.rid or wish.request_id
+    envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options, rid if isinstance(rid, str) else None)
     asks = [
-        Ask(id=envelope.id if len(prompts) == 1 else f"{envelope.id}-{i}", prompt=prompt, params=params, arrival_s=arrival_s,
-            priority=wish.priority, cache_salt=salt)
-        for i, (prompt, salt) in enumerate(zip(prompts, salts(wish, len(prompts)), strict=True))
+        Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt)
+        for id, prompt, salt in zip(ask_ids(rid or envelope.id, len(prompts)), prompts, salts(wish, len(prompts)), strict=True)
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
-    return Answer(service, asks, CompletionDialect(service, envelope, params, echoes), is_stream=bool(wish.stream), names=NAMES | where)
+    answer = Answer(service, asks, CompletionDialect(service, envelope, told, echoes), is_stream=bool(wish.stream), names=names)
+    answer.interval = wish.stream_interval or 1
+    return answer
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:
+class Told(Struct, frozen=True):
+    """What the answer tells beside the text, and of how many."""
+
+    n: int
+    num_drawn: int  # choices computed for each prompt
+    has_logprobs: bool
+    width: int  # alternatives
+    prompt_width: int | None
+    has_ids: bool
+    by_id: bool  # tokens are called by their ids
+    has_echo: bool
+    is_prompt_only: bool
+
+    @property
+    def is_choosing(self) -> bool:
+        return self.num_drawn > self.n
+
+    @property
+    def is_plain(self) -> bool:
+        """Chunks differ in their text only."""
+        return not (self.has_logprobs or self.has_ids or self.is_prompt_only)
+
+
+def _told(wish: CompletionBody, preferred_n: int) -> Told:
+    n = preferred_n if wish.n is None else wish.n
+    num_drawn = n if wish.best_of is None else wish.best_of
+    if num_drawn < n:
+        raise InvalidRequest(f"best_of is {num_drawn}, less than n, which is {n}", param="best_of")
+    if num_drawn > n and wish.stream:
+        raise InvalidRequest("best_of above n can't be streamed: which are the best is known at the end", param="best_of")
+    return Told(n=n, num_drawn=num_drawn, has_logprobs=wish.logprobs is not None, width=wish.logprobs or 0,
+                prompt_width=wish.prompt_logprobs, has_ids=bool(wish.return_token_ids), by_id=bool(wish.return_tokens_as_token_ids),
+                has_echo=bool(wish.echo), is_prompt_only=bool(wish.echo) and wish.max_tokens == 0)
+
+
+def _longest(wish: CompletionBody, service: Service, told: Told) -> int | None:
+    if told.is_prompt_only:
+        return 1  # the least that the runtime computes
+    return DEFAULT_MAX_TOKENS if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred else None
+
+
+def _prompt_width(wish: CompletionBody) -> int | None:
+    """Alternatives of the prompt's tokens; None: nothing of them is told."""
+    widths = [width for width in (wish.logprobs if wish.echo else None, wish.prompt_logprobs) if width is not None]
+    return max(widths, default=None)
+
+
+def _prompts(wish: CompletionBody) -> list[Text | Tokens | Infill]:
+    prompts = _plain_prompts(wish.prompt)
+    if wish.add_special_tokens is False:
+        prompts = [Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt for prompt in prompts]
+    return [_infill(prompt, wish.suffix) for prompt in prompts] if wish.suffix else prompts
+
+
+def _plain_prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tokens | Infill]:
     if isinstance(prompt, str):
         return [Text(prompt)]
     if all(isinstance(piece, int) for piece in prompt):
@@ -89,25 +147,29 @@ def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
 class CompletionDialect:
     """Texts; with `echo` each begins with its prompt. `echoes` has that beginning for each prompt."""
 
-    def __init__(self, service: Service, envelope: Envelope, params: SamplingParams, echoes: list[str]) -> None:
+    def __init__(self, service: Service, envelope: Envelope, told: Told, echoes: list[str]) -> None:
+        self.service = service
         self.envelope = envelope
+        self.told = told
         self.echoes = echoes
-        self.n = params.n
-        self.has_logprobs = params.logprobs
+        self.is_plain = told.is_plain and not envelope.is_continuous
         self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
-        self.logprobs = [TextLogprobs(service.token_bytes, params.top_logprobs) for _ in range(params.n * len(echoes))]
+        self.logprobs = [TextLogprobs(service.token_bytes, told.width, by_id=told.by_id) for _ in range(told.num_drawn * len(echoes))]
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        if self.told.is_prompt_only:
+            delta = _without_answer(delta)
         self.envelope.meter.add(choice, delta)
         around = self.around.get(choice)
         text = delta.text
         if around is None:
             self.around[choice] = around = self.envelope.around(lambda text: _choice(choice, text))
-            text = self.echoes[choice // self.n] + text
-        if delta.finish is None and not self.has_logprobs and not self.envelope.is_continuous:
+            text = self.echoes[choice // self.told.num_drawn] + text
+        if delta.finish is None and self.is_plain:
             return around[0] + sse.encode(text) + around[1] if text else b""
         logprobs = self._logprobs(choice, delta.prompt_logprobs, delta.logprobs)
-        return self.envelope.chunk(_choice(choice, text) | {"logprobs": logprobs} | finish_fields(delta.finish))
+        ids = self._ids(delta.token_ids, delta.prompt_ids)
+        return self.envelope.chunk(_choice(choice, text) | {"logprobs": logprobs} | ids | finish_fields(delta.finish))
 
     def tail(self) -> bytes:
         return self.envelope.tail()
@@ -116,22 +178,55 @@ class CompletionDialect:
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> dict[str, Any]:
-        choices = [
-            _choice(i, self.echoes[i // self.n] + output.text)
-            | {"logprobs": self._logprobs(i, _of_prompt(outputs, i, self.n), output.logprobs)}
-            | finish_fields(output.finish)
-            for i, output in enumerate(outputs)
-        ]
-        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, self.n)}
+        drawn = self.told.num_drawn
+        if self.told.is_prompt_only:
+            for output in outputs:
+                output.text, output.token_ids, output.logprobs = "", [], []
+                output.finish = None if output.finish is None else _nothing(output.finish)
+        told = [choice for first in range(0, len(outputs), drawn) for choice in self._best(first, outputs)]
+        choices = [self._whole(index, choice, outputs) for index, choice in enumerate(told)]
+        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, drawn)}
+
+    def _best(self, first: int, outputs: list[Output]) -> list[int]:
+        """The choices to tell of a prompt: all, or the likeliest."""
+        choices = list(range(first, first + self.told.num_drawn))
+        if self.told.is_choosing:
+            choices.sort(key=lambda choice: mean_logprob(outputs[choice]), reverse=True)
+        return choices[:self.told.n]
+
+    def _whole(self, index: int, choice: int, outputs: list[Output]) -> dict[str, Any]:
+        output = outputs[choice]
+        fields = _choice(index, self.echoes[choice // self.told.num_drawn] + output.text)
+        fields["logprobs"] = self._logprobs(choice, output.prompt_logprobs, output.logprobs)
+        if self.told.prompt_width is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, self.service.token_bytes, self.told.prompt_width)
+        return fields | self._ids(output.token_ids, output.prompt_ids) | finish_fields(output.finish)
+
+    def _ids(self, token_ids: list[int], prompt_ids: list[int] | None) -> dict[str, list[int]]:
+        if not self.told.has_ids:
+            return {}
+        return {"token_ids": token_ids} | ({"prompt_token_ids": prompt_ids} if prompt_ids else {})
 
     def _logprobs(self, choice: int, prompt: list[TokenLogprob] | None, own: list[TokenLogprob] | None) -> dict[str, Any] | None:
-        return self.logprobs[choice].add([*(prompt or ()), *(own or ())]) if self.has_logprobs else None
+        """`prompt` counts where the text begins with it."""
+        if not self.told.has_logprobs:
+            return None
+        return self.logprobs[choice].add([*((prompt or ()) if self.told.has_echo else ()), *(own or ())])
+
+
+def mean_logprob(output: Output) -> float:
+    """Of its tokens; of no tokens the least."""
+    return sum(token.logprob or 0.0 for token in output.logprobs) / len(output.logprobs) if output.logprobs else -math.inf
+
+
+def _without_answer(delta: Delta) -> Delta:
+    return structs.replace(delta, text="", token_ids=[], logprobs=None, finish=None if delta.finish is None else _nothing(delta.finish))
+
+
+def _nothing(finish: Finish) -> Finish:
+    """The end of an answer of no tokens, whatever the one was that had to be computed."""
+    return Finish(FinishReason.LENGTH, None, finish.prompt_tokens, 0, finish.cached_tokens)
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-
-
-def _of_prompt(outputs: list[Output], choice: int, n: int) -> list[TokenLogprob]:
-    """Log probabilities of the choice's prompt; they may have come with its first choice only."""
-    return outputs[choice].prompt_logprobs or outputs[choice - choice % n].prompt_logprobs

@@ -66,8 +66,9 @@ def finish_fields(finish: Finish | None) -> dict[str, Any]:
 class Envelope:
     """The fields that all chunks of an answer share."""
 
-    def __init__(self, prefix: str, kind: str, model: str, n: int, options: StreamOptions | None) -> None:
-        self.id = f"{prefix}-{uuid4().hex}"
+    def __init__(self, prefix: str, kind: str, model: str, n: int, options: StreamOptions | None, id: str | None = None) -> None:
+        """`n`: choices of each prompt. `id`: as the client gave it."""
+        self.id = id or f"{prefix}-{uuid4().hex}"
         self.kind = kind
         self.created = int(time.time())
         self.model = model
@@ -78,8 +79,9 @@ class Envelope:
     def head(self, suffix: str = "") -> dict[str, Any]:
         return {"id": self.id, "object": self.kind + suffix, "created": self.created, "model": self.model}
 
-    def chunk(self, choice: dict[str, Any], suffix: str = "") -> bytes:
-        fields = self.head(suffix) | {"choices": [choice]}
+    def chunk(self, choice: dict[str, Any], suffix: str = "", **more: Any) -> bytes:
+        """`more`: fields beside the choice, but None."""
+        fields = self.head(suffix) | {"choices": [choice]} | {name: value for name, value in more.items() if value is not None}
         if self.with_usage:
             fields["usage"] = self.meter.usage() if self.is_continuous else None
         return sse.event(fields)

@@ -6,47 +6,73 @@ from typing import Any
 from runtime.request import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
+Name = Callable[[int], str]  # what a token is called
 
 
-def chat_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes) -> dict[str, Any]:
+def namer(token_bytes: TokenBytes, *, by_id: bool) -> Name:
+    """By id: as vLLM writes it, which tells tokens apart whose texts are alike."""
+    if by_id:
+        return "token_id:{}".format
+    return lambda token_id: token_bytes(token_id).decode("utf-8", "replace")
+
+
+def chat_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, *, by_id: bool = False) -> dict[str, Any]:
     """{"content": [{token, bytes, logprob, top_logprobs}]}. Bytes tell halves of a character apart, which texts cannot."""
-    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        raw = token_bytes(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": logprob}
+    name = namer(token_bytes, by_id=by_id)
 
-    content = [entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*top) for top in token.top]} for token in tokens]
+    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+        return {"token": name(token_id), "bytes": list(token_bytes(token_id)), "logprob": logprob}
+
+    content = [entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*top) for top in (*token.top, *token.picked)]}
+               for token in tokens]
     return {"content": content, "refusal": None}
 
 
 class TextLogprobs:
     """{tokens, token_logprobs, top_logprobs, text_offset} of one choice; offsets go on from one chunk to the next."""
 
-    def __init__(self, token_bytes: TokenBytes, width: int) -> None:
-        self.token_bytes = token_bytes
+    def __init__(self, token_bytes: TokenBytes, width: int, *, by_id: bool = False) -> None:
+        """`width`: alternatives."""
+        self.text = namer(token_bytes, by_id=False)
+        self.name = namer(token_bytes, by_id=by_id)
         self.width = width
         self.offset = 0  # characters so far
 
     def add(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
-        texts = [self._text(token.token_id) for token in tokens]
         offsets = []
-        for text in texts:
+        for token in tokens:
             offsets.append(self.offset)
-            self.offset += len(text)
+            self.offset += len(self.text(token.token_id))
         return {
-            "tokens": texts,
+            "tokens": [self.name(token.token_id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens] if self.width else None,
+            "top_logprobs": [self._top(token) for token in tokens] if self.width or any(token.picked for token in tokens) else None,
             "text_offset": offsets,
         }
 
     def _top(self, token: TokenLogprob) -> dict[str, float] | None:
-        """The alternatives, and the token itself, by their texts; None for a first token, which has no probability."""
+        """The alternatives, and the token itself, by their names; None for a first token, which has no probability."""
         if token.logprob is None:
             return None
-        texts: dict[str, float] = {}
-        for token_id, logprob in [*token.top, (token.token_id, token.logprob)]:
-            texts.setdefault(self._text(token_id), logprob)  # of tokens that look alike the likeliest
-        return texts
+        names: dict[str, float] = {}
+        for token_id, logprob in [*token.top[:self.width], *token.picked, (token.token_id, token.logprob)]:
+            names.setdefault(self.name(token_id), logprob)  # of tokens that look alike the likeliest
+        return names
 
-    def _text(self, token_id: int) -> str:
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+def prompt_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int) -> list[dict[str, Any] | None]:
+    """As vLLM writes them: for each token, by id, {logprob, rank, decoded_token} of the `width` likeliest in its place and of itself."""
+    name = namer(token_bytes, by_id=False)
+
+    def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": name(token_id)}
+
+    told: list[dict[str, Any] | None] = []
+    for token in tokens:
+        if token.logprob is None:
+            told.append(None)
+            continue
+        entries = {str(token_id): entry(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(token.top[:width], 1)}
+        entries.setdefault(str(token.token_id), entry(token.token_id, token.logprob, None))
+        told.append(entries)
+    return told

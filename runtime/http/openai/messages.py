@@ -5,10 +5,11 @@ from typing import Any
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.http.openai.types import ChatBody, Message, Part, ToolCall
+from runtime.http.openai.types import ChatBody, Message, Part, Reasoning, ToolCall
 from runtime.messages import Chat
 
 # variables of the rendering itself: a client that could set them would write the prompt's frame
+THINKS = ("enable_thinking", "thinking")  # of Qwen3, GLM and others; of DeepSeek and Kimi
 RESERVED = frozenset({"messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"})
 
 
@@ -42,8 +43,15 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
     args = dict(body.chat_template_kwargs or {})
     for name in sorted(RESERVED.intersection(args)):
         raise InvalidRequest(f"{name} cannot be set for the template", param=f"chat_template_kwargs.{name}")
-    if body.reasoning_effort is not None:
-        args.setdefault("reasoning_effort", body.reasoning_effort)
+    wish = body.reasoning or Reasoning()
+    effort = body.reasoning_effort if wish.effort is None else wish.effort
+    if effort is not None:
+        args.setdefault("reasoning_effort", effort)
+    thinks = effort != "none" if effort is not None else wish.enabled
+    if thinks is not None and args.keys().isdisjoint(THINKS):
+        args.update(dict.fromkeys(THINKS, thinks))
+    if body.documents is not None:
+        args.setdefault("documents", body.documents)
     if body.add_generation_prompt is False:
         args["add_generation_prompt"] = False
     return args

@@ -14,7 +14,7 @@ FIELDS = {
     "top_k": "top_k", "min_p": "min_p", "n": "n", "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty", "repetition_penalty": "repetition_penalty", "logit_bias": "logit_bias", "seed": "seed",
     "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos", "skip_special_tokens": "skip_special_tokens",
-    "include_stop_str_in_output": "include_stop", "no_stop_trim": "include_stop",
+    "include_stop_str_in_output": "include_stop", "no_stop_trim": "include_stop", "logprob_token_ids": "logprob_ids",
 }
 
 def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any) -> SamplingParams:
@@ -27,6 +27,10 @@ def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[st
     if isinstance(body.stop, str):
         wished["stop"] = [body.stop]
     wished.update({name: value for name, value in more.items() if value is not None})
+    if body.logprob_token_ids and not wished.get("logprobs"):
+        raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs are not told in a stream", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     return convert(wished, SamplingParams, names)

@@ -1,7 +1,7 @@
 """The requests of the OpenAI API as this server takes them. Fields that are not here are refused, with the nearest name.
 
 Limits of sampling parameters stand in runtime.sampling; these types only say what is a number, a string or a list.
-`null` is the same as leaving a field out: clients send it. Fields of later steps are `Any`: `refuse_later` answers for them.
+`null` is the same as leaving a field out: clients send it. What each field does is said in parameters.py, for docs/api.md too.
 """
 
 from typing import Annotated as A
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Meta, Struct
 
-from runtime.errors import InvalidRequest
+from runtime.http.ids import Rid
 from runtime.sampling import CacheSalt, Priority
 
 MAX_MESSAGES = 16_384
@@ -63,7 +63,52 @@ class Message(Struct, forbid_unknown_fields=True):
     function_call: Any = None
 
 
-class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
+class Reasoning(Struct, forbid_unknown_fields=True):
+    """`reasoning`, as some clients write reasoning_effort."""
+
+    effort: str | float | None = None
+    enabled: bool | None = None
+
+
+class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both routes that are refused unless they say nothing (parameters.py)."""
+
+    lora_path: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    routed_experts_prompt_start: Any = None
+    return_cached_tokens_details: Any = None
+    custom_params: Any = None
+    custom_logit_processor: Any = None
+    session_params: Any = None
+    images_config: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
+    data_parallel_rank: Any = None
+    ngram_corpus_id: Any = None
+    custom_labels: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    watermarking: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    vllm_xargs: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    return_token_offsets: Any = None
+    return_mm_kwargs: Any = None
+    stop_regex: Any = None
+
+
+class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     """What chat and text completions have in common."""
 
     model: str | None = None
@@ -88,6 +133,15 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None  # vLLM's name for
     no_stop_trim: bool | None = None  # SGLang's
+    # what is told beside the text
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    stream_interval: A[int, Meta(ge=1)] | None = None
+    # the request itself
+    rid: Rid | list[Rid] | None = None  # SGLang's name for
+    request_id: Rid | None = None  # vLLM's
     priority: Priority | None = None  # see --enable-priority-scheduling
     cache_salt: CacheSalt | list[CacheSalt] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
     extra_key: CacheSalt | list[CacheSalt] | None = None  # and in SGLang's
@@ -100,6 +154,8 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
+    session_id: str | None = None
+    spaces_between_special_tokens: bool | None = None
     # what the answer must look like: at most one of these (http/constraint.py)
     response_format: dict[str, Any] | None = None
     json_schema: dict[str, Any] | str | None = None  # SGLang's, with the next three
@@ -111,8 +167,6 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    # later steps
-    lora_path: Any = None
 
 
 class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
@@ -127,18 +181,33 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # handed to the template
+    reasoning_effort: str | float | None = None  # handed to the template, as the next two
+    reasoning: Reasoning | None = None
+    documents: list[dict[str, Any]] | None = None
+    input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; then messages are not rendered
+    return_prompt_token_ids: bool | None = None
     # accepted without effect
     parallel_tool_calls: bool | None = None
     verbosity: str | None = None
-    moderation: Any = None
+    prediction: Any = None
     modalities: list[Literal["text"]] | None = None
-    # later steps
+    # refused
     functions: Any = None
     function_call: Any = None
-    prediction: Any = None
+    moderation: Any = None
     audio: Any = None
     web_search_options: Any = None
+    return_meta_info: Any = None
+    return_prompt_text: Any = None
+    task: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    use_audio_in_video: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    echo: Any = None
+    add_special_tokens: Any = None
+    chat_template: Any = None
 
 
 class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
@@ -149,13 +218,6 @@ class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None  # what follows the text that is wanted (see --completion-template)
+    add_special_tokens: bool | None = None  # what the tokenizer puts at the beginning of a text
+    prompt_embeds: Any = None  # refused
 
-
-LATER = ("lora_path", "functions", "function_call", "prediction", "audio", "web_search_options")
-
-
-def refuse_later(body: Shared) -> None:
-    """Raises InvalidRequest for fields that exist and that this version does not serve yet."""
-    for name in LATER:
-        if getattr(body, name, None) not in (None, ""):
-            raise InvalidRequest(f"{name} is not served by this version yet; leave it out", param=name)

@@ -84,9 +84,11 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     max_tool_calls: Any = None
     context_management: Any = None
     moderation: Any = None
+    image: Any = None
+    access_programs: Any = None
 
 
-NOT_SERVED = ("conversation", "prompt", "max_tool_calls", "context_management", "moderation")
+NOT_SERVED = ("conversation", "prompt", "max_tool_calls", "context_management", "moderation", "image", "access_programs")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothing: reasoning is given as text
 
