@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
-from runtime.http import admin, errors
+from runtime.http import admin, errors, openapi
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
 from runtime.http.anthropic.types import CountBody
 from runtime.http.body import read_body, refusing
@@ -95,6 +95,7 @@ def _routes(service: Service, face: Face) -> list[Route]:
         Route("/metrics", _metrics(service)),
         *info.routes(service, face),
         *ollama.routes(service, face),
+        *openapi.routes(),
         *admin.routes(service, face),
     ]
 

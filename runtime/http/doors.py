@@ -1,6 +1,6 @@
 """Who may come in: keys, and what each route asks for.
 
-    open      health and metrics: probes and scrapers carry no secrets
+    open      health, metrics and the API's description: probes, scrapers and browsers carry no secrets
     user      everything else: one of --api-key, if there are any
     admin     what changes the server for everybody: --admin-api-key. Without one, as a user, but only on a server that listens on
               this machine alone; else nobody. Where no key is asked for, pages of other sites are kept out: a browser on this machine
@@ -24,7 +24,7 @@ from runtime.http.errors import error_response
 
 Level = Literal["open", "user", "admin"]
 
-OPEN = frozenset({"/health", "/health_generate", "/ping", "/metrics"})
+OPEN = frozenset({"/health", "/health_generate", "/ping", "/metrics", "/openapi.json", "/docs"})
 ADMIN = frozenset({
     "/flush_cache", "/clear_hicache_storage_backend", "/attach_hicache_storage_backend", "/detach_hicache_storage_backend",
     "/pause_generation", "/continue_generation", "/abort_request", "/set_internal_state", "/slow_down", "/freeze_gc",

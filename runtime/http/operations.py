@@ -1,0 +1,118 @@
+"""Every route in words: what it does, the body it takes, and an example. The OpenAPI document is made of this and the bodies' types."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from runtime.http import admin
+from runtime.http.anthropic import types as anthropic
+from runtime.http.native import info
+from runtime.http.native.types import GenerateBody
+from runtime.http.ollama import types as ollama
+from runtime.http.openai import types as openai
+from runtime.http.openai.batches import BatchBody
+from runtime.http.openai.responses.types import ResponseBody
+
+Json = Mapping[str, Any]
+Answer = Literal["json", "sse", "ndjson", "text", "binary", "html"]  # sse and ndjson: where the body asks for a stream, else json
+
+
+class Operation(Struct, frozen=True):
+    """One route. `methods` and `path` are those of the route; several methods do the same."""
+
+    methods: str
+    path: str
+    summary: str
+    body: type[Struct] | None = None
+    example: Json = {}
+    answer: Answer = "json"
+    form: bool = False  # the body is a form with a file
+    query: tuple[str, ...] = ()
+
+
+HI = [{"role": "user", "content": "Hello!"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "weather", "description": "Weather of a city", "parameters": CITY}
+PAGE = ("after", "limit", "order")
+
+OPERATIONS: dict[str, tuple[Operation, ...]] = {
+    "OpenAI": (
+        Operation("POST", "/v1/chat/completions", "Answer a conversation", openai.ChatBody,
+                  {"messages": HI, "tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 16}, "sse"),
+        Operation("POST", "/v1/completions", "Continue a text", openai.CompletionBody,
+                  {"prompt": "Once upon a time", "max_tokens": 16}, "sse"),
+        Operation("POST", "/v1/responses", "Answer a conversation of items, and keep the answer", ResponseBody,
+                  {"input": "Hello!", "max_output_tokens": 16}, "sse"),
+        Operation("POST", "/v1/responses/input_tokens", "Count the tokens of what would be asked", ResponseBody, {"input": "Hello!"}),
+        Operation("GET", "/v1/responses/{id}", "A kept answer"),
+        Operation("DELETE", "/v1/responses/{id}", "Forget a kept answer"),
+        Operation("POST", "/v1/responses/{id}/cancel", "Stop an answer in the background"),
+        Operation("GET", "/v1/responses/{id}/input_items", "What a kept answer was asked with", query=PAGE),
+        Operation("GET", "/v1/models", "The served model, as a list"),
+        Operation("GET", "/v1/models/{name}", "The served model"),
+        Operation("POST", "/v1/files", "Keep a file (--file-storage-path)", form=True),
+        Operation("GET", "/v1/files", "The kept files", query=("purpose", *PAGE)),
+        Operation("GET", "/v1/files/{id}", "A kept file"),
+        Operation("DELETE", "/v1/files/{id}", "Delete a file"),
+        Operation("GET", "/v1/files/{id}/content", "The bytes of a file", answer="binary"),
+        Operation("POST", "/v1/batches", "Answer the requests of a file in idle time", BatchBody,
+                  {"input_file_id": "file-0", "endpoint": "/v1/chat/completions", "completion_window": "24h"}),
+        Operation("GET", "/v1/batches", "The batches", query=("after", "limit")),
+        Operation("GET", "/v1/batches/{id}", "A batch"),
+        Operation("POST", "/v1/batches/{id}/cancel", "Stop a batch"),
+    ),
+    "Anthropic": (
+        Operation("POST", "/v1/messages", "Answer a conversation", anthropic.MessagesBody,
+                  {"model": "default", "max_tokens": 16, "messages": HI}, "sse"),
+        Operation("POST", "/v1/messages/count_tokens", "Count the tokens of what would be asked", anthropic.CountBody,
+                  {"model": "default", "messages": HI}),
+    ),
+    "Ollama": (
+        Operation("POST", "/api/chat", "Answer a conversation", ollama.ChatBody,
+                  {"model": "default", "messages": HI, "options": {"num_predict": 16}}, "ndjson"),
+        Operation("POST", "/api/generate", "Answer a prompt", ollama.GenerateBody,
+                  {"model": "default", "prompt": "Hello!", "options": {"num_predict": 16}}, "ndjson"),
+        Operation("GET", "/api/tags", "The served model, as a list"),
+        Operation("GET", "/api/ps", "The served model, which is loaded"),
+        Operation("GET", "/api/version", "Version of this server"),
+        Operation("POST", "/api/show", "About the served model", ollama.NamedBody, {"model": "default"}),
+        *[Operation(method, path, "Refused: this server has one model, chosen when it starts") for method, path in (
+            ("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"), ("POST", "/api/copy"), ("DELETE", "/api/delete"),
+            ("POST", "/api/blobs/{digest}"))],
+    ),
+    "Native": (
+        Operation("POST PUT", "/generate", "Continue one or several texts", GenerateBody,
+                  {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 16}}, "sse"),
+        Operation("POST PUT", "/encode", "Embeddings, of models that make them", info.EncodeBody),
+        *[Operation("POST", prefix + "/tokenize", "Token ids of texts, or of a conversation", info.TokenizeBody, {"prompt": "Hello!"})
+          for prefix in ("", "/v1")],
+        *[Operation("POST", prefix + "/detokenize", "The text of tokens", info.DetokenizeBody, {"tokens": [1, 2, 3]})
+          for prefix in ("", "/v1")],
+        *[Operation("GET", path, "About the served model") for path in ("/get_model_info", "/model_info")],
+        *[Operation("GET", path, "Options in force, and the server's state") for path in ("/server_info", "/get_server_info")],
+        Operation("GET", "/version", "Version of this server"),
+        Operation("GET", "/v1/loads", "How busy it is"),
+        Operation("GET", "/get_load", "How busy it is, in an older form"),
+        Operation("GET POST", "/open_session", "Begin a session: requests that go on from each other", admin.OpenSessionBody,
+                  {"capacity_of_str_len": 1000}),
+        Operation("GET POST", "/close_session", "End a session", admin.CloseSessionBody, {"session_id": "s"}),
+    ),
+    "Health": (
+        Operation("GET", "/health", "Whether it serves"),
+        Operation("GET", "/ping", "Whether it serves"),
+        Operation("GET", "/health_generate", "Whether it serves, by generating a token"),
+        Operation("GET", "/metrics", "Figures for Prometheus", answer="text"),
+        Operation("GET", "/openapi.json", "This document"),
+        Operation("GET", "/docs", "This document, to read and try", answer="html"),
+    ),
+    "Control": (
+        Operation("POST", "/pause_generation", "Plan no steps until told to go on", admin.PauseBody, {"mode": "in_place"}),
+        Operation("POST", "/continue_generation", "Go on"),
+        Operation("GET POST", "/flush_cache", "Empty the prefix cache", answer="text"),
+        Operation("GET POST", "/clear_hicache_storage_backend", "Empty the storage tier", answer="text"),
+        Operation("POST", "/abort_request", "End requests by the beginning of their ids", admin.AbortBody, {"rid": "x"}),
+        Operation("GET POST", "/start_profile", "Record where the ranks' time goes", admin.ProfileBody, {"num_steps": 5}),
+        Operation("GET POST", "/stop_profile", "Write what was recorded"),
+    ),
+}
