@@ -28,6 +28,7 @@ from runtime.actors.tokenizer import TokenizerActor
 from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
+from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.channels import Channel
 from runtime.constraint import GrammarSetup
@@ -157,7 +158,7 @@ class Core:
                 for phase, seconds in ready.phases_s.items():
                     log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages,
-                                      self._supervisor.num_window_pages)
+                                      self._supervisor.num_window_pages, self._supervisor.num_state_slots)
             journal = None if events is None else Journal(config.page_size)
             self._scheduler = self.control.scheduler = Scheduler(config, journal)
             if (delayer := self._scheduler.planner.delayer) is not None:
@@ -302,6 +303,7 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
         max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
         device_options=plan.device_options, window_ratio=plan.window_ratio,
+        state_ratio=plan.mamba_full_memory_ratio, num_states=plan.max_mamba_cache_size,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
         host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype, grammar=grammar_setup(plan, model))
@@ -340,13 +342,15 @@ def _read_template(path: str) -> str:
 
 
 def scheduler_config(
-        plan: Plan, model: ModelConfig, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0) -> SchedulerConfig:
+        plan: Plan, model: ModelConfig, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0,
+        num_state_slots: int = 0) -> SchedulerConfig:
     """What the scheduler must know of the plan; the numbers of pages are what the smallest rank holds."""
     return SchedulerConfig(
         max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
         page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
         cache=CacheConfig(shares=not plan.disable_radix_cache, eviction=plan.radix_eviction_policy,
                           window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
+                          states=StateConfig(num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval),
                           host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy,
                                           has_storage=plan.hicache_storage_backend is not None)),
         conservativeness=plan.schedule_conservativeness, limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),

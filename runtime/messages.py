@@ -196,6 +196,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
     seed: int
     device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
+    state_ratio: float = 0.0  # memory of recurrent layers' states for each byte of keys and values
+    num_states: int | None = None  # of them, which overrides the ratio; None: as many as it gives
     window_ratio: float = 0.0  # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
@@ -257,13 +259,30 @@ class WindowPages(Struct, frozen=True, array_like=True):
     ids: np.ndarray  # int32 [P]
 
 
+class StateMoves(Struct, frozen=True, array_like=True):
+    """What becomes of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no plan uses number 0.
+
+    A newcomer owns a state until its slot is taken by another sequence. Each row starts from the state that its sequence owns and leaves
+    there the one after its last token. Before the forward come the loads, which read what the steps before have left: a state may be
+    read by one load and written by a later one. A load from 0 makes the empty state, that of no tokens. After the forward come the
+    keeps, which read what this step has left. Neither loads nor keeps write to one state twice.
+    """
+
+    slots: np.ndarray  # int32 [A]: state_slot[slots] = owned
+    owned: np.ndarray  # int32 [A]
+    load_from: np.ndarray  # int32 [L]
+    load_to: np.ndarray  # int32 [L]
+    keep_from: np.ndarray  # int32 [K]
+    keep_to: np.ndarray  # int32 [K]
+
+
 class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     """One step: `R` rows, the first `num_decodes` of them decodes.
 
     A decode row computes one token, the last one sampled in its slot, which only the ranks know.
     An extend row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other.
-    Effects apply in this order: moves, admits, page updates, forward, sample. A plan without rows only moves. Ranks run steps in
-    the order of submission, so a page or slot given up by a step may be reused by the next one.
+    Effects apply in this order: moves, admits, page updates, loads of states, forward, keeps of states, sample. A plan without rows
+    only moves. Ranks run steps in the order of submission, so a page or slot given up by a step may be reused by the next one.
     """
 
     step: int
@@ -280,6 +299,7 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
     moves: Moves | None = None
     window: WindowPages | None = None  # None: no updates, or one pool for all layers
+    states: StateMoves | None = None  # None: nothing to do, or no recurrent layers
 
 
 class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile"):
@@ -325,6 +345,7 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     device_name: str
     phases_s: dict[str, float]  # seconds of each start-up phase
     num_window_pages: int = 0  # of sliding-window layers, padding page included; 0: they share the pages of the others
+    num_state_slots: int = 0  # of recurrent layers, padding slot included; 0: the model has none
     num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
     host_page_bytes: int = 0
     host_part_bytes: tuple[int, ...] = ()  # of each part of a host page (devices/host.py); together host_page_bytes

@@ -58,7 +58,7 @@ class Sequence:
 
     __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
                  "in_flight", "pages", "slot", "node", "first_cached_len", "loaded_len", "is_finished", "stop_ids", "level", "match",
-                 "window")
+                 "window", "state")
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
         self.id = id
@@ -75,6 +75,7 @@ class Sequence:
         self.slot = -1
         self.node: Any = None  # cache.prefix.Node: deepest locked node of the prefix tree
         self.window: Any = None  # cache.window.Span: what it holds in the windows' pool, where there is one
+        self.state: Any = None  # cache.states.Held: its state slots, where the model has recurrent layers
         self.loaded_len = 0  # of cached_len: came back from host memory
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
         self.is_finished = False

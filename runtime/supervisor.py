@@ -71,6 +71,11 @@ class Supervisor:
         return min(ready.num_window_pages for ready in self.readies)
 
     @property
+    def num_state_slots(self) -> int:
+        """Of the smallest rank, padding slot included; 0: the model has no recurrent layers."""
+        return min(ready.num_state_slots for ready in self.readies)
+
+    @property
     def num_host_pages(self) -> int:
         """In the host memory of every rank."""
         return min(ready.num_host_pages for ready in self.readies)
@@ -97,7 +102,7 @@ class Supervisor:
             if actor.scheduler.last_step > last_step:
                 in_vain = 0
             in_vain = await self._start_again(died, in_vain + (not lost.num_steps))
-            await actor.resume(self.num_pages, self.num_host_pages, self.num_window_pages)
+            await actor.resume(self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots)
             self._metrics.recovered_requests.add(lost.num_requests)
             self.is_recovering = False
             self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,

@@ -224,9 +224,9 @@ class SchedulerActor:
                                                f"details under {lost.guilty.request_id}")
         return lost
 
-    async def resume(self, num_pages: int, num_host_pages: int, num_window_pages: int = 0) -> None:
+    async def resume(self, num_pages: int, num_host_pages: int, num_window_pages: int = 0, num_state_slots: int = 0) -> None:
         """New ranks with so many pages are ready."""
-        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages)
+        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_state_slots)
         self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
         for request in refused:
             await self._fail(request, 503, "the model was started again and has less memory than this prompt needs; try again later")

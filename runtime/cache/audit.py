@@ -14,6 +14,7 @@ from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import DEVICE, HOST
+from runtime.cache.sides import Side
 from runtime.request import Sequence
 
 PORTION = 500  # nodes, about a millisecond
@@ -43,7 +44,9 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
     found = Findings(set(), set(), cache.host.reserved | {node.host for node in tree.orphans}, [])
     sequences = list(sequences)
     pages, hosts, locks = _held(cache, sequences)
-    windows = _window_pages(cache, sequences)
+    sides = [(side, Counter(side.pool.free)) for side in tree.sides]
+    for side, owners in sides:
+        owners.update(entry for sequence in sequences for entry in _own(side, sequence))
     num_pages = num_evictable = seen = 0
     stack = list(tree.roots.values())
     while stack:
@@ -56,8 +59,9 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
             pages[node.page] += 1
             num_pages += 1
             num_evictable += not node.locks
-        if node.window:
-            windows[node.window] += 1
+        for side, owners in sides:
+            if entry := getattr(node, side.field):
+                owners[entry] += 1
         if node.host:
             hosts[node.host] += 1
             if node.pins:
@@ -69,8 +73,8 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
         found.add(f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}")
     _compare("page", pages, cache.pool, found.pages, found)
     _compare("host page", hosts, tree.hosts, found.hosts, found)
-    if cache.window is not None:  # a quarantine begins with a new pool of them: which ones were wrong does not matter
-        _compare("window page", windows, cache.window.pool, set(), found)
+    for side, owners in sides:  # a quarantine begins with new ones: which entries were wrong does not matter
+        _compare(side.kind, owners, side.pool, set(), found)
     return found
 
 
@@ -100,13 +104,9 @@ def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], 
     return pages, hosts, locks
 
 
-def _window_pages(cache: KVCache, sequences: Iterable[Sequence]) -> Counter[int]:
-    """Pages of sliding-window layers outside the tree."""
-    pages = Counter[int](() if cache.window is None else cache.window.pool.free)
-    for sequence in sequences:
-        if sequence.window is not None:
-            pages.update(entry for entry in sequence.window.pages if isinstance(entry, int))
-    return pages
+def _own(side: Side, sequence: Sequence) -> list[int]:
+    held = getattr(sequence, side.field)
+    return [] if held is None else list(held.own)
 
 
 def _wrong(node: Node, children: list[Node], locks: int) -> str:

@@ -5,7 +5,7 @@ A sequence's pages, by page-table row:
     [0, node.depth)           owned by the prefix tree, locked through `sequence.node`
     [node.depth, len(pages))  owned by the sequence alone
 
-That is of the layers that see everything. Those with a sliding window may have a pool of their own (see window.py).
+That is of the layers that see everything. Those with a sliding window may have a pool of their own, and recurrent ones have (see sides.py).
 
 Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in the order of
 submission, and store a step's keys and values before they attend: a page published by step n is written when step n or any
@@ -18,7 +18,9 @@ from runtime.cache.host import HostConfig, HostTier
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
-from runtime.cache.window import WindowConfig, open_windows
+from runtime.cache.sides import Side, usable
+from runtime.cache.states import StateConfig, StatePool, open_states
+from runtime.cache.window import WindowConfig, WindowPool, open_windows
 from runtime.request import Sequence
 
 
@@ -29,6 +31,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     eviction: str = "lru"
     host: HostConfig = HostConfig()
     window: WindowConfig = WindowConfig()
+    states: StateConfig = StateConfig()
 
 
 DEFAULT = CacheConfig()
@@ -44,7 +47,9 @@ class KVCache:
         self.pool = PagePool(num_pages)
         self.tree = PrefixTree(page_size, eviction=config.eviction, hosts=PagePool(max(config.host.num_pages, 1)))
         self.host = HostTier(self.tree, config.host)
-        self.window = self.tree.windows = open_windows(config.window, page_size)
+        self.window: WindowPool | None = None
+        self.states: StatePool | None = None
+        self._open_sides()
 
     @property
     def num_available(self) -> int:
@@ -67,8 +72,7 @@ class KVCache:
             return wanted
         tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
-        match = sequence.match if self.window is None else self.window.usable(sequence.match)
-        return wanted - match.num_locked
+        return wanted - usable(self._sides, sequence.match).num_locked
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
         """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
@@ -82,7 +86,7 @@ class KVCache:
             match = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
         else:
             match = self.tree.enter(namespace)
-        found, match = match, match if self.window is None else self.window.usable(match)
+        found, match = match, usable(self._sides, match)
         hosted: list[Node] = []  # what is in host memory only, deepest first
         node = match
         while node.parent is not None and not node.page:
@@ -101,8 +105,8 @@ class KVCache:
         sequence.pages = node.path() + pages
         sequence.cached_len = sequence.computed_len = match.depth * self.page_size
         sequence.loaded_len = len(hosted) * self.page_size
-        if self.window is not None:
-            self.window.start(sequence, found)
+        for side in self._sides:
+            side.start(sequence, found)
 
     def grow(self, sequence: Sequence) -> bool:
         """One more page for the sequence. False: none to be had."""
@@ -123,8 +127,8 @@ class KVCache:
             self._publish(sequence, spare)
         assert sequence.node is not None
         self.pool.release(spare + sequence.pages[sequence.node.depth:])
-        if self.window is not None:
-            self.window.leave(sequence)
+        for side in self._sides:
+            side.leave(sequence)
         self.tree.unlock(sequence.node)
         sequence.pages = []
         sequence.node = None
@@ -139,9 +143,9 @@ class KVCache:
 
     def lose_device(self) -> None:
         """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in host memory for certain."""
-        self.tree.windows = None
+        self.tree.sides = ()
         self.tree.lose_device()
-        self.window = self.tree.windows = open_windows(self.config.window, self.page_size)
+        self._open_sides()
         self.host.lose_ranks()
         self.pool = PagePool(self.pool.size, self.pool.broken)
 
@@ -162,7 +166,14 @@ class KVCache:
         self.tree.is_closed = True
         self.tree = tree
         self.host = HostTier(tree, self.config.host)
-        self.window = tree.windows = open_windows(self.config.window, self.page_size)
+        self._open_sides()
+
+    def _open_sides(self) -> None:
+        """Empty ones, for a tree that has nothing of them."""
+        self.window = open_windows(self.config.window, self.page_size)
+        self.states = open_states(self.config.states, self.page_size)
+        sides: tuple[Side | None, ...] = (self.window, self.states)
+        self._sides = self.tree.sides = tuple(side for side in sides if side is not None)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:

@@ -1,20 +1,21 @@
-"""How the memory for keys and values is shared between the pool of full layers and that of sliding-window layers.
+"""How the memory for keys and values is shared between the pool of full layers, that of sliding-window layers and states of recurrent ones.
 
 Layers with a window need only what it can still see, so with a pool of their own they take less for each token of a long sequence. A model
 all of whose layers have one needs no memory at all for the pages of full layers: these are then mere numbers by which a sequence counts
 its tokens, and there are enough of them for the longest sequence and for prefixes beyond what the window's pages can hold at a time.
 """
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 NUMBERS = 4  # pages that are mere numbers, for each page of the windows' pool
 
 
 class Pools(Struct, frozen=True):
-    """Usable pages; the padding pages come on top. `window` 0: all layers share the pages of `full`."""
+    """Usable pages and state slots; what pads comes on top. `window` 0: all layers share the pages of `full`."""
 
     full: int
     window: int = 0
+    states: int = 0
 
 
 class Room(Struct, frozen=True, kw_only=True):
@@ -27,6 +28,9 @@ class Room(Struct, frozen=True, kw_only=True):
     longest: int  # pages of one sequence
     ratio: float = 0.0  # pages of the window's pool for each of the full one; 0: one pool
     least: int = 0  # window pages without which a sequence cannot run: its window and a step
+    state_bytes: int = 0  # of one sequence's states in all recurrent layers; 0: there are none
+    state_ratio: float = 0.0  # bytes of states for each of keys and values
+    num_states: int | None = None  # None: as many as the ratio gives
 
 
 def has_two_pools(ratio: float, windows: tuple[int, ...], max_len: int) -> bool:
@@ -40,7 +44,17 @@ def least_pages(window: int, page_size: int, step_tokens: int) -> int:
 
 
 def share(room: Room) -> Pools:
-    """Pools that fit, without pages where not even one of each does."""
+    """Pools that fit, without pages where not even one of each does. States are taken from what there is before pages are counted."""
+    if not room.state_bytes:
+        return _share_pages(room)
+    left = room.num_bytes - room.state_bytes  # without the padding slot
+    part = int(left * room.state_ratio / (1 + room.state_ratio)) // room.state_bytes
+    states = max(room.num_states or part, 1)
+    pages = _share_pages(structs.replace(room, num_bytes=left - states * room.state_bytes))
+    return structs.replace(pages, states=states if pages.full else 0)
+
+
+def _share_pages(room: Room) -> Pools:
     left = room.num_bytes - room.full_page_bytes - room.window_page_bytes  # without the padding pages
     if not room.ratio:
         return Pools(max(0, min(room.most, left // (room.full_page_bytes + room.window_page_bytes))))

@@ -18,7 +18,7 @@ from runtime.cache.pages import PagePool
 
 if TYPE_CHECKING:
     from runtime.cache.journal import Journal
-    from runtime.cache.window import WindowPool
+    from runtime.cache.sides import Side
 
 DEVICE, HOST = 1, 2  # bits of Node.queued
 
@@ -33,7 +33,7 @@ class PrefixTree:
         self.roots = {"": self.root}
         self.num_pages = 0
         self.num_evictable = 0
-        self.windows: WindowPool | None = None  # where the nodes' window pages come from
+        self.sides: tuple[Side, ...] = ()  # where what nodes have beside their pages comes from
         self.journal: Journal | None = None  # is told what comes and goes
         self.hosts = hosts or PagePool(1)
         self.orphans: set[Node] = set()  # gone from the tree, but pinned in host memory
@@ -193,7 +193,7 @@ class PrefixTree:
                 node = stack.pop()
                 node.num_resident = 0
                 for child in list(node.children.values()):
-                    child.page = child.locks = 0
+                    child.page = child.locks = child.state = 0
                     child.queued &= ~DEVICE
                     if child.host and not child.save_step:
                         stack.append(child)
@@ -232,8 +232,9 @@ class PrefixTree:
             gone.children.clear()
             if gone is node:
                 del parent.children[node.key]
-            if gone.window and self.windows is not None:
-                self.windows.drop(gone)
+            for side in self.sides:
+                if getattr(gone, side.field):
+                    side.drop(gone)
             if gone.host:
                 self._leave_host(gone)
         if parent.parent is None:

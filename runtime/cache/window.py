@@ -5,10 +5,9 @@ last that is planned. Each is the sequence's own, or a node's of the prefix tree
 back when the first step is planned that cannot see it: steps submitted before have read it by the time a later one, or this one,
 writes it.
 
-A node keeps its window page as long as there is room, and lives on without. So a prefix found in the tree can be continued only at a depth
-where all pages that the next token sees are there. Those of such an end are worth more than those that a prompt merely passed: first
-the passed ones go, then the ends, each in the order in which they were last locked, at any depth. Ends are where a sequence went on,
-where one ended, and where one would have gone on had the pages been there: it brings them back when it has computed them again.
+A prefix found in the tree can be continued only at a depth where the nodes have all pages that the next token sees. Those are ends
+(sides.py says what that means) where a sequence went on, where one ended, and where one would have gone on had they been there: it brings
+them back when it has computed them again.
 """
 
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from msgspec import Struct
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.pools import least_pages
+from runtime.cache.sides import Idle
 from runtime.request import Sequence
 
 
@@ -48,6 +48,10 @@ class Span:
     def end(self) -> int:
         return self.first + len(self.pages)
 
+    @property
+    def own(self) -> list[int]:
+        return [entry for entry in self.pages if isinstance(entry, int)]
+
     def tell(self) -> list[tuple[int, int]]:
         """Rows and pages that the ranks do not know yet, and do from now on."""
         rows = range(self.told, self.end)
@@ -58,31 +62,32 @@ class Span:
 class WindowPool:
     """Every page is free, a node's, or one sequence's own."""
 
+    kind = "window page"
+    field = "window"
+
     def __init__(self, config: WindowConfig, page_size: int) -> None:
         self.config = config
         self.page_size = page_size
         self.pool = PagePool(config.num_pages)
         self._tail = -(-(config.window - 1) // page_size)  # pages before a page's first token that this token sees
         self._most = min(least_pages(config.window, page_size, config.step_tokens), self.pool.num_pages)
-        self._passed: dict[Node, None] = {}  # nodes with a page that no sequence locks, the least recently locked first
-        self._ends: dict[Node, None] = {}  # the same; these go later
+        self._idle = Idle()
 
     @property
     def num_available(self) -> int:
         """Pages that can be had now, free or evictable."""
-        return self.pool.num_free + len(self._passed) + len(self._ends)
+        return self.pool.num_free + len(self._idle)
 
     @property
     def num_idle(self) -> int:
         """Pages that the tree has and nobody locks."""
-        return len(self._passed) + len(self._ends)
+        return len(self._idle)
 
     def most(self, num_tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at once while it computes them; more than there are it never needs."""
         return min(self._most, -(-num_tokens // self.page_size))
 
     def usable(self, node: Node) -> Node:
-        """`node`, or the deepest one above it, from which a sequence can go on."""
         found, run = node, 0
         while node.parent is not None and run < self._tail:
             run += 1
@@ -98,7 +103,7 @@ class WindowPool:
         first, node, nodes = self.config.first_row(sequence.computed_len, self.page_size), sequence.node, list[Node | int]()
         while node.depth > first:
             if not node.window_locks:
-                del self._idle(node)[node]
+                self._idle.remove(node)
             node.window_locks += 1
             node.is_end = True
             nodes.append(node)
@@ -160,14 +165,13 @@ class WindowPool:
     # ── the tree ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def drop(self, node: Node) -> None:
-        """A node that nobody locks leaves the tree."""
-        del self._idle(node)[node]
+        self._idle.remove(node)
         self.pool.release([node.window])
         node.window, node.is_end = 0, False
 
     def _take(self, span: Span, count: int) -> None:
         for _ in range(count - self.pool.num_free):
-            self.drop(next(iter(self._passed or self._ends)))
+            self.drop(self._idle.next())
         span.pages += self.pool.allocate(max(count, 0))
 
     def _give_back(self, span: Span, rows: Iterable[int]) -> None:
@@ -184,11 +188,8 @@ class WindowPool:
                 node = entry
                 node.window_locks -= 1
             if not node.window_locks:
-                self._idle(node)[node] = None
+                self._idle.add(node, is_end=node.is_end)
         self.pool.release(own)
-
-    def _idle(self, node: Node) -> dict[Node, None]:
-        return self._ends if node.is_end else self._passed
 
 
 def open_windows(config: WindowConfig, page_size: int) -> WindowPool | None:

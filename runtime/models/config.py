@@ -90,6 +90,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     qk_norm: bool
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
     mixture: Mixture | None  # None: no experts
+    num_recurrent_layers: int = 0  # that keep a state for each sequence; no family here has them yet
     rope: Rope
     context_len: int  # tokens of prompt and output together that the model was made for
     dtype: str | None  # of the checkpoint, where config.json says it

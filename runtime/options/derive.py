@@ -70,6 +70,13 @@ def page_size(device: DeviceFacts) -> Derived:
     return Derived(device.page_size, f"it suits the kernels of {device.name}")
 
 
+def mamba_scheduler_strategy(mamba_track_interval: int, page_size: int) -> Derived:
+    """A second state costs nothing that anybody else wants: newcomers take it."""
+    if mamba_track_interval % page_size:
+        return Derived("no_buffer", "--mamba-track-interval is no multiple of --page-size")
+    return Derived("extra_buffer", "conversations go on from their answers, and newcomers take the second states where slots are short")
+
+
 def attention_backend(device: DeviceFacts) -> Derived:
     return Derived(device.attention_backend, f"it is the attention of {device.name}")
 

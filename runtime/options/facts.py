@@ -30,6 +30,9 @@ class ModelFacts(Protocol):
     def windows(self) -> tuple[int, ...]: ...
 
     @property
+    def num_recurrent_layers(self) -> int: ...
+
+    @property
     def num_kv_heads(self) -> int: ...
 
     @property

@@ -66,6 +66,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     page_size: int
     swa_full_tokens_ratio: float
     disable_hybrid_swa_memory: bool
+    max_mamba_cache_size: int | None  # states; None: as the ratio says
+    mamba_full_memory_ratio: float  # bytes of states for each of keys and values
+    mamba_scheduler_strategy: str  # no_buffer or extra_buffer
+    mamba_track_interval: int  # tokens
     disable_radix_cache: bool
     radix_eviction_policy: str
     isolate_tenants: bool
@@ -141,6 +145,11 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 0.0 if self.disable_hybrid_swa_memory else self.swa_full_tokens_ratio
 
     @property
+    def state_interval(self) -> int:
+        """Tokens between two states that are kept while a sequence decodes; 0: none are."""
+        return self.mamba_track_interval if self.mamba_scheduler_strategy == "extra_buffer" else 0
+
+    @property
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device != "null":
@@ -193,6 +202,7 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("mem_fraction_static", derive.mem_fraction_static, device)
     c.auto("max_total_tokens", derive.max_total_tokens)
     c.auto("page_size", derive.page_size, device)
+    c.auto("mamba_scheduler_strategy", derive.mamba_scheduler_strategy, c["mamba_track_interval"], c["page_size"])
     c.auto("max_running_requests", derive.max_running_requests, device)
     c.auto("max_queued_requests", derive.max_queued_requests)
     c.auto("chunked_prefill_size", derive.chunked_prefill_size, device)

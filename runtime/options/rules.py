@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runtime.cache.pools import has_two_pools
 from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.table import by_name
 
 if TYPE_CHECKING:
     from runtime.options.plan import Plan
@@ -74,6 +75,31 @@ def windows_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFa
     return None
 
 
+STATE_OPTIONS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_scheduler_strategy", "mamba_track_interval")
+
+
+def states_have_layers(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    said = [by_name()[name].flag for name in STATE_OPTIONS if plan.why[name].source not in ("default", "derived")]
+    if said and not model.num_recurrent_layers:
+        return f"{', '.join(said)} does nothing with this model, which has no recurrent layers; leave it out"
+    return None
+
+
+def states_end_pages(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """States are kept beside pages of the prefix tree."""
+    if model.num_recurrent_layers and plan.state_interval % plan.page_size:
+        return (f"--mamba-track-interval {plan.mamba_track_interval} is no multiple of --page-size {plan.page_size}; choose one, or "
+                "--mamba-scheduler-strategy no_buffer")
+    return None
+
+
+def states_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The state at the end of a prefix is nowhere but on the device, so nobody could go on from pages that come from storage."""
+    if model.num_recurrent_layers and plan.hicache_storage_backend is not None:
+        return "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
+    return None
+
+
 def weights_are_positive(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     wrong = [name for name, weight in plan.fair_share_weights.items() if not (isinstance(weight, int | float) and 0 < weight < 1e9)]
     if wrong:
@@ -98,6 +124,9 @@ RULES: tuple[Rule, ...] = (
     context_within_model,
     pages_hold_a_sequence,
     windows_stay_on_the_device,
+    states_have_layers,
+    states_end_pages,
+    states_stay_on_the_device,
     weights_are_positive,
     grammars_can_be_kept,
 )

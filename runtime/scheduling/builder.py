@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.messages import Admit, Moves, SlotSampling, StepPlan, WindowPages
+from runtime.messages import Admit, Moves, SlotSampling, StateMoves, StepPlan, WindowPages
 from runtime.request import Sequence
 from runtime.scheduling.chunking import Work
 
@@ -46,6 +46,7 @@ class StepBuilder:
         self._targets: list[np.ndarray] = []
         self._admits: list[Admit] = []
         self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
+        self.state_slots: list[tuple[int, int]] = []  # of newcomers: slot, state slot
         self._window: list[tuple[int, int, int]] = []  # the same of the windows' pool
 
     def admit(self, sequence: Sequence, eos_ids: tuple[int, ...]) -> None:
@@ -54,6 +55,8 @@ class StepBuilder:
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
         self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide))
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
+        if sequence.state is not None:
+            self.state_slots.append((sequence.slot, sequence.state.slot))
 
     def set_page(self, slot: int, row: int, page: int) -> None:
         self._pages.append((slot, row, page))
@@ -97,7 +100,7 @@ class StepBuilder:
         attended = sum(count * start + count * count // 2 for start, count in zip(starts, counts, strict=True))
         return Work(self.num_decodes, sum(counts), attended)
 
-    def build(self, step: int, moves: Moves | None = None) -> StepPlan:
+    def build(self, step: int, moves: Moves | None = None, states: StateMoves | None = None) -> StepPlan:
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
         return StepPlan(
             step, self.num_decodes, self._admits,
@@ -105,7 +108,7 @@ class StepBuilder:
             np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
             np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
             np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages())
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages(), states)
 
     def _window_pages(self) -> WindowPages | None:
         return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None

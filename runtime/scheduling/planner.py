@@ -101,7 +101,8 @@ class Planner:
         if roster.shares.is_on and builder.sequences:
             roster.shares.charge_decodes()
         flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder))
-        return builder.build(step, moves), flight
+        states = roster.cache.states
+        return builder.build(step, moves, None if states is None else states.take(builder.state_slots)), flight
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
@@ -123,6 +124,8 @@ class Planner:
             rows.append(sequence)
             starts.append(start)
         builder.add_decodes(rows, starts)
+        if (states := self.roster.cache.states) is not None:
+            states.decoded(rows, starts)
 
     def _grow(self, sequence: Sequence) -> bool:
         """One more page, taken from the last in precedence if need be. False: that was the sequence itself, and it gave way."""
@@ -182,6 +185,8 @@ class Planner:
             builder.add_extend(sequence, start, count)
             if sequence.window is not None:
                 builder.set_window(sequence)
+            if roster.cache.states is not None:
+                roster.cache.states.computed(sequence)
             roster.shares.charge(sequence.request.tenant, count)
             if sequence.wants_prompt_logprobs:
                 parts[sequence.slot] = self.prompts.expect(sequence, start, count)
@@ -245,6 +250,8 @@ class Planner:
                 window.slide(sequence)
             room = min(room, window.reach(sequence) - start)
         count = min(room, known - start)
+        if count > 0 and (states := self.roster.cache.states) is not None:
+            count = states.cut(sequence, count, is_begun=begun is not None)
         if count <= 0:
             return
         fill.left -= count

@@ -86,6 +86,8 @@ class Roster:
             return False
         if self.cache.window is not None and not has_window_room(self.cache.window, newcomer, self):
             return False
+        if self.cache.states is not None and not self.cache.states.has_room:
+            return False
         spare = self.cache.num_available - self.cache.missing(newcomer)
         count = self.num_running
         if spare < count:  # a page for each: nobody gives way at once
@@ -140,7 +142,7 @@ class Roster:
         for sequence in self.live.values():
             sequence.in_flight, sequence.match = 0, None
         for sequence in running:
-            sequence.slot, sequence.pages, sequence.node, sequence.window = -1, [], None, None
+            sequence.slot, sequence.pages, sequence.node, sequence.window, sequence.state = -1, [], None, None, None
             sequence.cached_len = sequence.loaded_len = sequence.computed_len = 0
         for sequence in sorted([*running, *(s for s in self._landing if not s.is_finished)], key=precedence):
             self.waiting.add(sequence, is_new=False)

@@ -184,15 +184,16 @@ class Scheduler:
         recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
-    def resume(self, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0) -> list[GivenUp]:
+    def resume(self, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0, num_state_slots: int = 0) -> list[GivenUp]:
         """New ranks have come; they hold as many host pages as the old ones, with what was there, or start with empty ones.
         -> requests whose prompts they have no room for, which end; others may end earlier than before"""
         cache = self.config.cache
-        if (num_host_pages, num_window_pages) == (cache.host.num_pages, cache.window.num_pages):
+        if (num_host_pages, num_window_pages, num_state_slots) == (cache.host.num_pages, cache.window.num_pages, cache.states.num_slots):
             self.cache.resume(num_pages)
         else:
             cache = structs.replace(cache, host=structs.replace(cache.host, num_pages=num_host_pages),
-                                    window=structs.replace(cache.window, num_pages=num_window_pages))
+                                    window=structs.replace(cache.window, num_pages=num_window_pages),
+                                    states=structs.replace(cache.states, num_slots=num_state_slots))
             self.config = structs.replace(self.config, cache=cache)
             self.cache.tree.is_closed = True
             self.roster.cache = empty_cache(structs.replace(self.config, num_pages=num_pages), self.journal)

@@ -85,6 +85,11 @@ def test_when_there_are_two_pools(ratio: float, windows: tuple[int, ...], max_le
 
 
 @pytest.mark.parametrize(("wishes", "expected"), [
+    ({"state_bytes": 1000, "num_states": 4}, Pools(25, states=4)),  # and the padding slot
+    ({"state_bytes": 500, "state_ratio": 1.0}, Pools(25, states=9)),
+    ({"state_bytes": 500, "state_ratio": 0.0}, Pools(45, states=1)),  # without one nobody runs
+    ({"state_bytes": 5000, "num_states": 2}, Pools(0)),
+    ({"state_bytes": 1000, "num_states": 4, "ratio": 0.5}, Pools(33, 16, 4)),
     ({"ratio": 0.0}, Pools(50)),  # 100 bytes and 100 bytes a page, less the padding page
     ({"ratio": 0.5}, Pools(66, 33)),
     ({"ratio": 0.5, "least": 40}, Pools(60, 40)),  # full pages give way to what one window needs
@@ -100,4 +105,5 @@ def test_share(wishes: dict[str, Any], expected: Pools) -> None:
     pools = share(room)
     assert pools == expected
     taken = (pools.full + 1) * room.full_page_bytes + (pools.window + 1) * room.window_page_bytes
+    taken += (pools.states + 1) * room.state_bytes
     assert not pools.full or not room.ratio or taken <= room.num_bytes

@@ -18,6 +18,7 @@ from runtime.options.table import by_flag, by_name, rows
 
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+    num_recurrent_layers = 0
     windows = (0, 1024)
     mixture: Mixture | None = None
 
@@ -103,6 +104,26 @@ def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> N
     with pytest.raises(OptionsError) as caught:
         resolve(given, model, DEVICES["cpu"], MACHINE)
     assert any(sentence in problem for problem in caught.value.problems)
+
+
+class Recurrent(Model):
+    num_recurrent_layers = 3
+
+
+def test_states_need_recurrent_layers() -> None:
+    words = ["--max-mamba-cache-size", "8", "--mamba-scheduler-strategy", "extra_buffer"]
+    with pytest.raises(OptionsError, match="--max-mamba-cache-size, --mamba-scheduler-strategy does nothing with this model"):
+        plan(" ".join(words))
+    facts = device_facts("auto")
+    made = resolve(from_argv(words), Recurrent, facts, MACHINE)
+    assert (made.max_mamba_cache_size, made.state_interval) == (8, 256)
+    assert resolve(from_argv([]), Recurrent, facts, MACHINE).mamba_scheduler_strategy == "extra_buffer"
+    assert resolve(from_argv(["--mamba-track-interval", "40"]), Recurrent, facts, MACHINE).state_interval == 0
+    for wrong, sentence in (
+            (["--mamba-track-interval", "40", "--mamba-scheduler-strategy", "extra_buffer"], "is no multiple of --page-size 16"),
+            (["--enable-hierarchical-cache", "--hicache-storage-backend", "file"], "cannot keep the states")):
+        with pytest.raises(OptionsError, match=sentence):
+            resolve(from_argv(wrong), Recurrent, facts, MACHINE)
 
 
 def test_what_the_device_lacks_is_refused() -> None:

@@ -31,7 +31,7 @@ class OracleRank:
     """Executes plans in order; raises AssertionError on a plan that no rank could run."""
 
     def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0, num_host_pages: int = 0,
-                 num_window_pages: int = 0, window: int = 0) -> None:
+                 num_window_pages: int = 0, window: int = 0, num_state_slots: int = 0) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.host = np.full((num_host_pages, page_size), -1)
@@ -39,6 +39,8 @@ class OracleRank:
         self.window = window  # of the layers with a pool of their own; 0: there are none
         self.window_pages = np.zeros((num_window_pages, page_size), dtype=object)
         self.window_table = np.zeros((max_slots, num_pages + 1), dtype=int)
+        self.states: list[bytes | None] = [None] * num_state_slots  # all tokens so far: what a recurrent layer folds into one state
+        self.state_slot = np.zeros(max_slots, dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
         self.prompt_logprobs = np.full(max_slots, -1)
@@ -54,6 +56,7 @@ class OracleRank:
         for admit in plan.admits:
             self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
+            self.state_slot[admit.slot] = 0
             self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
         self.table[plan.page_slots, plan.page_rows] = plan.page_ids
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot stands in two rows"
@@ -63,6 +66,9 @@ class OracleRank:
         self._store(plan)
         if self.window:
             self._see(plan)
+        if self.states:
+            self._recur(plan)
+        assert self.states or plan.states is None
         sampled = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
         return StepResult(plan.step, np.array(sampled, dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
                           self._prompt_parts(plan), 0.0)
@@ -119,6 +125,31 @@ class OracleRank:
             for position in range(max(0, start - self.window + 1), len(marks)):
                 page = self.window_table[slot, position // self.page_size]
                 assert self.window_pages[page, position % self.page_size] == marks[position], "a window sees what is not its own"
+
+    def _recur(self, plan: StepPlan) -> None:
+        """Each row must start from the state of all tokens before it."""
+        moves = plan.states
+        if moves is not None:
+            self.state_slot[moves.slots] = moves.owned
+            assert self.states[0] is None and 0 not in moves.load_to and 0 not in moves.keep_to
+            for written in (moves.load_to.tolist(), moves.keep_to.tolist()):
+                assert len(set(written)) == len(written)
+            assert set(moves.load_to.tolist()) <= set(moves.owned.tolist())
+            self._copy_states([b"" if source == 0 else self.states[source] for source in moves.load_from], moves.load_to)
+        owned = self.state_slot[plan.slots].tolist()
+        assert 0 not in owned and len(set(owned)) == len(owned)
+        for slot, start, count, state in zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), owned, strict=True):
+            tokens = bytes(self._context(slot, start + count))
+            assert self.states[state] == tokens[:start], "a row starts from another state than its own"
+            self.states[state] = tokens
+        if moves is not None:
+            assert not set(moves.keep_to.tolist()) & set(owned) and set(moves.keep_from.tolist()) <= set(owned)
+            self._copy_states([self.states[source] for source in moves.keep_from], moves.keep_to)
+
+    def _copy_states(self, contents: list[bytes | None], places: np.ndarray) -> None:
+        for content, place in zip(contents, places.tolist(), strict=True):
+            assert content is not None, "a state is copied that nobody made"
+            self.states[place] = content
 
     def _context(self, slot: int, length: int) -> list[int]:
         rows = self.table[slot, :-(-length // self.page_size)]

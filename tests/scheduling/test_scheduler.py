@@ -1,26 +1,20 @@
 from collections import Counter, deque
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtime.cache.audit import findings
-from runtime.cache.eviction import POLICIES as EVICTIONS
-from runtime.cache.host import WRITE_POLICIES, HostConfig
+from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
 from runtime.cache.pools import least_pages
+from runtime.cache.states import StateConfig, StatePool
 from runtime.cache.window import WindowConfig, WindowPool
 from runtime.messages import StepTokens
 from runtime.request import FinishReason, Request, Sequence
 from runtime.sampling import SamplingParams
-from runtime.scheduling.order import POLICIES
-from runtime.scheduling.planner import Admission
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-from runtime.scheduling.waiting import OrderConfig
 from tests.cache.router import Router
 from tests.cache.walk import listen
 from tests.scheduling.oracle import OracleRank, generate
@@ -34,17 +28,19 @@ class World:
 
     def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
                  shares: bool = True, max_len: int = 200, eviction: str = "lru", num_host_pages: int = 0,
-                 write_policy: str = "write_through", window: int = 0, spare_window_pages: int = 0, **more: object) -> None:
+                 write_policy: str = "write_through", window: int = 0, spare_window_pages: int = 0, num_states: int = 0,
+                 interval: int = 0, **more: object) -> None:
         num_window_pages = 1 + least_pages(window, page_size, 1) + spare_window_pages if window else 0
         cache = CacheConfig(
             shares=shares, eviction=eviction, host=HostConfig(num_pages=num_host_pages, write_policy=write_policy, has_storage=not window),
+            states=StateConfig(num_slots=num_states + 1 if num_states else 0, interval=interval * page_size, shares=shares),
             window=WindowConfig(num_pages=num_window_pages, window=window, step_tokens=chunk))
         self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
                                       num_pages=num_pages, eos_ids=(EOS,), cache=cache, **more)
         self.scheduler = Scheduler(self.config, Journal(page_size))
         self.router = Router()
         self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages,
-                               num_window_pages=num_window_pages, window=window)
+                               num_window_pages=num_window_pages, window=window, num_state_slots=cache.states.num_slots)
         self.scheduler.roster.start = self._start  # type: ignore[method-assign]
         self.shelf = Shelf(self.scheduler)
         self.depth = depth
@@ -76,7 +72,8 @@ class World:
             self.requests[i] = request
         return ids
 
-    def die(self, num_pages: int | None = None, num_host_pages: int | None = None, more_window_pages: int = 0) -> Lost:
+    def die(self, num_pages: int | None = None, num_host_pages: int | None = None, more_window_pages: int = 0,
+            more_states: int = 0) -> Lost:
         """The ranks die with the steps in flight, and come again with nothing in their pages. Host memory outlives them if it has the
         same size."""
         num_pages = num_pages or self.config.num_pages
@@ -86,11 +83,13 @@ class World:
         lost = self.scheduler.lose_ranks()
         window = self.config.cache.window
         num_window_pages = window.num_pages + more_window_pages
-        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages)
+        num_states = self.config.cache.states.num_slots + more_states
+        refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_states)
         self.config = self.scheduler.config
         self.results.clear()
         self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps,
-                               num_host_pages=num_host_pages, num_window_pages=num_window_pages, window=self.rank.window)
+                               num_host_pages=num_host_pages, num_window_pages=num_window_pages, window=self.rank.window,
+                               num_state_slots=num_states)
         if num_host_pages == len(host):
             self.rank.host = host
         for given_up in (lost.guilty, *refused):
@@ -169,6 +168,8 @@ class World:
         assert listen(self.router, cache.tree)
         if cache.window is not None:
             self.check_window(cache.window)
+        if cache.states is not None:
+            self.check_states(cache.states)
 
     def check_window(self, window: WindowPool) -> None:
         owned, locks, idle = Counter(window.pool._free), Counter[int](), 0
@@ -189,6 +190,22 @@ class World:
                 idle += not node.window_locks
         assert not locks and idle == window.num_idle
         assert owned == Counter(range(1, self.config.cache.window.num_pages))
+
+    def check_states(self, states: StatePool) -> None:
+        owned, num_kept = Counter(states.pool.free), 0
+        nodes = list(self.scheduler.cache.tree.roots.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            if node.state:
+                owned[node.state] += 1
+                num_kept += 1
+                assert node.parent is not None and node in states._idle
+        running = [s for s in self.scheduler.roster.live.values() if s.node is not None]
+        for sequence in running:
+            owned.update(sequence.state.own)
+        assert num_kept == states.num_idle and len(states._seconds) == sum(s.state.second > 0 for s in running)
+        assert owned == Counter(range(1, self.config.cache.states.num_slots))
 
     def check_idle(self) -> None:
         self.check_pages()
@@ -286,114 +303,3 @@ def test_reasons_and_matches() -> None:
     world.run()
     assert world.reasons == {length: FinishReason.LENGTH, stop: FinishReason.STOP}
     assert len(world.seen[length]) == 3 and len(world.seen[stop]) == 1
-
-
-ORDERS = st.builds(OrderConfig, policy=st.sampled_from(sorted(POLICIES)), has_priorities=st.booleans(), low_first=st.booleans(),
-                   preemption_threshold=st.integers(1, 12), patience=st.integers(0, 5), fair=st.booleans(),
-                   weights=st.dictionaries(st.sampled_from("abc"), st.floats(0.1, 10)))
-ADMISSIONS = st.fixed_dictionaries({
-    "max_prompts": st.none() | st.integers(1, 3), "has_dynamic_chunks": st.booleans(),
-    "long_share": st.sampled_from([0.1, 0.5, 1.0]), "decode_steps": st.integers(1, 4)})
-
-
-class Machine(RuleBasedStateMachine):
-    """Random arrivals, aborts, stops, submissions, results and deaths of the ranks, against the oracle."""
-
-    @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans(),
-                order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
-                eviction=st.sampled_from(sorted(EVICTIONS)), num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
-                write_policy=st.sampled_from(sorted(WRITE_POLICIES)), window=st.sampled_from([0, 0, 1, 4, 11]),
-                spare_window_pages=st.integers(0, 12))
-    def begin(self, depth: int, page_size: int, chunk: int, shares: bool, order: OrderConfig, admission: dict,
-              conservativeness: float, num_host_pages: int, window: int, **cache: object) -> None:
-        self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares, order=order,
-                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness,
-                           num_host_pages=0 if window else num_host_pages, window=window, **cache)
-
-    @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
-          prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"),
-          namespace=st.sampled_from(["", "", "x"]))
-    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool, priority: int | None, tenant: str,
-            namespace: str) -> None:
-        self.world.add(([head] * 6 + [1, 2, 3, 4] * 5)[:length], n=n, max_new_tokens=new, ignore_eos=not eos,
-                       prompt_logprobs=0 if prompt_logprobs else None, priority=priority, tenant=tenant, routing_key=tenant,
-                       namespace=namespace)
-
-    @rule()
-    def submit(self) -> None:
-        self.world.submit()
-
-    @precondition(lambda self: self.world.results)
-    @rule()
-    def receive(self) -> None:
-        self.world.receive()
-
-    @precondition(lambda self: self.world.scheduler.roster.live)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        live = self.world.scheduler.roster.live
-        self.world.scheduler.abort(live[data.draw(st.sampled_from(sorted(live)))].request.id)
-
-    @precondition(lambda self: self.world.scheduler.roster.live)
-    @rule(data=st.data())
-    def stop(self, data: st.DataObject) -> None:
-        i = data.draw(st.sampled_from(sorted(self.world.scheduler.roster.live)))
-        self.world.quiet.add(i)
-        self.world.scheduler.end([i])
-
-    @rule(keeps_host=st.booleans())
-    def die(self, keeps_host: bool) -> None:
-        if self.world.rank.window:
-            lost = self.world.die(more_window_pages=0 if keeps_host else 1)
-        else:
-            lost = self.world.die(num_host_pages=None if keeps_host else len(self.world.rank.host) ^ 1)
-        assert lost.guilty is None or lost.num_steps
-
-    @rule()
-    def store(self) -> None:
-        shelf = self.world.shelf
-        shelf.watch()
-        for _ in range(len(shelf.pins) // 2):
-            shelf.write(self.world.rank)
-
-    @rule(data=st.data())
-    def fetch(self, data: st.DataObject) -> None:
-        world = self.world
-        held = [sequence for sequence, *_ in world.shelf.fetches]
-        waiting = [s for s in world.scheduler.roster.live.values() if s.slot < 0 and s.first_cached_len < 0 and s not in held
-                   and not world.scheduler.roster.waiting.is_parked(s)]
-        if waiting:
-            world.shelf.fetch(data.draw(st.sampled_from(waiting)), world.rank)
-
-    @precondition(lambda self: self.world.shelf.fetches)
-    @rule(part=st.sampled_from([0.0, 0.5, 1.0, 1.0]))
-    def arrive(self, part: float) -> None:
-        self.world.shelf.arrive(self.world.rank, part)
-
-    @rule()
-    def flush(self) -> None:
-        self.world.scheduler.cache.flush()
-
-    @invariant()
-    def pages_add_up(self) -> None:
-        if hasattr(self, "world"):
-            self.world.check_pages()
-            for sequence in self.world.scheduler.roster.live.values():
-                assert 0 <= sequence.cached_len <= sequence.computed_len <= len(sequence.tokens) + sequence.in_flight
-                assert len(sequence.tokens) <= sequence.max_len
-
-    def teardown(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        self.world.shelf.finish(self.world.rank)
-        self.world.run()  # nobody starves: all that wait get their turn in a bounded number of steps
-        for i, tokens in self.world.seen.items():
-            expected = self.world.expected(i)
-            complete = i not in self.world.failed and self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
-            assert tokens == (expected if complete else expected[:len(tokens)])
-            if complete and self.world.requests[i].params.prompt_logprobs is not None:
-                assert [t.token_id for t in self.world.prompts[i]] == self.world.requests[i].prompt_ids
-
-
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
