@@ -306,7 +306,8 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         state_ratio=plan.mamba_full_memory_ratio, num_states=plan.max_mamba_cache_size,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
-        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype, grammar=grammar_setup(plan, model))
+        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype, grammar=grammar_setup(plan, model),
+        processors=plan.logit_processors if plan.enable_custom_logit_processor else [])
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
@@ -382,7 +383,12 @@ def has_priorities(plan: Plan) -> bool:
 
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
     return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens,
-                  cuts=plan.allow_auto_truncate)
+                  cuts=plan.allow_auto_truncate, processors=processor_names(plan))
+
+
+def processor_names(plan: Plan) -> tuple[str, ...]:
+    """What requests call the logit processors: by their class."""
+    return tuple(place.rpartition(":")[2] for place in plan.logit_processors) if plan.enable_custom_logit_processor else ()
 
 
 def random_seeds(seed: int) -> Callable[[], int]:

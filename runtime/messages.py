@@ -10,6 +10,7 @@ array_like to be small. Arrays are one-dimensional numpy arrays; the comment giv
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from msgspec import Struct
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.request import FinishReason, Guide, Request, TokenLogprob
-from runtime.sampling import SamplingParams
+from runtime.sampling import Processor, SamplingParams
 
 # ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
 
@@ -206,6 +207,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     ep_size: int = 1  # groups of ranks that whole experts are spread over
     kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
+    processors: list[str] = []  # classes that change logits: package.module:Class
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -225,6 +227,7 @@ class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
     min_len: int  # length in tokens, prompt included
     top_logprobs: int  # -1: no logprobs; k: the token's own and k alternatives
     prompt_logprobs: int  # -1: none
+    processor: Processor | None = None
     logprob_ids: list[int] = []  # whose log probabilities stand behind those of the k alternatives, where there are any
 
 
@@ -359,6 +362,13 @@ class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
     is_start_error: bool
 
 
+class Failing(StrEnum):
+    """What only its own request fails of."""
+
+    GRAMMAR = "grammar"  # it can't be followed any more
+    PROCESSOR = "processor"  # its logit processor raised
+
+
 class PromptLogprobs(Struct, frozen=True, array_like=True):
     """Log probabilities of the next tokens of one extend row; `width` alternatives each, row after row."""
 
@@ -380,7 +390,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     top_logprobs: np.ndarray  # float32 [N * width] or empty
     prompt: list[PromptLogprobs]
     compute_s: float  # seconds that the rank spent on the step
-    unguided: list[int] = []  # places in `token_ids` where a grammar could not be followed any more: these tokens mean nothing
+    failed: dict[int, Failing] = {}  # by place in `token_ids`: what its request ends of; the token there means nothing
 
 
 FromRank = LoadProgress | RankReady | RankFailed | StepResult

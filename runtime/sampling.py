@@ -5,6 +5,7 @@ door and again at the scheduler, so that no path around HTTP can bring a number 
 """
 
 from typing import Annotated as A
+from typing import Any
 
 from msgspec import Meta, Struct
 
@@ -20,6 +21,13 @@ MAX_BIASES = 4096
 Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = A[str, Meta(max_length=1024)]
 TokenId = A[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Processor(Struct, frozen=True, array_like=True):
+    """A logit processor of the server's, by name, and what it is told (layers/processors.py)."""
+
+    name: A[str, Meta(min_length=1, max_length=256)]
+    params: A[dict[str, Any], Meta(max_length=64)] = {}
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,6 +59,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     constraint: Rule | None = None  # what the answer's text must look like
     constraint_after: A[str, Meta(max_length=MAX_STOP_CHARS)] = ""  # from where on: after this text, e.g. the end of the thoughts
 
+    processor: Processor | None = None
+
     @property
     def has_penalties(self) -> bool:
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
@@ -63,6 +73,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     context_len: int  # tokens of prompt and output together
     pool_tokens: int  # tokens that the KV pages can hold for one sequence
     cuts: bool = False  # prompts that are too long are cut instead of refused
+    processors: tuple[str, ...] = ()  # logit processors that requests may choose
 
     @property
     def longest(self) -> int:
@@ -94,5 +105,9 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
             raise InvalidRequest(f"{name} names a token outside 0..{vocab - 1}", param=name)
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         raise InvalidRequest("min_new_tokens is above max_new_tokens", param="min_new_tokens")
+    if params.processor is not None and params.processor.name not in limits.processors:
+        known = f"it has {', '.join(limits.processors)}" if limits.processors else \
+            "it has none; start it with --enable-custom-logit-processor and --logit-processors"
+        raise InvalidRequest(f"this server has no logit processor {params.processor.name[:80]!r}; {known}", param="custom_logit_processor")
     if params.constraint is not None and params.ignore_eos:
         raise InvalidRequest("ignore_eos can't be combined with a constraint, which says where the text ends", param="ignore_eos")

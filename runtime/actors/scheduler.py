@@ -24,6 +24,7 @@ from runtime.messages import (
     Abort,
     Arrive,
     Continue,
+    Failing,
     Flush,
     Opened,
     Pause,
@@ -44,6 +45,12 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.upkeep import Upkeep
 
 AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do
+
+
+FAILINGS = {
+    Failing.GRAMMAR: "the constraint could not be followed to its end; simplify it",
+    Failing.PROCESSOR: "the logit processor failed; the server's log has the details beside {id}",
+}
 
 
 class Steps(Protocol):
@@ -177,8 +184,9 @@ class SchedulerActor:
                     tokens = self.scheduler.apply(result)
                     self._meter.step(monotonic(), tokens, result.compute_s)
                     await self._send(tokens)
-                    while self.scheduler.unguided:
-                        await self._fail(self.scheduler.unguided.pop(), 500, "the constraint could not be followed to its end; simplify it")
+                    while self.scheduler.failed:
+                        request, failing = self.scheduler.failed.pop()
+                        await self._fail(request, 500, FAILINGS[failing].format(id=request.request_id))
             if self._storage is not None:
                 self._storage.saved()
             if steps.died is not None:

@@ -21,10 +21,11 @@ from runtime.devices.host import HostPages, open_host
 from runtime.errors import StartError
 from runtime.layers.attention import Attention
 from runtime.layers.guides import Guides
+from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots, to_device
-from runtime.messages import Moves, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Failing, Moves, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
@@ -67,7 +68,8 @@ class Runner:
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
         kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
         slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place, len(sizes),
-                      Guides(start.grammar if self.rank == 0 else None, config.vocab_size))
+                      Guides(start.grammar if self.rank == 0 else None, config.vocab_size),
+                      Processors(start.processors if self.rank == 0 else []))
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
@@ -139,15 +141,15 @@ class Loaded:
         token_ids = tokens.int().cpu().numpy()
         width = -1 if found is None else found.top_ids.shape[1]
         values, top_ids, top = NO_LOGPROBS if found is None else _host(found)
-        unguided = self.guide(plan, token_ids) if self.slots.guides.slots else []
-        return StepResult(plan.step, token_ids, width, values, top_ids, top, prompt, perf_counter() - begin, unguided)
+        failed = self.took(plan, token_ids) if self.slots.follows else {}
+        return StepResult(plan.step, token_ids, width, values, top_ids, top, prompt, perf_counter() - begin, failed)
 
-    def guide(self, plan: StepPlan, token_ids: np.ndarray) -> list[int]:
-        """Tells the slots' grammars what was sampled. -> places of tokens that mean nothing"""
-        slots = plan.slots[np.flatnonzero(plan.samples)].tolist()
-        unguided = self.slots.guides.unguided(slots)
-        self.slots.guides.took(slots, token_ids.tolist())
-        return unguided
+    def took(self, plan: StepPlan, token_ids: np.ndarray) -> dict[int, Failing]:
+        """Tells grammars and processors what was sampled. -> places of tokens that mean nothing, and why"""
+        slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
+        failed = dict.fromkeys(self.slots.guides.unguided(slots), Failing.GRAMMAR)
+        self.slots.guides.took(slots, tokens)
+        return failed | dict.fromkeys(self.slots.processors.took(slots, tokens), Failing.PROCESSOR)
 
     def move(self, moves: Moves) -> Arrivals | None:
         """Saves, and begins to load."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from runtime.devices.base import Draw, Ops
 from runtime.layers.adjust import Adjuster
 from runtime.layers.guides import Guides
+from runtime.layers.processors import Processors
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
 from runtime.messages import Admit, SlotSampling, StepPlan
 
@@ -24,7 +25,7 @@ class Slots:
     """State of `max_slots` sequences of at most `max_pages` pages each."""
 
     def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device, num_pools: int = 1,
-                 guides: Guides | None = None) -> None:
+                 guides: Guides | None = None, processors: Processors | None = None) -> None:
         self.place = place
         self.vocab_size = vocab_size
         self.page_tables = torch.zeros(num_pools, max_slots, max_pages, dtype=torch.int32, device=place)
@@ -33,6 +34,7 @@ class Slots:
         self.ints = torch.zeros(max_slots, 2, dtype=torch.int64, device=place)  # seed, top_k
         self.adjuster = Adjuster(vocab_size, place)
         self.guides = guides or Guides(None, vocab_size)
+        self.processors = processors or Processors([])
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
@@ -55,6 +57,7 @@ class Slots:
             sampling = admit.sampling
             self.adjuster.admit(admit)
             self.guides.admit(admit)
+            self.processors.admit(admit)
             self.is_random[admit.slot] = sampling.temperature > 0
             self.picks.pop(admit.slot, None)
             self.top_logprobs[admit.slot] = sampling.top_logprobs
@@ -72,6 +75,11 @@ class Slots:
             if widths[slot] >= 0:
                 widths[slot] += len(sampling.logprob_ids)
 
+    @property
+    def follows(self) -> bool:
+        """Whether some slot must be told the tokens that it takes."""
+        return bool(self.guides.slots or self.processors.slots)
+
     def pick(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
         """Puts the tokens that the slot wants in the last of its `width` columns."""
         ids = self.picks[slot]
@@ -87,6 +95,8 @@ class Slots:
         clean(logits)
         names = slots.tolist()
         adjusted = self.adjuster.apply(logits, names, lengths.tolist())
+        if self.processors.slots:
+            adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
         if self.guides.slots:
             adjusted = self._guide(ops, adjusted, names, is_own=adjusted is not logits)
         if self.is_random[slots].any():

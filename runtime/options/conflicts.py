@@ -25,6 +25,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hicache_storage_backend_extra_config", ("hicache_storage_backend",)),
     ("prefill_delayer_", ("enable_prefill_delayer",)),
     ("priority_scheduling_", ("enable_priority_scheduling",)),
+    ("logit_processors", ("enable_custom_logit_processor",)),
     ("isolate_tenants", ("fair_share",)),
     ("ssl_", ("ssl_certfile",)),
     ("schedule_low_priority_values_first", ("enable_priority_scheduling",)),

@@ -51,7 +51,10 @@ class Api(Group, frozen=True, kw_only=True):
         "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"
     preferred_sampling_params: A[Json | None, option("Sampling values for requests that leave them open, as JSON.")] = None
     allow_auto_truncate: A[bool, option("Cut the end off prompts that are too long instead of refusing them.")] = False
-    enable_custom_logit_processor: A[bool, planned("Let requests bring their own logit processors.")] = False
+    enable_custom_logit_processor: A[bool, option(
+        "Let requests choose one of --logit-processors.",
+        note="the reference runs code that comes with the request, as a pickle; here requests name code of the server")] = False
+    logit_processors: A[list[str], option("Classes that change logits, as package.module:Class.")] = []
     enable_return_hidden_states: A[bool, planned("Let requests ask for hidden states.")] = False
     enable_return_routed_experts: A[bool, planned("Let requests ask which experts computed their tokens.")] = False
     constrained_json_whitespace_pattern: A[str | None, option(

@@ -39,6 +39,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     hf_chat_template_name: str | None
     file_storage_path: str | None  # None: no files, no batches
     file_storage_bytes: int
+    enable_custom_logit_processor: bool
+    logit_processors: list[str]
     warmups: str | None
     sampling_defaults: str  # model or openai
     preferred_sampling_params: dict[str, Any] | None

@@ -116,7 +116,14 @@ def grammars_can_be_kept(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def processors_have_logits(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.enable_custom_logit_processor and device.name == "null":
+        return "--enable-custom-logit-processor needs logits, and --device null has none; choose another device"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
+    processors_have_logits,
     heads_divide,
     kv_heads_divide,
     experts_divide,

@@ -26,7 +26,7 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
         seed=sequence_seed(sequence.request.seed, sequence.index),
         bias_ids=list(p.logit_bias), bias_values=list(p.logit_bias.values()),
         stop_ids=stop_ids, min_len=sequence.prompt_len + p.min_new_tokens,
-        top_logprobs=p.top_logprobs if p.logprobs else -1,
+        processor=p.processor, top_logprobs=p.top_logprobs if p.logprobs else -1,
         prompt_logprobs=p.prompt_logprobs if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None else -1,
         logprob_ids=list(p.logprob_ids))
 
@@ -51,7 +51,8 @@ class StepBuilder:
 
     def admit(self, sequence: Sequence, eos_ids: tuple[int, ...]) -> None:
         """`sequence` takes its slot, with all the pages it has."""
-        has_history = sequence.request.params.has_penalties or sequence.request.guide is not None
+        params = sequence.request.params
+        has_history = params.has_penalties or params.processor is not None or sequence.request.guide is not None
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
         self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide))
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.messages import Ended, Refused, StepPlan, StepResult, StepTokens
+from runtime.messages import Ended, Failing, Refused, StepPlan, StepResult, StepTokens
 from runtime.request import FinishReason, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
@@ -73,7 +73,7 @@ class Scheduler:
         self._recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
-        self.unguided: list[GivenUp] = []  # requests that ended because their grammar could not be followed, until somebody tells them
+        self.failed: list[tuple[GivenUp, Failing]] = []  # requests that ended of what only they asked for, until somebody tells them
         self._next_id = 0
 
     @property
@@ -152,9 +152,9 @@ class Scheduler:
         row_logprobs: dict[int, TokenLogprob] = {}
         cached: dict[int, int] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
-        for row in result.unguided:
+        for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
-                self.unguided.append(self._give_up(flight.sampled[row].request.id))
+                self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
         for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
             sequence.in_flight -= 1
             if sequence.is_finished:

@@ -11,7 +11,7 @@ import pytest
 from runtime.actors.scheduler import SchedulerActor
 from runtime.channels import Channel
 from runtime.errors import RankDied
-from runtime.messages import Abort, Arrive, Opened, Refused, StepPlan, StepResult, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.messages import Abort, Arrive, Failing, Opened, Refused, StepPlan, StepResult, StepTokens, Stopped, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.request import FinishReason, Request
@@ -292,10 +292,10 @@ async def test_a_request_whose_grammar_cannot_be_followed_fails_alone() -> None:
         b.ranks.step()
         await b.settle()
         plan = b.ranks.plans.pop(0)
-        b.ranks._done.append(msgspec.structs.replace(b.ranks.rank.execute(plan), unguided=[1]))
+        b.ranks._done.append(msgspec.structs.replace(b.ranks.rank.execute(plan), failed={1: Failing.GRAMMAR}))
         b.ranks._wake()
         await b.run_all()
         (refused,) = [message for message in b.seen if isinstance(message, Refused)]
         assert (refused.request_id, refused.status) == ("b", 500) and "could not be followed" in refused.message
         assert b.ends() == {0: FinishReason.LENGTH} and len(b.tokens(0)) == 6 and len(b.tokens(1)) < 3
-        assert not b.actor.scheduler.unguided and not b.actor.scheduler.roster.num_running
+        assert not b.actor.scheduler.failed and not b.actor.scheduler.roster.num_running

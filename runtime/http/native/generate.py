@@ -14,6 +14,7 @@ from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.ids import ask_ids
 from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
+from runtime.http.processor import processor_of
 from runtime.http.salts import salts
 from runtime.messages import Ask, Text, Tokens
 from runtime.request import Delta, Finish, FinishReason, TokenLogprob
@@ -58,7 +59,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
             _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
             _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
     ]
-    params = [_params(*pair, service.card.preferred) for pair in zip(sampling, logprobs, strict=True)]
+    params = [_params(*pair, service.card.preferred, wish.custom_logit_processor) for pair in zip(sampling, logprobs, strict=True)]
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
     ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
     asks = [
@@ -105,7 +106,7 @@ def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int
     return value  # type: ignore[return-value]
 
 
-def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, Any]) -> SamplingParams:
+def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, Any], processor: str | None) -> SamplingParams:
     refuse_later(body, SAMPLING_LATER, "sampling_params.")
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
@@ -123,6 +124,8 @@ def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, A
             wished["prompt_logprobs"] = logprobs.num_top
         if logprobs.ids:
             wished["logprob_ids"] = logprobs.ids
+    if processor is not None:
+        wished["processor"] = processor_of(processor, body.custom_params)
     rule, where = constraint_of(body, "sampling_params.")
     if rule is not None:
         wished["constraint"] = rule

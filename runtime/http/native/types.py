@@ -43,7 +43,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     structural_tag: dict[str, Any] | str | None = None
     # later steps
     stop_regex: Any = None
-    custom_params: Any = None
+    custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None  # for the request's custom_logit_processor
 
 
 class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -70,15 +70,14 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input_embeds: Any = None
     return_hidden_states: Any = None
     lora_path: Any = None
-    custom_logit_processor: Any = None
+    custom_logit_processor: str | None = None  # the name of one of --logit-processors
     priority: Priority | None = None
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
 
 
-LATER = ("image_data", "video_data", "audio_data", "input_embeds", "return_hidden_states", "lora_path",
-         "custom_logit_processor")
-SAMPLING_LATER = ("stop_regex", "custom_params")
+LATER = ("image_data", "video_data", "audio_data", "input_embeds", "return_hidden_states", "lora_path")
+SAMPLING_LATER = ("stop_regex",)
 
 
 def refuse_later(body: Struct, names: tuple[str, ...], place: str = "") -> None:
