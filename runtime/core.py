@@ -8,13 +8,10 @@
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
 from runtime import __version__, log, warmup
@@ -25,32 +22,31 @@ from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.tokenizer import TokenizerActor
-from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
-from runtime.cache.kv import CacheConfig
-from runtime.cache.states import StateConfig
-from runtime.cache.window import WindowConfig
 from runtime.channels import Channel
-from runtime.constraint import GrammarSetup
 from runtime.control import Control
-from runtime.errors import InvalidRequest, OptionsError, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
-from runtime.messages import Ask, StartRank, ToDetokenizer, ToScheduler
+from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
+from runtime.messages import Ask, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.outputs import Outputs
 from runtime.request import Sink
-from runtime.sampling import Limits, SamplingParams
-from runtime.scheduling.deadlines import Limit
-from runtime.scheduling.planner import Admission
-from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
-from runtime.scheduling.waiting import OrderConfig
+from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Health, Load, ModelCard, State
+from runtime.settings import (
+    chat_templates,
+    grammar_setup,
+    has_priorities,
+    limits,
+    preferred_sampling,
+    random_seeds,
+    scheduler_config,
+    start_rank,
+)
 from runtime.supervisor import Supervisor
 from runtime.text.infill import find_format
-from runtime.text.named import TEMPLATES
-from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
 DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
@@ -292,109 +288,6 @@ class Core:
         if self._vocabulary is None:
             raise Unavailable("the tokenizer is loading; try again in a moment")
         return self._vocabulary.decode(token_ids, skip_special=skip_special)
-
-
-def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
-    """What the ranks must know of the plan."""
-    return StartRank(
-        device=plan.device, model_path=plan.model_path, dtype=plan.dtype, load_format=plan.load_format,
-        tp_size=plan.tensor_parallel_size, ep_size=plan.expert_parallel_size, page_size=plan.page_size,
-        max_slots=plan.max_running_requests, max_len=plan.context_length,
-        max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
-        max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
-        device_options=plan.device_options, window_ratio=plan.window_ratio,
-        state_ratio=plan.mamba_full_memory_ratio, num_states=plan.max_mamba_cache_size,
-        host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
-        host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
-        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype, grammar=grammar_setup(plan, model),
-        processors=plan.logit_processors if plan.enable_custom_logit_processor else [])
-
-
-def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
-    """None: no structured outputs."""
-    if plan.grammar_backend == "none":
-        return None
-    return GrammarSetup(backend=plan.grammar_backend, tokenizer_path=plan.tokenizer_path, vocab_size=model.vocab_size,
-                        eos_ids=model.eos_ids, whitespace_pattern=plan.constrained_json_whitespace_pattern,
-                        is_compact=plan.constrained_json_disable_any_whitespace)
-
-
-def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
-    """The tokenizer's own templates (of them the one called `name`), or what --chat-template names: one of ours, or a file.
-
-    Raises OptionsError, ModelError.
-    """
-    sources = vocabulary.files.templates
-    if name is not None:
-        if name not in sources:
-            raise OptionsError([f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"])
-        sources = {"default": sources[name]}
-    if choice != "auto":
-        sources = {"default": TEMPLATES[choice] if choice in TEMPLATES else _read_template(choice)}
-    return ChatTemplates(sources, vocabulary.files.special_tokens)
-
-
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError([f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
-                            "name one of these or a Jinja file"]) from None
-
-
-def scheduler_config(
-        plan: Plan, model: ModelConfig, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0,
-        num_state_slots: int = 0) -> SchedulerConfig:
-    """What the scheduler must know of the plan; the numbers of pages are what the smallest rank holds."""
-    return SchedulerConfig(
-        max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
-        page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
-        cache=CacheConfig(shares=not plan.disable_radix_cache, eviction=plan.radix_eviction_policy,
-                          window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
-                          states=StateConfig(num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval),
-                          host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy,
-                                          has_storage=plan.hicache_storage_backend is not None)),
-        conservativeness=plan.schedule_conservativeness, limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
-        order=OrderConfig(
-            policy=plan.schedule_policy, has_priorities=has_priorities(plan),
-            low_first=plan.schedule_low_priority_values_first, preemption_threshold=plan.priority_scheduling_preemption_threshold,
-            patience=plan.max_overtakes, fair=plan.fair_share != "off", weights=plan.fair_share_weights),
-        admission=Admission(
-            max_step_tokens=plan.max_step_tokens, max_prompts=plan.prefill_max_requests, has_chunks=plan.chunked_prefill_size > 0,
-            has_dynamic_chunks=plan.enable_dynamic_chunking, long_share=plan.long_prompt_share,
-            decode_steps=plan.num_continuous_decode_steps,
-            delay_steps=plan.prefill_delayer_max_delay_passes if plan.enable_prefill_delayer else 0,
-            delay_watermark=plan.prefill_delayer_token_usage_low_watermark))
-
-
-def preferred_sampling(plan: Plan) -> dict[str, Any]:
-    """Fields of SamplingParams. Raises OptionsError."""
-    preferred = plan.preferred_sampling_params or {}
-    try:
-        msgspec.convert(preferred, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise OptionsError([f"--preferred-sampling-params: {error}; its names are those of sampling_params of /generate"]) from None
-    return preferred
-
-
-def has_priorities(plan: Plan) -> bool:
-    return plan.enable_priority_scheduling or plan.schedule_policy == "priority"
-
-
-def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
-    return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens,
-                  cuts=plan.allow_auto_truncate, processors=processor_names(plan))
-
-
-def processor_names(plan: Plan) -> tuple[str, ...]:
-    """What requests call the logit processors: by their class."""
-    return tuple(place.rpartition(":")[2] for place in plan.logit_processors) if plan.enable_custom_logit_processor else ()
-
-
-def random_seeds(seed: int) -> Callable[[], int]:
-    """Seeds for requests that bring none: the same ones, in order, for the same --random-seed."""
-    source = Random(seed)
-    return lambda: source.getrandbits(63)
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import chat_templates
 from runtime.errors import OptionsError
 from runtime.messages import Chat
+from runtime.settings import chat_templates
 from runtime.text.files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build

@@ -5,11 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.core import preferred_sampling
 from runtime.errors import OptionsError
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.sampling import SamplingParams
+from runtime.settings import preferred_sampling
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 

@@ -37,8 +37,8 @@ def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_pat
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("mistral", "float16"), ("qwen2", "float32"), ("qwen3", "bfloat16")])
 def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Path) -> None:
-    from runtime.core import start_rank
     from runtime.devices.base import open_device
+    from runtime.settings import start_rank
 
     folder = make_checkpoint(family, tmp_path)
     plan, found = planned(folder, dtype=dtype, max_total_tokens=4096, page_size=8)
@@ -55,8 +55,8 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
 @pytest.mark.parametrize("family", ["qwen2", "mistral"])
 def test_windows_have_their_own_pages(family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path) -> None:
     """A rank that finds as much memory takes as many pages of each kind."""
-    from runtime.core import start_rank
     from runtime.devices.runner import count_pages
+    from runtime.settings import start_rank
 
     own: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
     folder = make_checkpoint(family, tmp_path, sliding_window=20, **own)
