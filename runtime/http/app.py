@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
-from runtime.http import admin, errors, openapi
+from runtime.http import admin, errors, openapi, socket
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
 from runtime.http.anthropic.types import CountBody
 from runtime.http.body import read_body, refusing
@@ -70,7 +70,7 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
     return entry
 
 
-def _routes(service: Service, face: Face) -> list[Route]:
+def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
     def model(request: Request) -> Any:
         check_model(service.card, request.path_params["name"])
         return described(request)
@@ -97,6 +97,7 @@ def _routes(service: Service, face: Face) -> list[Route]:
         *ollama.routes(service, face),
         *openapi.routes(),
         *admin.routes(service, face),
+        socket.route(service, face, served(face)),
     ]
 
 

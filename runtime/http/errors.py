@@ -74,14 +74,21 @@ def path_of(request: Request) -> str:
     return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
 
 
+def error_body(error: RequestError, path: str) -> dict[str, Any]:
+    """In the form of the dialect that `path` belongs to."""
+    return _body(path, error.status, error.message, error.type, error.param, error.code)
+
+
 def _response(path: str, status: int, message: str, kind: str, param: str | None, code: str, headers: Mapping[str, str] | None) -> Response:
+    return Response(msgspec.json.encode(_body(path, status, message, kind, param, code)), status, headers, "application/json")
+
+
+def _body(path: str, status: int, message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
     if path.startswith(ANTHROPIC):
-        body = _anthropic(message, status)
-    elif path.startswith(OLLAMA):
-        body = {"error": message}
-    else:
-        body = _openai(message, kind, param, code)
-    return Response(msgspec.json.encode(body), status, headers, "application/json")
+        return _anthropic(message, status)
+    if path.startswith(OLLAMA):
+        return {"error": message}
+    return _openai(message, kind, param, code)
 
 
 def _openai(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, 
 still run are aborted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import anyio
@@ -16,7 +16,7 @@ from msgspec import structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.errors import RequestError
+from runtime.errors import Overloaded, RequestError
 from runtime.http import sse
 from runtime.http.connection import Connection
 from runtime.http.errors import renamed
@@ -317,6 +317,26 @@ class Answer:
             raise renamed(self.exchange.failure, self.names)
         return self.dialect.body(self.outputs)
 
+    async def tell(self, say: Callable[[bytes], Awaitable[None]]) -> None:
+        """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError for one that failed before its
+        first event, or was not taken."""
+        exchange, stream = self.exchange, self.stream
+        exchange.submit(self._take())
+        try:
+            await exchange.wait()
+            if exchange.failure is not None:
+                raise renamed(exchange.failure, self.names)
+            while not exchange.is_over:
+                if stream.is_overrun:
+                    raise Overloaded("the client takes nothing of its stream")
+                if data := stream.events():
+                    await say(data)
+                else:
+                    await exchange.wait()
+            await say(self._last())
+        finally:
+            exchange.abort()
+
     async def _watch(self, receive: Receive, work: anyio.CancelScope) -> None:
         """Ends the work when the client leaves. The last send is left alone: the server may be in the middle of recycling."""
         while (await receive())["type"] != "http.disconnect":
@@ -348,10 +368,13 @@ class Answer:
         elif not await self._relay(send):
             return None
         stream.close()
-        rest = stream.events()  # first: the tail counts what they tell
-        last = self.dialect.failure(exchange.failure) if exchange.failure else self.dialect.tail()
-        await send({"type": "http.response.body", "body": rest + last, "more_body": False})
+        await send({"type": "http.response.body", "body": self._last(), "more_body": False})
         return None
+
+    def _last(self) -> bytes:
+        """What waits, and only then the end: dialects count while they write."""
+        waiting = self.stream.events()
+        return waiting + (self.dialect.failure(self.exchange.failure) if self.exchange.failure else self.dialect.tail())
 
     async def _relay(self, send: Send) -> bool:
         """Sends what waits through ASGI until all is produced. False: the client takes nothing; leaving closes its connection."""

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from runtime.errors import StartError
 from runtime.http.connection import EXTENSION, Connection
+from runtime.http.socket import TERMINATED
 
 LOG = logging.getLogger("runtime.http")
 
@@ -103,7 +104,7 @@ class _Shell:
 
     async def _run(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_plain = writer.get_extra_info("ssl_object") is None
-        app = _Entry(self.app, connection if is_plain else None)
+        app = _Entry(self.app, connection if is_plain else None, self.context)
         server = _Server(app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer)
         server.close_s = self.stuck_s
         connection.on_leave = server.leave
@@ -132,15 +133,18 @@ class _Shell:
 
 
 class _Entry:
-    """The application as hypercorn calls it; offers the connection where it may be written to directly."""
+    """The application as hypercorn calls it; offers the connection where it may be written to directly, and tells sockets of the end."""
 
-    def __init__(self, app: ASGIApp, connection: Connection | None) -> None:
+    def __init__(self, app: ASGIApp, connection: Connection | None, context: WorkerContext) -> None:
         self.app = app
+        self.context = context
         self.connection = connection
 
     async def __call__(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
         if self.connection is not None and scope["type"] == "http" and scope["http_version"] == "1.1":
             scope["extensions"][EXTENSION] = (self.connection, send)
+        elif scope["type"] == "websocket":
+            scope["extensions"][TERMINATED] = self.context.terminated.wait
         await self.app(scope, receive, send)
 
 

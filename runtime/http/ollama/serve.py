@@ -75,8 +75,8 @@ def generate(service: Service, body: bytes) -> Answer | Response:
 
 
 def check_name(card: ModelCard, name: str) -> None:
-    """Raises ModelNotFound."""
-    if name.removesuffix(LATEST) != card.name.removesuffix(LATEST):
+    """Raises ModelNotFound. "default" means the served model, as in the other dialects."""
+    if name != "default" and name.removesuffix(LATEST) != card.name.removesuffix(LATEST):
         raise ModelNotFound(f"model '{name}' not found; this server has {card.name}", param="model")
 
 
