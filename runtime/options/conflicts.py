@@ -157,7 +157,8 @@ def served_name_has_no_colon(said: Said) -> str | None:
 
 
 def null_timing_needs_the_null_device(said: Said) -> str | None:
-    given = [name for name in ("null_step_s", "null_token_s", "null_vocab_size", "null_poison_token", "null_poison") if is_set(said, name)]
+    given = [name for name in ("null_step_s", "null_token_s", "null_vocab_size", "null_first_token", "null_poison_token", "null_poison")
+             if is_set(said, name)]
     if given and said["device"] != "null":
         return f"{', '.join(map(flag, given))} does nothing without --device null; add it, or leave it out"
     return None

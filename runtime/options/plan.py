@@ -130,6 +130,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     null_step_s: float
     null_token_s: float
     null_vocab_size: int
+    null_first_token: int
     null_poison_token: int | None
     null_poison: str
     why: dict[str, Provenance]
@@ -157,7 +158,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         if self.device != "null":
             return {}
         return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size,
-                "poison_token": self.null_poison_token, "poison": self.null_poison}
+                "first_token": self.null_first_token, "poison_token": self.null_poison_token, "poison": self.null_poison}
 
 
 class Choice:
