@@ -1,13 +1,17 @@
-"""How fast pages move between the cpu's cache and host memory, as a share of one large memcpy in the same run.
+"""How fast pages move between the cpu's cache and host memory, as a share of memcpy in the same run.
 
     python -m bench.tiers
 
-The layers of an 8B model (32, with 8 key/value heads of 128 numbers in bfloat16) and few enough pages to fit; scattered pages, warm memory.
+The layers of an 8B model (32, with 8 key/value heads of 128 numbers in bfloat16) and few enough pages to fit, in warm memory. Pages are
+scattered: each has a place that has nothing to do with its own; or in runs of 8 that are neighbours on both sides. Two bounds: one large
+memcpy, and memcpy of as many bytes in the same pieces between the same places, a bare call a piece. Machines are never quiet, so all are
+measured in turn, and the best of each counts.
 """
 
 import json
 import os
 from collections.abc import Callable
+from ctypes import memmove
 from time import perf_counter
 from typing import Any
 
@@ -18,32 +22,46 @@ from bench.record import record
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.host import LAYOUTS, HostPages
 
-LAYERS, HEADS, DIM, TOKENS, RUNS = 32, 8, 128, 4096, 5
+LAYERS, HEADS, DIM, TOKENS, ROUNDS, RUN = 32, 8, 128, 4096, 15, 8
 
 
-def best_s(body: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(RUNS):
-        begin = perf_counter()
-        body()
-        times.append(perf_counter() - begin)
-    return min(times)
+def best_s(bodies: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    best = dict.fromkeys(bodies, float("inf"))
+    for _ in range(ROUNDS):
+        for name, body in bodies.items():
+            begin = perf_counter()
+            body()
+            best[name] = min(best[name], perf_counter() - begin)
+    return best
 
 
-def measure(page_size: int, layout: str) -> dict[str, float]:
-    """Half of all pages at once, each to and from a place that has nothing to do with its own."""
+def places(random: np.random.Generator, num_pages: int, run: int) -> np.ndarray:
+    """Half of all pages, in runs."""
+    begins = random.permutation(num_pages // run)[: num_pages // run // 2] * run
+    return (begins[:, None] + np.arange(run)).ravel().astype(np.int32)
+
+
+def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     num_pages, memory = TOKENS // page_size, CpuMemory(1)
-    kv = [tuple(memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i + j) for j in range(2)) for i in range(LAYERS)]
+    kv = [(memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i),
+           memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i + 1)) for i in range(LAYERS)]
     parts = (page_size * HEADS * DIM * 2,) * (2 * LAYERS)
     fd = os.memfd_create("bench")
     os.ftruncate(fd, num_pages * sum(parts))
     host = HostPages(fd, num_pages, parts, layout)
     os.close(fd)
-    copies = memory.open_copies([(k, v) for k, v in kv], host, page_size)
+    copies = memory.open_copies(kv, host, page_size)
     random = np.random.default_rng(0)
-    pages, hosts = (random.permutation(num_pages)[: num_pages // 2].astype(np.int32) for _ in range(2))
+    pages, hosts = (places(random, num_pages, run) for _ in range(2))
     every = np.arange(num_pages, dtype=np.int32)
     copies.save(every, every)  # touches all memory
+    caches = [cache.view(num_pages, -1).view(torch.uint8).numpy() for pair in kv for cache in pair]
+    pieces = [(cache[page].ctypes.data, host.part(i)[place].ctypes.data)
+              for i, cache in enumerate(caches) for page, place in zip(pages, hosts, strict=True)]
+
+    def move_pieces() -> None:
+        for page, place in pieces:
+            memmove(place, page, parts[0])
 
     def load() -> None:
         copies.load(hosts, pages)
@@ -51,17 +69,20 @@ def measure(page_size: int, layout: str) -> dict[str, float]:
 
     num_bytes = len(pages) * sum(parts)
     source, target = (np.ones(num_bytes, np.uint8) for _ in range(2))
-    seconds = {"memcpy": best_s(lambda: np.copyto(target, source)), "save": best_s(lambda: copies.save(pages, hosts)), "load": best_s(load)}
+    seconds = best_s({"memcpy": lambda: np.copyto(target, source), "pieces": move_pieces, "save": lambda: copies.save(pages, hosts),
+                      "load": load})
     copies.close()
-    rates = {f"{name}_gb_s": round(num_bytes / s / 1e9, 2) for name, s in seconds.items()}
-    return rates | {f"{name}_of_memcpy": round(seconds["memcpy"] / seconds[name], 2) for name in ("save", "load")}
+    return {f"{name}_gb_s": round(num_bytes / s / 1e9, 2) for name, s in seconds.items()} | {
+        f"{name}_of_{bound}": round(seconds[bound] / seconds[name], 2) for name in ("save", "load") for bound in ("memcpy", "pieces")}
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    results = {f"page {size}, {layout}": measure(size, layout) for size in (16, 64) for layout in LAYOUTS}
+    load_before = os.getloadavg()[0]
+    results = {f"page {size}, {layout}, {'scattered' if run == 1 else f'runs of {run}'}": measure(size, layout, run)
+               for size in (16, 64) for layout in LAYOUTS for run in (1, RUN)}
     print(json.dumps(results, indent=2))
-    record("tiers", results)
+    record("tiers", results | {"load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)]})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from runtime.devices.base import Executor
 from runtime.devices.host import LAYOUTS, HostPages
@@ -142,13 +143,40 @@ def test_the_outside_sees_what_was_saved_and_the_next_rank_too(layout: str, fold
 def test_what_goes_wrong_in_a_copy_surfaces_in_the_step(folder: Path, memory: int) -> None:
     executor, ready = open_rank(folder, memory)
     run = Run(executor, ready, 4)
-    run.moves = moves(loads={10**6: 1})
-    with pytest.raises(IndexError):
-        run.run([], [])
+    for wrong in (moves(loads={10**6: 1}), moves(saves={1: ready.num_host_pages}), moves(saves={-1: 1})):
+        run.moves = wrong
+        with pytest.raises(IndexError):
+            run.run([], [])
+    cache, _ = executor.loaded.copies._layers[1][0]  # type: ignore[attr-defined]
+    cache.flags.writeable = False  # so the copy itself fails, in the thread that makes it
     row = run.row(0, PROMPT, sampling())
-    run.moves = moves(loads={10**6: 1})
-    with pytest.raises(IndexError):
-        run.run([], [(row, len(PROMPT))])
+    for rows in ([], [(row, len(PROMPT))]):
+        run.moves = moves(loads={1: 1})
+        with pytest.raises(ValueError, match="read-only"):
+            run.run([], rows)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> None:
+    """Neighbours on both sides, on one, and in reverse, whatever their order: every page gets where it belongs and no other is touched."""
+    executor, ready = open_rank(folder, memory, device=device, host_layout=layout)
+    run = Run(executor, ready, 4)
+    caches = [cache.view(ready.num_pages, -1) for pair in executor.loaded.kv for cache in pair]  # type: ignore[attr-defined]
+    for i, cache in enumerate(caches):
+        cache[:] = torch.arange(len(cache), dtype=cache.dtype)[:, None] + 100 * i
+    there = {5: 20, 4: 21, 9: 3, 11: 5, 10: 4, 12: 6, 30: 31, 14: 7, 1: 1}
+    run.save(list(there), list(there.values()))
+    for cache in caches:
+        cache[:] = -1
+    back = {20: 8, 21: 9, 3: 2, 4: 3, 5: 4, 6: 30, 31: 31, 7: 12, 1: 32}
+    run.moves = moves(loads=back)
+    run.run([], [])
+    came = {back[host]: page for page, host in there.items()}
+    for i, cache in enumerate(caches):
+        expected = [came[page] + 100 * i if page in came else -1 for page in range(1, ready.num_pages)]
+        assert cache[1:].float().cpu().tolist() == [[value] * cache.shape[1] for value in expected]
+    executor.close()
 
 
 @pytest.mark.parametrize(("wishes", "message"), [
