@@ -203,6 +203,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
     host_layout: str = "layer_first"  # or page_first: which of the two stands outside in host memory (devices/host.py)
+    host_copies: str = "kernel"  # or direct: what copies pages to and from it, on devices that have both
     host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
     ep_size: int = 1  # groups of ranks that whole experts are spread over
     kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`

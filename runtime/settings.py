@@ -38,7 +38,8 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         state_ratio=plan.mamba_full_memory_ratio, num_states=plan.max_mamba_cache_size,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
-        host_layout=plan.hicache_mem_layout, kv_dtype=plan.kv_cache_dtype, grammar=grammar_setup(plan, model),
+        host_layout=plan.hicache_mem_layout, host_copies=plan.hicache_io_backend, kv_dtype=plan.kv_cache_dtype,
+        grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [])
 
 

@@ -141,7 +141,7 @@ def test_all_broken_rules_are_shown() -> None:
 def test_ranks_are_told_about_the_null_device_only_there() -> None:
     assert plan().device_options == {}
     assert plan("--device null --null-step-s 0.5").device_options == {
-        "step_s": 0.5, "token_s": 0.0, "vocab_size": 1000, "poison_token": None, "poison": "raise"}
+        "step_s": 0.5, "token_s": 0.0, "vocab_size": 1000, "first_token": 97, "poison_token": None, "poison": "raise"}
 
 
 def test_secrets_are_hidden() -> None:
