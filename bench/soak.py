@@ -85,7 +85,8 @@ class Tiers:
         async def worker() -> None:
             while time.perf_counter() < until:
                 prompt, leaves = self.prompt(), self.random.random() < 0.3
-                body = {"model": "soak", "prompt": prompt, "max_tokens": 16, "stream": True, "ignore_eos": True, "temperature": 0, "seed": 0}
+                body = {"model": "soak", "prompt": prompt, "max_tokens": 16, "stream": True, "ignore_eos": True, "temperature": 0,
+                        "seed": 0}
                 self.note(tuple(prompt), await one(self.port, request_bytes(self.port, "/v1/completions", body), leaves), leaves)
 
         async with asyncio.TaskGroup() as tasks:
@@ -128,7 +129,8 @@ def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
         settings = json.dumps({"dir": folder, "max_bytes": 64 << 20, "prefetch_threshold": 32})
         options = ["--device", device, "--served-model-name", "soak", "--log-level", "error", "--context-length", "512",
                    "--max-total-tokens", "2048", "--enable-hierarchical-cache", "--hicache-ratio", "1.5",
-                   "--hicache-mem-layout", "page_first", "--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy", "timeout",
+                   "--hicache-mem-layout", "page_first", "--hicache-storage-backend", "file",
+                   "--hicache-storage-prefetch-policy", "timeout",
                    "--hicache-storage-backend-extra-config", settings]
         options += ["--dtype", "float32", "--num-threads", "1"] if device == "cpu" else ["--null-step-s", "0.002"]
         with server(*options) as (port, pid, _):
