@@ -83,7 +83,7 @@ class Batch:
     token_ids: "Tensor"  # int64 [T]
     positions: "Tensor"  # int64 [T]
     locations: "tuple[Tensor, ...]"  # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
-    kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values: [pages of its pool * page_size, K, D]
+    kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
     attention: Any  # what Ops.plan_attention made of the step
     arrivals: "Arrivals | None" = None  # of pages that this step loads from host memory
 
@@ -114,8 +114,23 @@ class Ops(Protocol):
         """
         ...
 
+    def pack_latent(self, up: "Tensor", nope_dim: int) -> Any:
+        """What makes keys (first `nope_dim`, N) and values (the other V) of each head from a latent, [H, N + V, R], in the form that
+        `latent_attention` likes best; the caller gives the original up."""
+        ...
+
+    def latent_attention(self, q: "Tensor", q_rope: "Tensor", latents: "Tensor", ropes: "Tensor", up: Any, plan: Any,
+                         scale: float) -> "Tensor":
+        """Causal multi-head latent attention (DeepSeek-V2, 2024) over the pages, where the step's own latents already are.
+
+        A head's key is its part made from the latent [N], then the rotary part [P] that all heads share; its value is made from the latent
+        [V]. q [T, H, N], q_rope [T, H, P], caches [num_pages * page_size, 1, R] and [..., 1, P] -> [T, H, V]. Whether keys and
+        values are made, or queries brought to the latents, is the device's choice, row by row.
+        """
+        ...
+
     def store_kv(self, k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", locations: "Tensor") -> None:
-        """Writes k, v [T, K, D] to their places in the caches [num_pages * page_size, K, D]."""
+        """Writes k, v [T, K, D] to their places in the caches [num_pages * page_size, K, D]; D of keys and of values may differ."""
         ...
 
     def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":

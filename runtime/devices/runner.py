@@ -19,7 +19,7 @@ from runtime.constraint import Grammar
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Facts, Progress
 from runtime.devices.host import HostPages, open_host
 from runtime.errors import StartError
-from runtime.layers.attention import Attention
+from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
@@ -63,7 +63,7 @@ class Runner:
         kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
         token_bytes = [0, 0]  # of full layers, and of those with a window
         for layer in model.attentions:
-            token_bytes[layer.window > 0] += 2 * layer.num_kv_heads * layer.head_dim * kv_dtype.itemsize
+            token_bytes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
         pools = count_pages(start, config.windows, budget - weights_bytes, (token_bytes[0], token_bytes[1]))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
         kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
@@ -228,10 +228,10 @@ class Loaded:
         return PromptLogprobs(slot, width, np.where(targets < 0, np.float32(np.nan), values), ids, top)
 
 
-def allocate_kv(device: Device, layer: Attention, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer."""
-    allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads, layer.head_dim, dtype)
-    return allocate(), allocate()
+def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of one layer, or what it keeps in their place."""
+    allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
+    return allocate(layer.key_dim, dtype), allocate(layer.value_dim, dtype)
 
 
 def _host(found: Logprobs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,8 +1,11 @@
 """Attention over paged keys and values: what a layer adds to the device's arithmetic is which cache and window are its own."""
 
+from typing import Any
+
 from torch import Tensor
 
 from runtime.devices.base import Batch, Ops
+from runtime.models.latent import Latent
 
 
 class Attention:
@@ -12,7 +15,7 @@ class Attention:
         self.ops = ops
         self.index = index
         self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
+        self.key_dim = self.value_dim = head_dim  # of the cache
         self.window = window
         self.pool = -1 if window else 0  # layers with a window have the last one, which may be the only one
 
@@ -23,3 +26,26 @@ class Attention:
         k_cache, v_cache = batch.kv[self.index]
         self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
         return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)
+
+
+class LatentAttention:
+    """As Attention, where the cache holds latents [T, 1, R] for keys and what they share of rotary parts [T, 1, P] for values."""
+
+    num_kv_heads = 1
+    window = 0
+    pool = 0
+
+    def __init__(self, ops: Ops, index: int, latent: Latent, scale: float) -> None:
+        self.ops = ops
+        self.index = index
+        self.key_dim = latent.kv_rank
+        self.value_dim = latent.rope_dim
+        self.scale = scale
+
+    def forward(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Any, batch: Batch) -> Tensor:
+        """q [T, H, N], q_rope [T, H, P], latents [T, 1, R], ropes [T, 1, P] -> [T, H * V]; writes the last two to the cache first."""
+        if batch.arrivals is not None:
+            batch.arrivals.wait(self.index)
+        caches = batch.kv[self.index]
+        self.ops.store_kv(latents, ropes, *caches, batch.locations[self.pool])
+        return self.ops.latent_attention(q, q_rope, *caches, up, batch.attention, self.scale).flatten(1)

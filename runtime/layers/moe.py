@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from runtime.devices.base import Device
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
-from runtime.layers.weight import Layer, Part, Place, Share, Weight, even_share
+from runtime.layers.weight import Held, Layer, Part, Place, Share, Weight, even_share
 from runtime.models.sparse import Mixture, Routing
 
 
@@ -39,13 +39,6 @@ class Router(Layer):
         assert self.scores is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
         return self.ops.route(linear(x.float(), self.scores), bias, self.routing)
-
-
-class Held(Layer):
-    """A weight that a layer above computes with."""
-
-    def __init__(self, weight: Weight) -> None:
-        self.weight = weight
 
 
 class Expert(Layer):

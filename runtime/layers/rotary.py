@@ -77,13 +77,20 @@ def yarn_scale(rope: Rope) -> float:
     """The factor on cosines and sines, so its square is on the scores."""
     if rope.attention_factor is not None:
         return rope.attention_factor
-
-    def logarithmic(scale: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * scale * math.log(rope.factor) + 1.0
-
     if rope.mscale and rope.mscale_all_dim:
-        return logarithmic(rope.mscale) / logarithmic(rope.mscale_all_dim)
-    return logarithmic(1.0)
+        return _logarithmic(rope, rope.mscale) / _logarithmic(rope, rope.mscale_all_dim)
+    return _logarithmic(rope, 1.0)
+
+
+def _logarithmic(rope: Rope, scale: float) -> float:
+    return 1.0 if rope.factor <= 1 else 0.1 * scale * math.log(rope.factor) + 1.0
+
+
+def stretched_scale(rope: Rope) -> float:
+    """The factor on all scores of latent attention, whose rotary part alone has that of cosines and sines."""
+    if rope.rope_type == "default" or not rope.mscale_all_dim:
+        return 1.0
+    return _logarithmic(rope, rope.mscale_all_dim) ** 2
 
 
 def llama3_frequencies(rope: Rope, exponents: Tensor) -> Tensor:

@@ -83,6 +83,13 @@ class Layer:
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
 
 
+class Held(Layer):
+    """A weight that a layer above computes with."""
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight = weight
+
+
 def named_weights(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Weight]]:
     """All weights below a layer with their dotted names."""
     for name, child in layer.children():
@@ -93,11 +100,11 @@ def named_weights(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Weight]
 
 
 def finish(layer: Layer) -> None:
-    """Tells a layer and all below it that their weights are complete."""
+    """Tells a layer and all below it that their weights are complete; a layer may change what those below it will pack."""
+    layer.finish()
     for _, child in layer.children():
         if isinstance(child, Layer):
             finish(child)
-    layer.finish()
 
 
 def even_share(full: int, ranks: Ranks, what: str, flag: str = "--tp-size") -> Share:

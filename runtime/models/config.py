@@ -9,9 +9,10 @@ from typing import Annotated as A
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
+from runtime.models.latent import HfLatent, Latent, read_latent
 from runtime.models.registry import check_architecture
 from runtime.models.sparse import MIXTURES, HfMixture, Mixture
 
@@ -31,9 +32,12 @@ class Family(Struct, frozen=True, kw_only=True):
     window: str = "none"  # none; all: every layer; switched: as all, by use_sliding_window;
     # some: that and layer_types decide, or max_window_layers without them; listed: there must be layer_types
     mixture: str | None = None  # its reader in sparse.py
+    is_latent: bool = False
 
 
 FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(mixture="deepseek2", is_latent=True),
+    "DeepseekV3ForCausalLM": Family(mixture="deepseek3", is_latent=True),
     "LlamaForCausalLM": Family(mlp_bias=None),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="some"),
@@ -90,6 +94,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     qk_norm: bool
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
     mixture: Mixture | None  # None: no experts
+    latent: Latent | None  # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
+    draft_layers: int  # of the checkpoint, behind the others, which are not loaded: they guess further tokens
     num_recurrent_layers: int = 0  # that keep a state for each sequence; no family here has them yet
     rope: Rope
     context_len: int  # tokens of prompt and output together that the model was made for
@@ -110,6 +116,7 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     num_attention_heads: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
+    num_nextn_predict_layers: int | None = None
     hidden_act: str = "silu"
     rms_norm_eps: A[float, Meta(ge=0)] = 1e-6
     max_position_embeddings: Count | None = None
@@ -167,9 +174,12 @@ def read_config(folder: str | Path) -> ModelConfig:
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
-    reader = FAMILIES[architecture].mixture
-    mixture = None if reader is None else MIXTURES[reader](_decode(raw, HfMixture, "config.json"))
-    return _resolve(architecture, hf, generation, mixture)
+    family = FAMILIES[architecture]
+    mixture = None if family.mixture is None else MIXTURES[family.mixture](_decode(raw, HfMixture, "config.json"))
+    latent = read_latent(_decode(raw, HfLatent, "config.json")) if family.is_latent else None
+    if latent is not None:
+        hf = structs.replace(hf, head_dim=latent.rope_dim, num_key_value_heads=1)
+    return _resolve(architecture, hf, generation, mixture, latent)
 
 
 def _decode(raw: bytes, kind: type[T], name: str) -> T:
@@ -179,7 +189,7 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
         raise ModelError(f"{name} cannot be read: {error}; restore the file from the model's source") from None
 
 
-def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture: Mixture | None) -> ModelConfig:
+def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture: Mixture | None, latent: Latent | None) -> ModelConfig:
     family = FAMILIES[architecture]
     _check_sizes(hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
@@ -208,6 +218,8 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture:
         qk_norm=family.qk_norm,
         windows=_windows(family, hf),
         mixture=mixture,
+        latent=latent,
+        draft_layers=hf.num_nextn_predict_layers or 0,
         rope=rope,
         context_len=_context_len(rope),
         dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,

@@ -4,11 +4,13 @@ Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU fe
 which config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalises each head of q and k; Mistral and Qwen slide a window.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Batch, Device
-from runtime.layers.attention import Attention
+from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear, QkvLinear
@@ -59,9 +61,9 @@ def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index:
 class Decoder(Layer):
     """One block."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, attention: type[Any]) -> None:
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(device, dtype, config, index)
+        self.self_attn = attention(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = feed_forward(device, dtype, config, index)
 
@@ -80,16 +82,17 @@ class Llama(Layer):
         "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
         "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
     }
+    attention_layer: type[Any] = SelfAttention
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
-        self.layers = [Decoder(device, dtype, config, i) for i in range(config.num_layers)]
+        self.layers = [Decoder(device, dtype, config, i, self.attention_layer) for i in range(config.num_layers)]
         self.norm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, self.embed_tokens if config.is_tied else None)
         self.rotary = Rotary(config.rope, config.head_dim, dtype, device.place)
 
     @property
-    def attentions(self) -> list[Attention]:
+    def attentions(self) -> list[Attention | LatentAttention]:
         """The layers that need a key/value cache, in order."""
         return [layer.self_attn.attention for layer in self.layers]
 

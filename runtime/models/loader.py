@@ -59,7 +59,9 @@ def target_name(tensor_name: str, fused: Fused) -> tuple[str, str]:
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """What some checkpoints carry though it follows from the rest."""
+    """What some checkpoints carry though it follows from the rest, or is not used."""
+    if config.draft_layers and (layer := name.removeprefix("model.layers.").partition(".")[0]).isdigit():
+        return config.num_layers <= int(layer) < config.num_layers + config.draft_layers
     return name.endswith("rotary_emb.inv_freq") or (config.is_tied and name == "lm_head.weight")
 
 

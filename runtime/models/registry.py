@@ -9,6 +9,8 @@ from typing import Any
 from runtime.errors import ModelError
 
 MODELS = {
+    "DeepseekV2ForCausalLM": "runtime.models.deepseek:DeepSeek",
+    "DeepseekV3ForCausalLM": "runtime.models.deepseek:DeepSeek",
     "LlamaForCausalLM": "runtime.models.llama:Llama",
     "MistralForCausalLM": "runtime.models.llama:Llama",
     "Qwen2ForCausalLM": "runtime.models.llama:Llama",

@@ -79,7 +79,7 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
     weights = weight_count(model, plan.tensor_parallel_size, plan.expert_parallel_size) * item + float_bytes(model)
-    layer_bytes = 2 * kv_heads(model, plan.tensor_parallel_size) * model.head_dim * KV_BYTES.get(plan.kv_cache_dtype, item)
+    layer_bytes = cached_count(model, plan.tensor_parallel_size) * KV_BYTES.get(plan.kv_cache_dtype, item)
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
     budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
@@ -97,15 +97,32 @@ def kv_heads(model: ModelConfig, ranks: int) -> int:
     return max(1, model.num_kv_heads // ranks)
 
 
+def cached_count(model: ModelConfig, ranks: int) -> int:
+    """Numbers that a layer keeps of a token: keys and values of one rank's heads, or the latent and the rotary part of them all."""
+    if model.latent is not None:
+        return model.latent.kv_rank + model.latent.rope_dim
+    return 2 * kv_heads(model, ranks) * model.head_dim
+
+
 def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1) -> int:
     """Numbers that one rank holds in the model's dtype."""
-    hidden, dim = model.hidden_size, model.head_dim
-    q, kv = model.num_heads // ranks * dim, kv_heads(model, ranks) * dim
-    attention = hidden * (q + 2 * kv) + q * hidden
-    attention += (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm
+    hidden = model.hidden_size
     vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied else 2)
     feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks) for i in range(model.num_layers))
-    return model.num_layers * (attention + 2 * hidden) + feed_forwards + hidden + vocabulary
+    return model.num_layers * (attention_count(model, ranks) + 2 * hidden) + feed_forwards + hidden + vocabulary
+
+
+def attention_count(model: ModelConfig, ranks: int) -> int:
+    """Numbers of the first half of a layer."""
+    hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.latent, model.num_heads // ranks
+    if latent is None:
+        q, kv = heads * dim, kv_heads(model, ranks) * dim
+        return hidden * (q + 2 * kv) + q * hidden + (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm
+    queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
+    first = (latent.q_rank or queries) + rank + latent.rope_dim
+    q_rank = latent.q_rank or 0
+    up = rank + heads * (latent.nope_dim + latent.value_dim) * rank + q_rank + q_rank * queries
+    return hidden * first + first * model.qkv_bias + up + heads * latent.value_dim * hidden + hidden * model.o_bias
 
 
 def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int) -> int:
@@ -144,5 +161,10 @@ def _activations(plan: Plan, model: ModelConfig, item: int) -> int:
     """The widest moment of the largest step: residual, normed input, and what the wider half of a layer makes; then float32 logits."""
     ranks = plan.tensor_parallel_size
     inner = max(model.intermediate_size, model.mixture.intermediate_size if model.mixture is not None else 0)  # of all tokens in one expert
-    widest = max(3 * inner // ranks, 2 * (model.num_heads // ranks + 2 * kv_heads(model, ranks)) * model.head_dim)
+    heads, latent = model.num_heads // ranks, model.latent
+    if latent is None:
+        attention = 2 * (heads + 2 * kv_heads(model, ranks)) * model.head_dim
+    else:  # queries, also as they are brought to the latents, and what they find
+        attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
+    widest = max(3 * inner // ranks, attention)
     return plan.max_step_tokens * (2 * model.hidden_size + widest) * item + plan.max_running_requests * model.vocab_size * 4

@@ -144,6 +144,40 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) ->
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1), v)
 
 
+@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize(("rank", "nope_dim", "rope_dim", "value_dim"), [(16, 8, 4, 8), (8, 12, 4, 24), (64, 8, 8, 16)])
+def test_latent_attention(bench: Bench, case: str, rank: int, nope_dim: int, rope_dim: int, value_dim: int) -> None:
+    """Latents that are always, sometimes and hardly ever worth expanding."""
+    num_decodes, rows = ROWS[case]
+    heads, page_size, num_pages = 3, 8, 125
+    order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
+    table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.place)
+    sizes = [((len(order) + 1) * page_size, 1, dim) for dim in (rank, rope_dim)]
+    caches = [torch.full(size, math.nan, dtype=bench.dtype, device=bench.place) for size in sizes]
+    for cache in caches:
+        cache[:page_size] = 0
+    slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
+    num_tokens, scale = sum(count for _, count in rows), 0.2
+    q, q_rope = bench.randn(num_tokens, heads, nope_dim + rope_dim).split((nope_dim, rope_dim), dim=2)
+    up = bench.randn(heads, nope_dim + value_dim, rank) / 4
+    expected, at = [], 0
+    for slot, (start, count) in zip(slots, rows, strict=True):
+        latents, ropes = bench.randn(start + count, 1, rank), bench.randn(start + count, 1, rope_dim)
+        positions = torch.arange(start + count)
+        places = table[int(slot)].cpu().long()[positions // page_size] * page_size + positions % page_size
+        caches[0][places], caches[1][places] = latents, ropes
+        made = torch.einsum("tr,hdr->thd", latents.double().squeeze(1), up.double())
+        keys = torch.cat((made[..., :nope_dim], ropes.double().expand(-1, heads, -1)), 2) * scale * math.sqrt(nope_dim + rope_dim)
+        queries = torch.cat((q[at : at + count], q_rope[at : at + count]), 2)
+        expected.append(naive_attention(queries, keys, made[..., nope_dim:], start, 0))
+        at += count
+    empty = np.empty(0, np.int32)
+    starts, counts = np.array(rows, np.int32).T
+    plan = StepPlan(1, num_decodes, [], slots, starts, counts, np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
+    prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, (0,))
+    bench.near(bench.ops.latent_attention(q, q_rope, *caches, bench.ops.pack_latent(up, nope_dim), prepared, scale), torch.cat(expected))
+
+
 @pytest.mark.parametrize("routing", [
     Routing(top_k=3), Routing(top_k=2, normalizes=True, scale=2.5), Routing(top_k=8, score="sigmoid"),
     Routing(top_k=3, num_groups=4, top_groups=2), Routing(top_k=2, score="sigmoid", num_groups=2, group_score="two largest", scale=0.5),

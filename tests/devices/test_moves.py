@@ -24,9 +24,15 @@ OTHERS = [11 * i % 250 for i in range(30)]
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
+@pytest.fixture(scope="module", params=["qwen3", "deepseek_v3"])
+def family(request: pytest.FixtureRequest) -> str:
+    """One of each kind of cache: keys and values of heads, and latents with rotary parts of another size."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("qwen3", tmp_path_factory.mktemp("model"))
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(family, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -116,13 +122,14 @@ def test_moves_change_no_token_whatever_the_dtype_of_pages(layout: str, kv_dtype
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_outside_sees_what_was_saved_and_the_next_rank_too(layout: str, folder: Path, memory: int, reference: Generate) -> None:
+def test_the_outside_sees_what_was_saved_and_the_next_rank_too(layout: str, family: str, folder: Path, memory: int,
+                                                                  reference: Generate) -> None:
     """Host memory outlives the rank; what somebody else copied within it, by its views alone, is as good."""
     wishes = {"host_layout": layout, "dtype": "float32"}
     executor, ready = open_rank(folder, memory, **wishes)
     run = Run(executor, ready, 4)
     first = run.row(0, PROMPT, sampling())
-    expected = reference("qwen3", PROMPT, 8)
+    expected = reference(family, PROMPT, 8)
     assert run.generate(first, 8) == expected
     run.save(first.pages[:5], [1, 2, 3, 4, 5])
     outside = HostPages(memory, ready.num_host_pages, ready.host_part_bytes, layout)

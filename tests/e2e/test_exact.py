@@ -40,7 +40,7 @@ async def run_all(engine: Engine, prompts: list[list[int]], **sampling: Any) -> 
     return outputs
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 async def test_families(family: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
     async with Engine(model_path=str(checkpoint(family)), **OPTIONS) as engine:
         outputs = await run_all(engine, PROMPTS)
@@ -59,7 +59,7 @@ async def test_settings(setting: str, checkpoint: Callable[[str], Path], referen
             assert b"runtime_preemptions_total 0\n" not in engine.metrics()
 
 
-@pytest.mark.parametrize(("family", "ep_size"), [("llama", 1), ("qwen3_moe", 2)])
+@pytest.mark.parametrize(("family", "ep_size"), [("llama", 1), ("qwen3_moe", 2), ("deepseek_v3", 2)])
 async def test_two_ranks(family: str, ep_size: int, checkpoint: Callable[[str], Path], reference: Generate) -> None:
     async with Engine(model_path=str(checkpoint(family)), tensor_parallel_size=2, expert_parallel_size=ep_size, **OPTIONS) as engine:
         assert await run_all(engine, PROMPTS) == [reference(family, prompt, COUNT) for prompt in PROMPTS]

@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -29,8 +31,14 @@ SIZES = {
 }
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LATENT = {
+    "num_key_value_heads": 4, "num_hidden_layers": 3, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+}
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "deepseek_v2": (DeepseekV2Config, LATENT | {"n_shared_experts": 2, "routed_scaling_factor": 1.5}),
+    "deepseek_v3": (DeepseekV3Config, LATENT | {"n_group": 4, "topk_group": 2}),
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
@@ -64,6 +72,9 @@ def make_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0, 0.3 if "embed" in name else 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.15)
     return model
 
 

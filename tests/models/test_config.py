@@ -10,12 +10,16 @@ import pytest
 
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig, read_config
+from runtime.models.sparse import Routing
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }
 MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+V3 = {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+      "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1}
+V2 = V3 | {"architectures": ["DeepseekV2ForCausalLM"]}
 QWEN = {"architectures": ["Qwen2ForCausalLM"]}
 
 
@@ -63,6 +67,21 @@ def test_which_layers_have_experts(changes: dict[str, Any], layers: tuple[bool, 
     assert read(tmp_path, **(MOE | changes | {"architectures": ["Qwen3ForCausalLM"]})).mixture is None
 
 
+def test_latents_and_groups(tmp_path: Path) -> None:
+    said = {"num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid", "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1}
+    config = read(tmp_path, **(V3 | said))
+    assert config.mixture is not None and config.latent is not None
+    assert (config.num_kv_heads, config.head_dim, config.draft_layers, config.latent.is_paired) == (1, 4, 1, True)
+    assert config.mixture.layers == (False, True, True) and config.mixture.has_bias and config.mixture.shared_size == 24
+    assert config.mixture.routing == Routing(top_k=2, score="sigmoid", num_groups=4, top_groups=2, group_score="two largest",
+                                             normalizes=True, scale=2.5)
+    older = read(tmp_path, **(V2 | {"n_group": 4, "topk_group": 2, "topk_method": "greedy", "norm_topk_prob": False})).mixture
+    assert older is not None and older.routing == Routing(top_k=2)
+    grouped = read(tmp_path, **(V2 | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"})).mixture
+    assert grouped is not None and grouped.routing == Routing(top_k=2, num_groups=4, top_groups=2)
+
+
 @pytest.mark.parametrize("changes", [
     {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
     {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}},
@@ -103,6 +122,17 @@ def test_generation_config(tmp_path: Path) -> None:
     (QWEN | {"use_sliding_window": True, "layer_types": ["full_attention"]}, ["layer_types", "3"]),
     ({"architectures": ["Qwen3MoeForCausalLM"]}, ["number of experts"]),
     (MOE | {"num_experts_per_tok": 9}, ["num_experts_per_tok 9", "8 experts"]),
+    (V3 | {"kv_lora_rank": None}, ["kv_lora_rank"]),
+    (V3 | {"qk_rope_head_dim": 7}, ["qk_rope_head_dim 7", "odd"]),
+    (V3 | {"attention_bias": True, "q_lora_rank": None}, ["attention_bias", "q_lora_rank"]),
+    (V3 | {"n_group": 3}, ["n_group", "8 experts"]),
+    (V3 | {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, ["topk_group 1", "num_experts_per_tok 3"]),
+    (V3 | {"n_group": 8, "topk_group": 8}, ["n_group 8", "less than two"]),
+    (V3 | {"moe_layer_freq": 2}, ["moe_layer_freq 2"]),
+    (V3 | {"scoring_func": "softmax"}, ["scoring_func softmax", "sigmoid"]),
+    (V3 | {"topk_method": "greedy"}, ["topk_method greedy", "noaux_tc"]),
+    (V2 | {"topk_method": "noaux_tc"}, ["topk_method noaux_tc", "group_limited_greedy"]),
+    (V2 | {"norm_topk_prob": True}, ["norm_topk_prob True"]),
     (MOE | {"architectures": ["Qwen2MoeForCausalLM"], "use_sliding_window": True}, ["layer_types"]),
 ])
 def test_refuses(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:

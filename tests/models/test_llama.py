@@ -13,6 +13,8 @@ from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.reference import Reference
 
 ROPE = {"rope_theta": 10000.0}
+DEEPSEEK_YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.707,
+                        "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama biases, one kv head": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
@@ -32,6 +34,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe, first layer dense, unnormalised": ("qwen3_moe", {"mlp_only_layers": [0], "norm_topk_prob": False}),
     "qwen3_moe stacked, window": ("qwen3_moe", {"stacked": True, "use_sliding_window": True, "sliding_window": 7}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2 lite": ("deepseek_v2", {"q_lora_rank": None, "n_shared_experts": 1, "rope_parameters": DEEPSEEK_YARN}),
+    "deepseek_v2 groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "kv_lora_rank": 8}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3 yarn, stacked, biases": ("deepseek_v3", {"rope_parameters": DEEPSEEK_YARN | {"mscale": 1.0}, "stacked": True,
+                                                          "attention_bias": True}),
+    "deepseek_v3 wide values, halves": ("deepseek_v3", {"v_head_dim": 40, "rope_interleave": False, "norm_topk_prob": False}),
     "linear": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
     "dynamic": ("llama", {"max_position_embeddings": 48, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}}),
     "yarn": ("qwen2", {"max_position_embeddings": 32,
@@ -81,7 +90,7 @@ def test_greedy_equals_transformers_in_company(case: str, page_size: int, chunk:
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder)
@@ -93,7 +102,7 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen2 tied", "dynamic", "qwen2_moe"])
+@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen2 tied", "dynamic", "qwen2_moe", "deepseek_v3"])
 def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
     """A second sequence reads the pages that the first one wrote, while the first goes on."""
     folder, reference, expected = checkpoints(case)
@@ -140,7 +149,7 @@ def test_logprobs_agree(case: str, checkpoints: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def test_half_precision_is_near(family: str, dtype: str, tmp_path: Path) -> None:
     """The same weights in 16 bits: prompt log probabilities stay close to fp32's."""
     folder = make_checkpoint(family, tmp_path, dtype=dtype, tie_word_embeddings=family == "qwen3")

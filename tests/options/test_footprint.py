@@ -35,7 +35,8 @@ def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_pat
     assert found.weights_bytes == stored.num_bytes
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("mistral", "float16"), ("qwen2", "float32"), ("qwen3", "bfloat16")])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("mistral", "float16"), ("qwen2", "float32"), ("qwen3", "bfloat16"),
+                                               ("qwen3_moe", "bfloat16"), ("deepseek_v2", "bfloat16"), ("deepseek_v3", "bfloat16")])
 def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Path) -> None:
     from runtime.devices.base import open_device
     from runtime.settings import start_rank

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.parsing",
-     "runtime.models.registry", "runtime.models.sparse"),
+     "runtime.models.latent", "runtime.models.registry", "runtime.models.sparse"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
@@ -39,7 +39,8 @@ SHARED = {"runtime.actors": (), "runtime.devices": (
     "runtime.devices.base", "runtime.devices.host", "runtime.devices.ring", "runtime.devices.runner")}
 RANK_SIDE = ("runtime.devices.runner", "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
-TORCH_FREE = ("runtime.models.config", "runtime.models.sparse", "runtime.models.registry", "runtime.devices.worker")
+TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
+              "runtime.devices.worker")
 TORCH = {"torch", "torch_npu", "transformers"}
 
 PATHS = pytest.mark.parametrize("path", source.files(), ids=str)

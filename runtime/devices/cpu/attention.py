@@ -130,42 +130,47 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, win
     """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
     groups, rows = plan.decodes[window], plan.extends[window]
     if not rows and len(groups) == 1:
-        return _attend_decodes(q, k_cache, v_cache, groups[0])
+        return _attend_group(q, k_cache, v_cache, groups[0])
     out = torch.empty(q.shape, dtype=q.dtype)
     decodes = q[: plan.num_decodes]
     for group in groups:
         if group.places is None:
-            out[: plan.num_decodes] = _attend_decodes(decodes, k_cache, v_cache, group)
+            out[: plan.num_decodes] = _attend_group(decodes, k_cache, v_cache, group)
         else:
-            out[group.places] = _attend_decodes(decodes[group.places], k_cache, v_cache, group)
+            out[group.places] = _attend_group(decodes[group.places], k_cache, v_cache, group)
     for row in rows:
-        _attend_extend(q, k_cache, v_cache, row, plan.masks[window], window, out)
+        part = slice(row.first, row.first + row.count)
+        keys, values = read_as(k_cache, row.gather, q.dtype), read_as(v_cache, row.gather, q.dtype)
+        attend_extend(q[part], keys, values, plan.masks[window], window, None, out[part])
     return out
 
 
-def _attend_decodes(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup) -> Tensor:
-    """q [rows, H, D] -> the same."""
-    kv_heads, dim = k_cache.shape[1:]
+def _attend_group(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup) -> Tensor:
+    return attend_decodes(q, read_as(k_cache, group.gather, q.dtype), read_as(v_cache, group.gather, q.dtype), group, None)
+
+
+def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scale: float | None) -> Tensor:
+    """q [rows, H, D] over what the group gathers, keys and values [rows * length, K, D] -> [rows, H, D]."""
+    kv_heads, dim = keys.shape[1:]
     shape = (group.num_rows, -1, kv_heads, dim)
-    keys = read_as(k_cache, group.gather, q.dtype).view(shape).transpose(1, 2)  # [rows, K, length, D]
-    values = read_as(v_cache, group.gather, q.dtype).view(shape).transpose(1, 2)
+    keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)  # [rows, K, length, D]
     queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
     mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
-    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask).reshape(q.shape)
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).reshape(q.shape)
 
 
-def _attend_extend(q: Tensor, k_cache: Tensor, v_cache: Tensor, row: ExtendRow, mask: Tensor, window: int, out: Tensor) -> None:
-    kv_heads, dim = k_cache.shape[1:]
-    per_group, length = q.shape[1] // kv_heads, len(row.gather)
-    keys = read_as(k_cache, row.gather, q.dtype).transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
-    values = read_as(v_cache, row.gather, q.dtype).transpose(0, 1).unsqueeze(1)
-    queries = q[row.first : row.first + row.count].unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
-    for at in range(0, row.count, TILE):
-        num = min(TILE, row.count - at)
-        end = length - row.count + at + num
+def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, window: int, scale: float | None, out: Tensor) -> None:
+    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], into out [count, H, D]."""
+    count, length, kv_heads, dim = len(q), len(keys), *keys.shape[1:]
+    per_group = q.shape[1] // kv_heads
+    keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
+    queries = q.unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
+    for at in range(0, count, TILE):
+        num = min(TILE, count - at)
+        end = length - count + at + num
         begin = max(0, end - num - window + 1) if window else 0
         corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
         seen = (kv_heads, per_group, end - begin, dim)
         part = scaled_dot_product_attention(queries[:, :, at : at + num], keys[:, :, begin:end].expand(seen),
-                                            values[:, :, begin:end].expand(seen), attn_mask=corner)
-        out[row.first + at : row.first + at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)
+                                            values[:, :, begin:end].expand(seen), attn_mask=corner, scale=scale)
+        out[at : at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)

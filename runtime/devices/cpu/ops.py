@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from runtime.devices.base import Draw
 from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
+from runtime.devices.cpu.latent import Up, attend_latents
 from runtime.devices.cpu.moe import apply_experts, route
 from runtime.devices.cpu.narrow import store_as
 from runtime.layers.sampler import choose, mask
@@ -28,6 +29,13 @@ class CpuOps:
 
     def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
         return attend(q, k_cache, v_cache, plan, window)
+
+    def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
+        return Up(up[:, :nope_dim], up[:, nope_dim:])
+
+    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan,
+                         scale: float) -> Tensor:
+        return attend_latents(q, q_rope, latents, ropes, up, plan, scale)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         for x, cache in ((k, k_cache), (v, v_cache)):

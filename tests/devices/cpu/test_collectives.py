@@ -22,6 +22,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 ]
 MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"num_hidden_layers": 1}),
+    ("deepseek_v3", {"num_hidden_layers": 2}),
+    ("deepseek_v2", {"num_hidden_layers": 1, "q_lora_rank": None, "first_k_dense_replace": 0}),
     ("qwen3_moe", {"num_key_value_heads": 1, "decoder_sparse_step": 2, "stacked": True}),
 ]
 

@@ -1,0 +1,86 @@
+"""DeepSeek V2 and V3 (and R1): latent attention, and experts in all but the first layers.
+
+What is cached of a token is one latent vector and one rotary key part, from which all heads' keys and values follow, so every rank
+keeps all of it. The families differ in data only: how experts are chosen (sparse.py), whether queries come from a latent of their own
+(in V2-Lite they do not).
+"""
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Batch, Device
+from runtime.layers.attention import LatentAttention
+from runtime.layers.linear import Linear
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rotary import stretched_scale
+from runtime.layers.weight import Held, Layer, Part, Share, Weight, even_share, scaled
+from runtime.models.config import ModelConfig
+from runtime.models.llama import Llama
+
+EPS = 1e-6  # of the norms inside attention, whatever config.json says of the others
+
+
+class LatentSelfAttention(Layer):
+    """Projections down to latents, norms, rotary positions, attention, and the way back up."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
+        assert config.latent is not None
+        self.ops = device.ops
+        self.latent = latent = config.latent
+        heads = even_share(config.num_heads, device.collectives, "attention heads")
+        self.num_heads, query_dim = heads.size, latent.nope_dim + latent.rope_dim
+        hidden, rank, queries = config.hidden_size, latent.kv_rank, scaled(heads, query_dim)
+        q = queries if latent.q_rank is None else Share(latent.q_rank, 0, latent.q_rank)
+        kv = Share(rank + latent.rope_dim, 0, rank + latent.rope_dim)
+        self.split = (q.size, rank, latent.rope_dim)
+        self.qkv_a_proj = Linear(device, dtype, hidden, {"q": q, "kv": kv}, shard="column", bias=config.qkv_bias)
+        self.q_a_layernorm = None if latent.q_rank is None else RMSNorm(device, dtype, latent.q_rank, EPS)
+        self.q_b_proj = None if latent.q_rank is None else Linear(device, dtype, latent.q_rank, {"": queries}, shard="column")
+        self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
+        made = scaled(heads, latent.nope_dim + latent.value_dim)
+        self.kv_b_proj: Held | None = Held(Weight((made.size, rank), {"": Part((made.full, rank), 0, made)}, dtype, device.place))
+        self.o_proj = Linear(device, dtype, config.num_heads * latent.value_dim, {"": hidden}, shard="row", bias=config.o_bias)
+        self.up = self.kv_b_proj.weight.tensor  # packed when it is complete
+        self.attention = LatentAttention(device.ops, index, latent, query_dim**-0.5 * stretched_scale(config.rope))
+
+    def finish(self) -> None:
+        assert self.kv_b_proj is not None
+        latent, heads = self.latent, self.num_heads
+        self.up = self.ops.pack_latent(self.kv_b_proj.weight.tensor.unflatten(0, (heads, -1)), latent.nope_dim)
+        self.kv_b_proj = None
+        if not latent.is_paired:
+            return
+        for weight in (self.qkv_a_proj.weight, self.qkv_a_proj.bias):
+            if weight is not None:
+                unpair(weight.tensor[-latent.rope_dim :].unsqueeze(0))
+        queries = (self.q_b_proj or self.qkv_a_proj).weight
+        assert queries is not None
+        rows = queries.tensor[: heads * (latent.nope_dim + latent.rope_dim)]
+        unpair(rows.unflatten(0, (heads, -1))[:, latent.nope_dim :])
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
+        q, latents, ropes = self.qkv_a_proj.forward(x).split(self.split, dim=1)
+        if self.q_b_proj is not None and self.q_a_layernorm is not None:
+            q = self.q_b_proj.forward(self.q_a_layernorm.forward(q))
+        q, q_rope = q.unflatten(1, (self.num_heads, -1)).split((self.latent.nope_dim, self.latent.rope_dim), dim=2)
+        latents = self.kv_a_layernorm.forward(latents).unsqueeze(1)
+        q_rope, ropes = self.ops.rotary(q_rope, cos, sin), self.ops.rotary(ropes.unsqueeze(1), cos, sin)
+        return self.o_proj.forward(self.attention.forward(q, q_rope, latents, ropes, self.up, batch))
+
+
+def unpair(rows: Tensor) -> None:
+    """Brings, in place, the second of each pair of neighbours of dimension 1 behind all the first ones: what Ops.rotary turns together.
+
+    Scores do not change, as queries and keys are reordered alike.
+    """
+    rows.copy_(rows.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
+
+
+class DeepSeek(Llama):
+    """Llama's frame around other attention."""
+
+    fused = {
+        "q_proj": ("qkv_a_proj", "q"), "q_a_proj": ("qkv_a_proj", "q"), "kv_a_proj_with_mqa": ("qkv_a_proj", "kv"),
+        "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+    }
+    attention_layer = LatentSelfAttention
