@@ -64,10 +64,10 @@ async def test_host_pages_survive_a_killed_rank(tp_size: int, checkpoint: Callab
         assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") >= loaded + 36 * len(PROMPTS)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3"])
-async def test_narrow_pages(kv_cache_dtype: str, checkpoint: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(("family", "kv_cache_dtype"), [("qwen3", "fp8_e4m3"), ("deepseek_v3", "bfloat16"), ("deepseek_v2", "fp8_e5m2")])
+async def test_narrow_pages(family: str, kv_cache_dtype: str, checkpoint: Callable[[str], Path]) -> None:
     """Whatever the pages round to, moves and prefix hits change nothing."""
-    path, plain = str(checkpoint("qwen3")), OPTIONS | {"enable_hierarchical_cache": False, "hicache_ratio": 2.0}
+    path, plain = str(checkpoint(family)), OPTIONS | {"enable_hierarchical_cache": False, "hicache_ratio": 2.0}
     async with Engine(model_path=path, **(plain | {"disable_radix_cache": True}), kv_cache_dtype=kv_cache_dtype) as engine:
         expected = [(await ask(engine, i))[0] for i in range(len(PROMPTS))]
     async with Engine(model_path=path, **OPTIONS, kv_cache_dtype=kv_cache_dtype) as engine:
