@@ -1,7 +1,8 @@
-"""What a device is: a folder of this package that provides an Executor, and, for torch devices, four small protocols.
+"""What a device is: a folder of this package that provides an Executor, and, for torch devices, five small protocols.
 
     Executor      what the rank's main loop drives: start, step, close                    (every device)
     Ops           the arithmetic that differs from device to device                       (torch devices)
+    Experts       choosing experts, and their grouped matrix products                     (torch devices)
     Memory        how much there is, how pages are laid out, and copies to host memory    (torch devices)
     Collectives   sums and gathers across the ranks of one model                          (torch devices)
     Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
@@ -160,6 +161,19 @@ class Ops(Protocol):
         """x [N, in] -> [N, out]."""
         ...
 
+    def sample(self, logits: "Tensor", draw: Draw) -> "Tensor":
+        """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
+        ...
+
+    def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
+        """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
+        of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
+        ...
+
+
+class Experts(Protocol):
+    """Mixtures of experts."""
+
     def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
         """Chooses `top_k` experts for each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32 [T, k].
 
@@ -168,25 +182,16 @@ class Ops(Protocol):
         """
         ...
 
-    def pack_experts(self, gate_up: "Tensor", down: "Tensor") -> Any:
-        """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that `moe` likes best; the caller gives
-        the originals up."""
+    def pack(self, gate_up: "Tensor", down: "Tensor") -> Any:
+        """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that `apply` likes best; the caller
+        gives the originals up."""
         ...
 
-    def moe(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: Any) -> "Tensor":
+    def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: Any) -> "Tensor":
         """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x)) * up(x)).
 
         Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
         """
-        ...
-
-    def sample(self, logits: "Tensor", draw: Draw) -> "Tensor":
-        """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
-        ...
-
-    def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
-        """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
-        of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
         ...
 
 
@@ -294,6 +299,7 @@ class Device:
     facts: Facts
     place: "torch.device"
     ops: Ops
+    experts: Experts
     memory: Memory
     collectives: Collectives
     graphs: Graphs | None

@@ -21,7 +21,7 @@ class Router(Layer):
     """Chooses experts. Scores are float32 whatever the model computes in: a near tie must not depend on rounding."""
 
     def __init__(self, device: Device, dtype: torch.dtype, hidden: int, num_experts: int, routing: Routing, *, has_bias: bool) -> None:
-        self.ops = device.ops
+        self.experts = device.experts
         self.routing = routing
         whole = Share(num_experts, 0, num_experts)
         self.weight: Weight | None = Weight((num_experts, hidden), {"": Part((num_experts, hidden), 0, whole)}, dtype, device.place)
@@ -38,7 +38,7 @@ class Router(Layer):
         """x [T, hidden] -> experts int64 [T, k] and their weights, float32 [T, k]."""
         assert self.scores is not None
         bias = None if self.e_score_correction_bias is None else self.e_score_correction_bias.tensor
-        return self.ops.route(linear(x.float(), self.scores), bias, self.routing)
+        return self.experts.route(linear(x.float(), self.scores), bias, self.routing)
 
 
 class Expert(Layer):
@@ -84,14 +84,14 @@ class SparseFeedForward(Layer):
     def finish(self) -> None:
         assert self.stacks is not None
         self.experts = []  # so that packing can free what it replaces
-        self.packed = self.device.ops.pack_experts(*self.stacks)
+        self.packed = self.device.experts.pack(*self.stacks)
         self.stacks = None
 
     def forward(self, x: Tensor) -> Tensor:
         ids, weights = self.gate.forward(x)
         if self.local.start:
             ids = ids - self.local.start
-        out = self.device.ops.moe(x, ids, weights, self.packed)
+        out = self.device.experts.apply(x, ids, weights, self.packed)
         shared = self.shared_expert or self.shared_experts
         if shared is not None:
             part = shared.forward(x)

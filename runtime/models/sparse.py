@@ -16,7 +16,7 @@ Whole = A[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Routing(Struct, frozen=True, kw_only=True):
-    """How the scores of a token become experts and their weights (see devices/base.py, Ops.route)."""
+    """How the scores of a token become experts and their weights (see devices/base.py, Experts.route)."""
 
     top_k: int  # experts of a token
     score: Literal["softmax", "sigmoid"] = "softmax"

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Draw, Ops
+from runtime.devices.base import Draw, Experts, Ops
+from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.messages import StepPlan
 from runtime.models.sparse import Routing
 
-DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops]]] = {"cpu": ("cpu", CpuOps)}
+DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops], Callable[[Any], Experts]]] = {"cpu": ("cpu", CpuOps, CpuExperts)}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 pytestmark = [pytest.mark.parametrize("device", DEVICES), pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
@@ -25,6 +27,7 @@ class Bench:
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         self.place = torch.device(DEVICES[device][0])
         self.ops = DEVICES[device][1](dtype)
+        self.experts = DEVICES[device][2](self.ops)
         self.dtype = dtype
         self.generator = torch.Generator().manual_seed(1)
 
@@ -187,7 +190,7 @@ def test_latent_attention(bench: Bench, case: str, rank: int, nope_dim: int, rop
 def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
     logits = torch.randn(9, 8, generator=bench.generator).to(bench.place)
     bias = torch.randn(8, generator=bench.generator).to(bench.place) if has_bias else None
-    ids, weights = bench.ops.route(logits, bias, routing)
+    ids, weights = bench.experts.route(logits, bias, routing)
     assert ids.dtype == torch.int64 and weights.dtype == torch.float32
     for row, chosen, found in zip(logits.double().cpu(), ids.tolist(), weights.double().cpu(), strict=True):
         scores = (row.softmax(0) if routing.score == "softmax" else row.sigmoid()).tolist()
@@ -214,9 +217,9 @@ def test_moe(bench: Bench, first: int) -> None:
             if 0 <= expert < 5:
                 gate, up = (gate_up[expert].double().cpu() @ x[token].double().cpu()).chunk(2)
                 expected[token] += share * (down[expert].double().cpu() @ (gate / (1 + (-gate).exp()) * up))
-    packed = bench.ops.pack_experts(gate_up.clone(), down.clone())
-    bench.near(bench.ops.moe(x, ids, weights, packed), expected)
-    bench.near(bench.ops.moe(x[2:3], ids[2:3], weights[2:3], packed), expected[2:3])
+    packed = bench.experts.pack(gate_up.clone(), down.clone())
+    bench.near(bench.experts.apply(x, ids, weights, packed), expected)
+    bench.near(bench.experts.apply(x[2:3], ids[2:3], weights[2:3], packed), expected[2:3])
 
 
 def test_sample(bench: Bench) -> None:

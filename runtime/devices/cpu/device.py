@@ -8,6 +8,7 @@ from runtime.devices.base import Device
 from runtime.devices.cpu.collectives import Alone, Gloo
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
+from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.runner import Runner
 from runtime.messages import StartRank
@@ -16,7 +17,8 @@ from runtime.messages import StartRank
 def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = Alone() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
-    return Device(FACTS, torch.device("cpu"), CpuOps(dtype), CpuMemory(start.tp_size), ranks, None, start.ep_size)
+    ops = CpuOps(dtype)
+    return Device(FACTS, torch.device("cpu"), ops, CpuExperts(ops), CpuMemory(start.tp_size), ranks, None, start.ep_size)
 
 
 def executor(rank: int) -> Runner:

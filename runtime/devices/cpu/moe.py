@@ -1,15 +1,28 @@
 """Experts on the cpu: one pair of matrix products for each expert that any token chose."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
+from runtime.devices.cpu.ops import CpuOps
 from runtime.models.sparse import Routing
 
-Linear = Callable[[Tensor, Any, None], Tensor]
+
+class CpuExperts:
+    """See devices/base.py for what each one means."""
+
+    def __init__(self, ops: CpuOps) -> None:
+        self.ops = ops
+
+    def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        return route(logits, bias, routing)
+
+    def pack(self, gate_up: Tensor, down: Tensor) -> list[tuple[Any, Any]]:
+        return [(self.ops.pack_linear(first), self.ops.pack_linear(second)) for first, second in zip(gate_up, down, strict=True)]
+
+    def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[tuple[Any, Any]]) -> Tensor:
+        return apply(self.ops, x, expert_ids, weights, packed)
 
 
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -28,7 +41,7 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
     return ids, weights * routing.scale
 
 
-def apply_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: list[tuple[Any, Any]], linear: Linear) -> Tensor:
+def apply(ops: CpuOps, x: Tensor, ids: Tensor, weights: Tensor, experts: list[tuple[Any, Any]]) -> Tensor:
     """Sums in float32 and in the order of the experts, so that a token's sum does not depend on its company."""
     out = torch.zeros(x.shape, dtype=torch.float32)
     chosen, weights = ids.flatten(), weights.flatten()
@@ -39,7 +52,7 @@ def apply_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: list[tuple[A
         if count:
             picks = order[at : at + count]
             tokens = picks // ids.shape[1]
-            gate, up = linear(x.index_select(0, tokens), gate_up, None).chunk(2, dim=1)
-            out.index_add_(0, tokens, linear(silu(gate).mul_(up), down, None) * weights[picks].unsqueeze(1))
+            inner = ops.silu_and_mul(ops.linear(x.index_select(0, tokens), gate_up, None))
+            out.index_add_(0, tokens, ops.linear(inner, down, None) * weights[picks].unsqueeze(1))
             at += count
     return out.to(x.dtype)

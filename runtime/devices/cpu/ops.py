@@ -9,11 +9,9 @@ from torch.nn import functional as F
 from runtime.devices.base import Draw
 from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
 from runtime.devices.cpu.latent import Up, attend_latents
-from runtime.devices.cpu.moe import apply_experts, route
 from runtime.devices.cpu.narrow import store_as
 from runtime.layers.sampler import choose, mask
 from runtime.messages import StepPlan
-from runtime.models.sparse import Routing
 
 
 class CpuOps:
@@ -67,15 +65,6 @@ class CpuOps:
         if packed.is_mkldnn:
             return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return F.linear(x, packed, bias)
-
-    def route(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-        return route(logits, bias, routing)
-
-    def pack_experts(self, gate_up: Tensor, down: Tensor) -> list[tuple[Any, Any]]:
-        return [(self.pack_linear(first), self.pack_linear(second)) for first, second in zip(gate_up, down, strict=True)]
-
-    def moe(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[tuple[Any, Any]]) -> Tensor:
-        return apply_experts(x, expert_ids, weights, packed, self.linear)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         return choose(logits, draw)
