@@ -4,6 +4,7 @@ Everything that the process does is started here: read `main` top to bottom.
 """
 
 import signal
+import ssl
 
 import anyio
 import uvloop
@@ -11,7 +12,7 @@ from anyio.abc import TaskStatus
 
 from runtime import log
 from runtime.core import Core
-from runtime.errors import StartError
+from runtime.errors import OptionsError, StartError
 from runtime.http.app import http_app
 from runtime.http.face import face_of
 from runtime.http.openai.kept import open_kept
@@ -38,14 +39,30 @@ async def main(plan: Plan) -> int:
         await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
         tasks.start_soon(kept.run)
-        sockets = listen(plan.host, plan.port)
-        port = sockets[0].getsockname()[1]
-        log.get("server").info("listening", url=f"http{'s' if tls else ''}://{plan.host}:{port}")
-        await serve(http_app(core, face_of(plan), kept), sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
+        if plan.grpc_mode:
+            await _serve_grpc(core, plan, stop, tls)
+        else:
+            sockets = listen(plan.host, plan.port)
+            _tell("http", plan, sockets[0].getsockname()[1])
+            await serve(http_app(core, face_of(plan), kept), sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
         raise core.failure
     return 0 if core.failure is None else 1
+
+
+async def _serve_grpc(core: Core, plan: Plan, stop: anyio.Event, tls: ssl.SSLContext | None) -> None:
+    try:
+        from runtime.rpc import server as rpc
+    except ImportError:
+        raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
+    server = rpc.Rpc(core, face_of(plan), plan.host, plan.port, rpc.credentials_of(plan, tls))
+    _tell("grpc", plan, server.port)
+    await server.serve(stop)
+
+
+def _tell(scheme: str, plan: Plan, port: int) -> None:
+    log.get("server").info("listening", url=f"{scheme}{'s' if plan.ssl_certfile else ''}://{plan.host}:{port}")
 
 
 async def _run_core(core: Core, stop: anyio.Event) -> None:

@@ -19,7 +19,7 @@ class Http(Group, frozen=True, kw_only=True):
     ssl_keyfile: A[str | None, option("PEM file with the certificate's key, where it is not in --ssl-certfile.")] = None
     ssl_keyfile_password: A[str | None, option("Password of that key.", secret=True)] = None
     ssl_ca_certs: A[str | None, option("PEM file of authorities; clients must show a certificate of one of them.")] = None
-    grpc_mode: A[bool, planned("Serve gRPC instead of HTTP.")] = False
+    grpc_mode: A[bool, option("Serve gRPC (runtime/rpc/runtime.proto) instead of HTTP.")] = False
     skip_server_warmup: A[bool, superseded(
         "Don't send the warm-up request after start.", "the server sends none: a rank is ready when it says so.")] = False
     warmups: A[str | None, option("Warm-ups to run before the server is ready, with commas: generate, prefill, grammar.")] = None

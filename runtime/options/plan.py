@@ -50,6 +50,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     max_body_bytes: int
     shutdown_timeout: float  # seconds
     fastapi_root_path: str
+    grpc_mode: bool
     cors_origins: tuple[str, ...] | None
     ssl_certfile: str | None
     ssl_keyfile: str | None

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.cpu", "runtime.devices.null", "runtime.devices.cuda", "runtime.devices.ascend"),
     ("runtime.devices.worker",),
     ("runtime.actors", "runtime.http"),
-    ("runtime.supervisor", "runtime.warmup", "runtime.settings"),
+    ("runtime.supervisor", "runtime.rpc", "runtime.warmup", "runtime.settings"),
     ("runtime.control",),
     ("runtime.core",),
     ("runtime.engine", "runtime.server"),

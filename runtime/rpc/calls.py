@@ -1,0 +1,112 @@
+"""What the methods of the service do. The way of a request is that of POST /generate, from its checks on; only its words differ."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from starlette.datastructures import Headers
+
+from runtime.errors import InvalidRequest, Overloaded, RequestError
+from runtime.http.errors import renamed
+from runtime.http.exchange import MAX_WAITING_TOKENS, Exchange, merged
+from runtime.http.face import Face
+from runtime.http.native.generate import generate
+from runtime.http.origin import origin
+from runtime.http.sse import encode
+from runtime.request import Delta, Finish, TokenLogprob
+from runtime.rpc.schema import load
+from runtime.service import Service
+
+Headered = list[tuple[bytes, bytes]]
+NUMBERS = ("sampling_seed", "priority")  # 64-bit numbers are strings in the JSON of protobuf
+
+
+class Calls:
+    """The service, apart from gRPC itself. Everything raises RequestError."""
+
+    def __init__(self, service: Service, face: Face) -> None:
+        self.service = service
+        self.face = face
+        self.types, _ = load()
+
+    async def health(self, _: Message, __: Headered) -> Any:
+        health = self.service.health()
+        return self.types["HealthResponse"](state=health.state, detail=health.detail, model=self.service.card.name)
+
+    async def embed(self, _: Message, __: Headered) -> Any:
+        raise InvalidRequest("this model generates text; Embed needs an embedding model (--is-embedding)")
+
+    async def abort(self, wish: Any, _: Headered) -> Any:
+        if not wish.rid:
+            raise InvalidRequest("give rid, the beginning of the ids of the requests to abort", param="rid")
+        return self.types["AbortResponse"](aborted=self.service.control.abort(wish.rid))
+
+    async def generate(self, wish: Message, headers: Headered) -> AsyncIterator[Any]:
+        answer = generate(self.service, encode(body_of(wish)))
+        exchange = answer.exchange
+        exchange.come_from(origin(Headers(raw=headers), self.face.tenant_is))
+        waiting = Waiting(exchange)
+        try:
+            exchange.submit(waiting.take)
+            while not exchange.is_over or waiting.deltas:
+                if not waiting.deltas:
+                    await exchange.wait()
+                for choice, delta in waiting.all():
+                    yield self._response(exchange.asks[0].id, choice, delta)
+        except RequestError as error:
+            raise renamed(error, answer.names) from None
+        finally:
+            exchange.abort()
+        if exchange.failure is not None:
+            raise renamed(exchange.failure, answer.names)
+
+    def _response(self, rid: str, choice: int, delta: Delta) -> Any:
+        return self.types["GenerateResponse"](
+            rid=rid, index=choice, text=delta.text, output_ids=delta.token_ids, prompt_tokens=delta.prompt_tokens,
+            cached_tokens=delta.cached_tokens, logprobs=[self._logprob(token) for token in delta.logprobs or ()],
+            finish=None if delta.finish is None else self._finish(delta.finish))
+
+    def _finish(self, end: Finish) -> Any:
+        matched: dict[str, Any] = {}
+        if end.matched is not None:
+            matched = {"matched" if isinstance(end.matched, str) else "matched_id": end.matched}
+        return self.types["Finish"](reason=end.reason.value, prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
+                                    cached_tokens=end.cached_tokens, **matched)
+
+    def _logprob(self, token: TokenLogprob) -> Any:
+        kind = self.types["TokenLogprob"]
+        return kind(id=token.token_id, logprob=token.logprob, top=[kind(id=i, logprob=p) for i, p in token.top],
+                    picked=[kind(id=i, logprob=p) for i, p in token.picked])
+
+
+class Waiting:
+    """Deltas that gRPC has not taken yet, those of a choice as one."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.deltas: dict[int, Delta] = {}
+        self.num_tokens = 0
+
+    def take(self, choice: int, delta: Delta) -> None:
+        kept = self.deltas.get(choice)
+        self.deltas[choice] = delta if kept is None else merged(kept, delta)
+        self.num_tokens += len(delta.token_ids)
+        self.exchange.wake()
+
+    def all(self) -> list[tuple[int, Delta]]:
+        """Raises Overloaded for a client that takes too little."""
+        if self.num_tokens > MAX_WAITING_TOKENS * sum(ask.params.n for ask in self.exchange.asks):
+            raise Overloaded("the client takes nothing of its stream")
+        deltas, self.deltas, self.num_tokens = self.deltas, {}, 0
+        return list(deltas.items())
+
+
+def body_of(wish: Message) -> dict[str, Any]:
+    """The body of /generate with the fields that are set."""
+    body: dict[str, Any] = MessageToDict(wish, preserving_proto_field_name=True)
+    for part in (body, body.get("sampling_params", {})):
+        for name in NUMBERS:
+            if name in part:
+                part[name] = int(part[name])
+    return body

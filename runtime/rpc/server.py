@@ -1,0 +1,112 @@
+"""`--grpc-mode`: the gRPC server, on the same event loop, in place of the HTTP one. Doors and checks are those of the HTTP routes."""
+
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import grpc
+import grpc.aio
+
+from runtime.errors import InternalFault, RequestError, StartError
+from runtime.http.doors import Level
+from runtime.http.face import Face
+from runtime.options.plan import Plan
+from runtime.rpc.calls import Calls, Headered
+from runtime.rpc.schema import SERVICE, load
+from runtime.service import Service
+
+LOG = logging.getLogger("runtime.rpc")
+LEVELS: dict[str, Level] = {"Health": "open", "Abort": "admin"}  # all others: a user's
+CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
+         404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.RESOURCE_EXHAUSTED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+         503: grpc.StatusCode.UNAVAILABLE}
+GRACE_S = 30.0  # for running calls, after shutdown was asked for
+
+Context = Any  # grpc.aio.ServicerContext
+
+
+class Rpc:
+    """A gRPC server that listens."""
+
+    def __init__(self, service: Service, face: Face, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Raises StartError."""
+        self.face = face
+        self.server = grpc.aio.server(options=[("grpc.max_receive_message_length", face.max_body_bytes), ("grpc.so_reuseport", 0)])
+        calls, (types, methods) = Calls(service, face), load()
+        handlers: dict[str, grpc.RpcMethodHandler] = {}
+        for name, takes, several, gives in methods:
+            level = LEVELS.get(name, "user")
+            call = getattr(calls, name.lower())
+            make = grpc.unary_stream_rpc_method_handler if several else grpc.unary_unary_rpc_method_handler
+            handlers[name] = make(self._several(level, call) if several else self._one(level, call),
+                                  request_deserializer=types[takes].FromString, response_serializer=types[gives].SerializeToString)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = (self.server.add_insecure_port(address) if credentials is None
+                         else self.server.add_secure_port(address, credentials))
+        except RuntimeError:
+            raise StartError(f"cannot listen on {address}; choose another --port or --host") from None
+
+    async def serve(self, shutdown: anyio.Event) -> None:
+        """Until `shutdown`; running calls then have GRACE_S to end."""
+        await self.server.start()
+        try:
+            await shutdown.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.server.stop(GRACE_S if shutdown.is_set() else 0)
+
+    def _one(self, level: Level, call: Callable[[Any, Headered], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def method(wish: Any, context: Context) -> Any:
+            try:
+                return await call(wish, self._enter(level, context))
+            except Exception as error:
+                await _refuse(error, context)
+
+        return method
+
+    def _several(self, level: Level, call: Callable[[Any, Headered], AsyncIterator[Any]]) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def method(wish: Any, context: Context) -> AsyncIterator[Any]:
+            answers = None
+            try:
+                answers = call(wish, self._enter(level, context))
+                async for message in answers:
+                    yield message
+            except Exception as error:
+                await _refuse(error, context)
+            finally:
+                if answers is not None:
+                    await answers.aclose()  # type: ignore[attr-defined]
+
+        return method
+
+    def _enter(self, level: Level, context: Context) -> Headered:
+        metadata = context.invocation_metadata() or ()
+        headers = [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+        self.face.keys.check(level, headers)
+        return headers
+
+
+async def _refuse(error: Exception, context: Context) -> None:
+    if not isinstance(error, RequestError):
+        LOG.error("a call failed", exc_info=error)
+        error = InternalFault("something went wrong in the server; its log has the details")
+    if error.param is not None:
+        context.set_trailing_metadata((("param", error.param.encode("ascii", "replace").decode()),))
+    await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message)
+
+
+def credentials_of(plan: Plan, checked: ssl.SSLContext | None) -> grpc.ServerCredentials | None:
+    """`checked` is what the same files gave the HTTP server: gRPC reads them later and says less. Raises StartError."""
+    if checked is None or plan.ssl_certfile is None:
+        return None
+    if plan.ssl_keyfile_password is not None:
+        raise StartError("--ssl-keyfile-password does not work with --grpc-mode; give a key without a password")
+    chain = Path(plan.ssl_certfile).read_bytes()
+    key = chain if plan.ssl_keyfile is None else Path(plan.ssl_keyfile).read_bytes()
+    ca_certs = None if plan.ssl_ca_certs is None else Path(plan.ssl_ca_certs).read_bytes()
+    return grpc.ssl_server_credentials([(key, chain)], ca_certs, ca_certs is not None)

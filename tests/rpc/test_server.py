@@ -1,0 +1,182 @@
+"""The gRPC face with grpc's own client: the same answers, checks and keys as over HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import grpc
+import grpc.aio
+import httpx
+import pytest
+import uvloop
+
+from runtime.errors import InternalFault, InvalidRequest, Overloaded, StartError, Unavailable
+from runtime.http.app import http_app
+from runtime.http.doors import Keys
+from runtime.http.face import DEFAULT, Face
+from runtime.rpc.schema import SERVICE, SOURCE, load, read
+from runtime.rpc.server import Rpc
+from tests.http.fake import FakeService
+from tests.http.serving import stepping
+
+pytestmark = pytest.mark.anyio
+TYPES, METHODS = load()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """grpc has a loop's reader of its own, so both loops are tried."""
+    return "asyncio", {"loop_factory": uvloop.new_event_loop} if request.param == "uvloop" else {}
+
+
+class Client:
+    """Calls by name, as generated code would make them."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        for name, takes, several, gives in METHODS:
+            make = channel.unary_stream if several else channel.unary_unary
+            setattr(self, name.lower(), make(f"/{SERVICE}/{name}", request_serializer=TYPES[takes].SerializeToString,
+                                             response_deserializer=TYPES[gives].FromString))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    async def collect(self, **fields: Any) -> list[Any]:
+        return [message async for message in self.generate(TYPES["GenerateRequest"](**fields))]
+
+
+@asynccontextmanager
+async def talking(service: FakeService, face: Face = DEFAULT) -> AsyncIterator[Client]:
+    shutdown = anyio.Event()
+    rpc = Rpc(service, face, "127.0.0.1", 0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rpc.serve, shutdown)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc.port}") as channel:
+            yield Client(channel)
+        shutdown.set()
+
+
+@asynccontextmanager
+async def refused(code: grpc.StatusCode, said: str = "", param: str | None = None) -> AsyncIterator[None]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        yield
+    assert error.value.code() == code and said in (error.value.details() or "")
+    assert dict(error.value.trailing_metadata() or ()).get("param") == param
+
+
+async def test_a_generation_streams_what_http_says_whole() -> None:
+    service = FakeService(hold=True)
+    sampling: dict[str, Any] = {"n": 2, "max_new_tokens": 6, "temperature": 0.5, "stop": ["x"], "logit_bias": {3: 1.5},
+                                "sampling_seed": 2**60}
+    async with talking(service) as client, stepping(service):
+        messages = await client.collect(rid="mine", text="hi", sampling_params=sampling, return_logprob=True, top_logprobs_num=2,
+                                        priority=3)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+            whole = (await http.post("/generate", json={"text": "hi", "sampling_params": {"n": 2, "max_new_tokens": 6}})).json()
+    for index in range(2):
+        mine = [message for message in messages if message.index == index]
+        assert len(mine) > 1 and {message.rid for message in mine} == {"mine"}
+        assert "".join(message.text for message in mine) == whole[index]["text"]
+        assert [i for message in mine for i in message.output_ids] == whole[index]["output_ids"]
+        assert [message.HasField("finish") for message in mine] == [False] * (len(mine) - 1) + [True]
+        end, meta = mine[-1].finish, whole[index]["meta_info"]
+        assert (end.reason, end.completion_tokens, end.prompt_tokens, end.cached_tokens) == (
+            "length", 6, meta["prompt_tokens"], meta["cached_tokens"])
+        logprobs = [token for message in mine for token in message.logprobs]
+        assert len(logprobs) == 6 and [top.logprob for top in logprobs[0].top] == [-0.5, -1.5]
+    first = service.asks[0]
+    assert (first.params.temperature, first.params.logit_bias, first.params.seed, first.priority) == (0.5, {3: 1.5}, 2**60, 3)
+    assert first.params.stop == ("x",)
+
+
+async def test_what_is_wrong_is_refused_as_over_http() -> None:
+    service = FakeService()
+    async with talking(service) as client:
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "text", "text"):
+            await client.collect()
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "temperature", "sampling_params.temperature"):
+            await client.collect(text="hi", sampling_params={"temperature": -1})
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "token ids", "input_ids"):
+            await client.collect(input_ids=[5, 10**6])
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "--is-embedding"):
+            await client.embed(TYPES["EmbedRequest"](texts=["hi"]))
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "rid", "rid"):
+            await client.abort(TYPES["AbortRequest"]())
+        for error, code in ((Overloaded("full"), grpc.StatusCode.RESOURCE_EXHAUSTED), (Unavailable("later"), grpc.StatusCode.UNAVAILABLE),
+                            (InternalFault("oh"), grpc.StatusCode.INTERNAL)):
+            service.refuse = error
+            async with refused(code, error.message):
+                await client.collect(text="hi")
+        service.refuse, service.fail_after, service.fail_with = None, 3, InvalidRequest("it broke")
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "it broke"):
+            await client.collect(text="hi")
+        service.fail_after = None
+        assert await client.collect(input_ids=[5, 6])
+    assert not service.running
+
+
+async def test_who_leaves_aborts_the_request() -> None:
+    service = FakeService(hold=True)
+    async with talking(service) as client:
+        call = client.generate(TYPES["GenerateRequest"](text="hi"))
+        while not service.running:
+            await anyio.sleep(0.001)
+        service.step()
+        assert (await call.read()).text
+        call.cancel()
+        with anyio.fail_after(20):
+            while service.running:
+                await anyio.sleep(0.001)
+    assert len(service.aborted) == 1
+
+
+async def test_health_and_abort_reach_the_service() -> None:
+    service = FakeService(state="paused")
+    async with talking(service) as client:
+        health = await client.health(TYPES["HealthRequest"]())
+        assert (health.state, health.model) == ("paused", "org/fake")
+        assert (await client.abort(TYPES["AbortRequest"](rid="x-"))).aborted == 2
+    assert service.controls.told == [("abort", "x-")]
+
+
+async def test_keys_are_those_of_http() -> None:
+    service = FakeService()
+    async with talking(service, Face(keys=Keys(("k",), "a"), tenant_is="key")) as client:
+        await client.health(TYPES["HealthRequest"]())
+        for metadata in ((), (("authorization", "Bearer wrong"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=metadata).read()
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert not service.asks
+        for header in (("authorization", "Bearer k"), ("x-api-key", "k")):
+            assert (await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=(header,)).read()).text
+        assert service.asks[0].tenant.startswith("key-")
+        for key, code in (("k", grpc.StatusCode.UNAUTHENTICATED), ("a", None)):
+            call = client.abort(TYPES["AbortRequest"](rid="x"), metadata=(("x-api-key", key),))
+            assert (await call.code()) == (code or grpc.StatusCode.OK)
+
+
+async def test_a_bug_ends_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = FakeService()
+    async with talking(service) as client:
+        monkeypatch.setattr(FakeService, "health", lambda _: 1 / 0)
+        async with refused(grpc.StatusCode.INTERNAL, "its log"):
+            await client.health(TYPES["HealthRequest"]())
+        assert await client.collect(text="hi")
+
+
+async def test_a_port_in_use_is_an_error_of_the_start() -> None:
+    first = Rpc(FakeService(), DEFAULT, "127.0.0.1", 0)
+    with pytest.raises(StartError, match="--port"):
+        Rpc(FakeService(), DEFAULT, "127.0.0.1", first.port)
+    await first.server.stop(0)
+
+
+def test_the_file_is_read_to_its_last_line() -> None:
+    file, methods = read(SOURCE.read_text())
+    assert [name for name, *_ in methods] == ["Health", "Generate", "Embed", "Abort"]
+    sampling = next(message for message in file.message_type if message.name == "SamplingParams")
+    assert len(sampling.field) == 21 and sampling.nested_type[0].options.map_entry
+    with pytest.raises(ValueError, match="oneof"):
+        read("message X { oneof a { string b = 1; } }")
