@@ -34,7 +34,7 @@ from runtime.options.plan import Plan
 from runtime.outputs import Outputs
 from runtime.request import Sink
 from runtime.scheduling.scheduler import Scheduler
-from runtime.service import Health, Load, ModelCard, State
+from runtime.service import Health, Load, ModelCard, State, check_task
 from runtime.settings import (
     chat_templates,
     grammar_setup,
@@ -58,14 +58,14 @@ class Core:
     def __init__(self, plan: Plan) -> None:
         """Reads config.json. Raises ModelError, OptionsError."""
         self.plan = plan
-        self.model: ModelConfig = read_config(plan.model_path)
+        self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling)
         self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
         preferred = preferred_sampling(plan)
         self._warmups = warmup.named(plan.warmups)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
-                              preferred=preferred)
+                              preferred=preferred, pooling=self.model.pooling)
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed
@@ -204,6 +204,7 @@ class Core:
         plan = self.plan
         if ask.priority is not None and plan.abort_on_priority_when_disabled and not has_priorities(plan):
             raise InvalidRequest("priorities are off on this server (--enable-priority-scheduling); leave priority out", param="priority")
+        check_task(ask, self.model.pooling)
         if ask.session is not None:
             ask, sink = self.control.sessions.begin(ask, ask.session, sink)
         try:

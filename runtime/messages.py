@@ -18,42 +18,14 @@ from msgspec import Struct
 
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
+from runtime.prompts import Chat, Infill, Pair, Text, Tokens
 from runtime.request import FinishReason, Guide, Request, TokenLogprob
 from runtime.sampling import Processor, SamplingParams
 
 # ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
 
 
-class Text(Struct, frozen=True, tag=True):
-    """A prompt as text. `add_special` adds what the tokenizer adds to a fresh text (a BOS token, mostly)."""
-
-    text: str
-    add_special: bool = True
-
-
-class Tokens(Struct, frozen=True, tag=True):
-    """A prompt as token ids."""
-
-    ids: list[int]
-
-
-class Chat(Struct, frozen=True, tag=True):
-    """A conversation for the chat template: messages, tools and the template's own variables."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    template_args: dict[str, Any] = {}
-    continue_final: bool = False  # the last message is the beginning of the answer
-
-
-class Infill(Struct, frozen=True, tag=True):
-    """What stands before and after the text that is wanted, for the model's fill-in-the-middle format."""
-
-    prefix: str
-    suffix: str
-
-
-Prompt = Text | Tokens | Chat | Infill
+Prompt = Text | Tokens | Chat | Infill | Pair
 
 
 class SessionParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +61,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     session: SessionParams | None = None
     before: Before | None = None  # of its session: set at the door
+    pools: bool = False  # it wants a vector, not text
+    truncate: int | None = None  # keep so many tokens of the prompt; -1: as many as fit; None: all, or refuse. Only with `pools`
 
 
 # ── router, detokenizer → scheduler ────────────────────────────────────────────────────────────────────────────
@@ -162,6 +136,7 @@ class StepTokens(Struct, frozen=True, tag=True):
     logprobs: dict[int, TokenLogprob]  # by sequence id, where asked for
     prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
+    vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -209,6 +184,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # classes that change logits: package.module:Class
+    is_embedding: bool = False  # this and the next: see models/tasks.py
+    pooling: str = "auto"
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -240,6 +217,7 @@ class Admit(Struct, frozen=True, array_like=True):
     prompt_len: int
     history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
     guide: Guide | None = None
+    second_at: int = 0  # see Request
 
 
 class Moves(Struct, frozen=True, array_like=True):
@@ -392,6 +370,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     prompt: list[PromptLogprobs]
     compute_s: float  # seconds that the rank spent on the step
     failed: dict[int, Failing] = {}  # by place in `token_ids`: what its request ends of; the token there means nothing
+    vectors: np.ndarray | None = None  # float32 [N * size]: of a model that pools, in place of the N tokens
 
 
 FromRank = LoadProgress | RankReady | RankFailed | StepResult

@@ -4,6 +4,7 @@ from array import array
 from enum import StrEnum
 from typing import Any, Protocol
 
+import numpy as np
 from msgspec import Struct
 
 from runtime.constraint import Grammar
@@ -43,6 +44,7 @@ class Request(Struct, frozen=True, kw_only=True):
     queue_timeout_s: float | None = None  # longest wait for its first step
     timeout_s: float | None = None  # longest life
     guide: Guide | None = None
+    second_at: int = 0  # where the second of two texts begins, for models that tell them apart; 0: there is one
 
 
 class Sequence:
@@ -128,6 +130,7 @@ class Delta(Struct):
     prompt_tokens: int = 0  # this and the next two are set in the first delta of a sequence: streams report usage before the end
     cached_tokens: int = 0
     prompt_ids: list[int] | None = None
+    vector: np.ndarray | None = None  # float32: with the end of a sequence of a model that pools
 
 
 class Sink(Protocol):

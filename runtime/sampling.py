@@ -74,16 +74,21 @@ class Limits(Struct, frozen=True, kw_only=True):
     pool_tokens: int  # tokens that the KV pages can hold for one sequence
     cuts: bool = False  # prompts that are too long are cut instead of refused
     processors: tuple[str, ...] = ()  # logit processors that requests may choose
+    min_new: int = 1  # tokens of output that there must be room for; 0: the model makes none
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence, prompt and output together."""
         return min(self.context_len, self.pool_tokens)
 
+    @property
+    def longest_prompt(self) -> int:
+        return self.longest - self.min_new
+
 
 def cut(prompt_ids: list[int], limits: Limits) -> list[int]:
     """The prompt, or as much of its beginning as fits with a token of output, where `limits` say so."""
-    return prompt_ids[:max(limits.longest - 1, 0)] if limits.cuts else prompt_ids
+    return prompt_ids[:max(limits.longest_prompt, 0)] if limits.cuts else prompt_ids
 
 
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
@@ -93,10 +98,10 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
         raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
-    longest = limits.longest
-    if len(prompt_ids) >= longest:
-        raise InvalidRequest(f"the prompt has {len(prompt_ids)} tokens; with at least one token of output the "
-                             f"most this server takes is {longest - 1}", param="prompt")
+    if len(prompt_ids) > limits.longest_prompt:
+        output = "with at least one token of output " if limits.min_new else ""
+        raise InvalidRequest(f"the prompt has {len(prompt_ids)} tokens; {output}the most this server takes is {limits.longest_prompt}",
+                             param="prompt")
     for name, count in (("top_logprobs", params.top_logprobs), ("prompt_logprobs", params.prompt_logprobs or 0)):
         if count + len(params.logprob_ids) > vocab:
             raise InvalidRequest(f"{name} is {count}, but the vocabulary has {vocab} tokens (logprob_ids count as well)", param=name)

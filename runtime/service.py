@@ -7,7 +7,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from runtime.errors import InvalidRequest
 from runtime.messages import Ask, PauseMode, Profile, Prompt
+from runtime.pooling import Pooling
 from runtime.request import Sink
 from runtime.sampling import Limits
 
@@ -29,6 +31,15 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     limits: Limits
     sampling_defaults: dict[str, Any] = {}  # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
     preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
+    pooling: Pooling | None = None  # None: it generates
+
+
+def check_task(ask: Ask, pooling: Pooling | None) -> None:
+    """Raises InvalidRequest for an ask that wants something else than the model makes."""
+    if ask.pools and pooling is None:
+        raise InvalidRequest("this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier")
+    if pooling is not None and not ask.pools:
+        raise InvalidRequest("this model makes vectors or scores of texts; it generates none")
 
 
 class Load(Struct, frozen=True, kw_only=True):

@@ -40,7 +40,8 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
         host_layout=plan.hicache_mem_layout, host_copies=plan.hicache_io_backend, kv_dtype=plan.kv_cache_dtype,
         grammar=grammar_setup(plan, model),
-        processors=plan.logit_processors if plan.enable_custom_logit_processor else [])
+        processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
+        is_embedding=plan.is_embedding, pooling=plan.pooling)
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
@@ -82,7 +83,8 @@ def scheduler_config(
     return SchedulerConfig(
         max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
         page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
-        cache=CacheConfig(shares=not plan.disable_radix_cache, eviction=plan.radix_eviction_policy,
+        pools=model.pooling is not None,
+        cache=CacheConfig(shares=not (plan.disable_radix_cache or model.needs_whole_texts), eviction=plan.radix_eviction_policy,
                           window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
                           states=StateConfig(num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval),
                           host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy,
@@ -116,7 +118,8 @@ def has_priorities(plan: Plan) -> bool:
 
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
     return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens,
-                  cuts=plan.allow_auto_truncate, processors=processor_names(plan))
+                  cuts=plan.allow_auto_truncate, processors=processor_names(plan),
+                  min_new=1 if model.pooling is None else 0)
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:

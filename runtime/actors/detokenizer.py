@@ -160,7 +160,9 @@ class DetokenizerActor:
         for sequence_id, end in ended.items():
             if (sequence := sequences.get(sequence_id)) is not None:
                 try:
-                    self._push(sequence, sequence.end(end))
+                    delta = sequence.end(end)
+                    delta.vector = step.vectors.get(sequence_id)
+                    self._push(sequence, delta)
                 except Exception:
                     self._give_up(sequence)
         if stopped:

@@ -20,7 +20,7 @@ from runtime.cache.namespace import namespace
 from runtime.channels import Channel
 from runtime.constraint import Grammar, Rule, grammar_of
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
-from runtime.messages import Arrive, Ask, Before, Chat, Infill, Prompt, Text, Tokens, ToScheduler
+from runtime.messages import Arrive, Ask, Before, Chat, Infill, Pair, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Guide, Request
 from runtime.sampling import Limits, check, cut
@@ -127,12 +127,37 @@ class TokenizerActor:
 
     def prepare(self, ask: Ask, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
-        prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
+        second_at = 0
+        if ask.pools:
+            prompt_ids, second_at = self._encode_pooled(ask.prompt, ask.truncate)
+        else:
+            prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
         check(ask.params, prompt_ids, self._limits)
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
-                       is_idle=ask.is_idle,
+                       is_idle=ask.is_idle, second_at=second_at,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
                        namespace=namespace(tenant=ask.tenant if self._isolates_tenants else "", salt=ask.cache_salt))
+
+    def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
+        """-> ids, and where a second text begins"""
+        longest = self._limits.longest_prompt
+        if truncate is not None and truncate > longest:
+            raise InvalidRequest(f"truncate is {truncate}, but the most this server takes is {longest} tokens", param="truncate")
+        if truncate is None and not self._limits.cuts and not isinstance(prompt, Pair):
+            return self._encode(prompt), 0
+        most = longest if truncate == -1 or (truncate is None and self._limits.cuts) else truncate
+        match prompt:
+            case Pair(text=text, second=second):
+                return self._vocabulary.encode_within(self._head(text), self._head(second), most or 2**31)
+            case Text(text=text, add_special=add_special):
+                return self._vocabulary.encode_within(self._head(text), None, most or 2**31, add_special)
+        return self._encode(prompt)[:most], 0
+
+    def _head(self, text: str) -> str:
+        """As much of a text as may matter: of one that is far too long, its beginning is so too."""
+        head = text[:HEAD_CHARS * self._limits.longest]
+        is_enough = len(head) < len(text) and len(self._vocabulary.encode(head, False)) > SURE * self._limits.longest
+        return head if is_enough else text
 
     def _continue(self, prompt: Prompt, before: Before) -> list[int]:
         """A prompt that goes on from others does not begin a text."""
@@ -155,6 +180,8 @@ class TokenizerActor:
                 return self._encode_text(text, add_special)
             case Chat():
                 return self._encode_text(self._templates.render(prompt), add_special=False)
+            case Pair():
+                raise InvalidRequest("this model judges no pairs of texts", param="prompt")
             case Infill(prefix=prefix, suffix=suffix):
                 if self._infill_format is None:
                     raise InvalidRequest("the model has no fill-in-the-middle tokens that are known here; leave suffix out, or start the "
@@ -180,6 +207,8 @@ def num_chars(prompt: Prompt, enough: int) -> int:
             return len(ids)
         case Text(text=text):
             return len(text)
+        case Pair(text=text, second=second):
+            return len(text) + len(second)
         case Infill(prefix=prefix, suffix=suffix):
             return len(prefix) + len(suffix)
         case Chat():

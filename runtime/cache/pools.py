@@ -55,6 +55,8 @@ def share(room: Room) -> Pools:
 
 
 def _share_pages(room: Room) -> Pools:
+    if not room.full_page_bytes and not room.window_page_bytes:  # an encoder keeps no keys and values: pages are mere numbers
+        return Pools(room.most)
     left = room.num_bytes - room.full_page_bytes - room.window_page_bytes  # without the padding pages
     if not room.ratio:
         return Pools(max(0, min(room.most, left // (room.full_page_bytes + room.window_page_bytes))))

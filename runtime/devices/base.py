@@ -86,6 +86,7 @@ class Batch:
     locations: "tuple[Tensor, ...]"  # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
     kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
     attention: Any  # what Ops.plan_attention made of the step
+    types: "Tensor | None" = None  # int64 [T]: of each token's segment, for encoders
     arrivals: "Arrivals | None" = None  # of pages that this step loads from host memory
 
 

@@ -23,12 +23,14 @@ from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
+from runtime.layers.rows import plan_picks, plan_rows
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots, to_device
 from runtime.messages import Failing, Moves, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
+from runtime.pooling import Pooling
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -49,14 +51,15 @@ class Runner:
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         times = [perf_counter()]
-        config = read_config(start.model_path)
+        config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling)
         dtype = resolve_dtype(start.dtype, config, self.facts.dtypes)
         device = self.open_device(start, self.rank, dtype)
         budget = int(device.memory.free_bytes() * start.memory_fraction)
         times.append(perf_counter())
         progress("weights", 0.0)
         model = model_class(config.architecture)(device, dtype, config)
-        weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress)
+        weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress,
+                             getattr(model, "renames", ()))
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
@@ -73,7 +76,7 @@ class Runner:
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
-        self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies)
+        self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
@@ -124,6 +127,7 @@ class Loaded:
     page_size: int
     windows: tuple[int, ...]
     copies: Copies | None  # where there is a host tier
+    pooling: Pooling | None  # of a model that does not generate
 
     def step(self, plan: StepPlan) -> StepResult | None:
         begin = perf_counter()
@@ -132,6 +136,8 @@ class Loaded:
         if len(plan.slots) == 0:
             return self.finish_moves(plan, begin)
         hidden = self.model.forward(self.batch(plan, arrivals))
+        if self.pooling is not None:
+            return self.pool(plan, hidden, self.pooling, begin)
         prompt = list(self.prompt_logprobs(plan, hidden))
         tokens, found = self.sample(plan, hidden)
         if plan.moves is not None and self.copies is not None:
@@ -143,6 +149,17 @@ class Loaded:
         values, top_ids, top = NO_LOGPROBS if found is None else _host(found)
         failed = self.took(plan, token_ids) if self.slots.follows else {}
         return StepResult(plan.step, token_ids, width, values, top_ids, top, prompt, perf_counter() - begin, failed)
+
+    def pool(self, plan: StepPlan, hidden: Tensor, pooling: Pooling, begin: float) -> StepResult | None:
+        """A vector of each row that is complete, where other models sample a token."""
+        rows = np.flatnonzero(plan.samples)
+        picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.place)
+        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0)
+        if plan.moves is not None and self.copies is not None:
+            self.copies.finish()
+        if self.device.collectives.rank != 0:
+            return None
+        return StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], perf_counter() - begin, vectors=vectors.flatten().cpu().numpy())
 
     def took(self, plan: StepPlan, token_ids: np.ndarray) -> dict[int, Failing]:
         """Tells grammars and processors what was sampled. -> places of tokens that mean nothing, and why"""
@@ -179,10 +196,14 @@ class Loaded:
         token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
         if len(plan.token_ids):
             token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
+        if not self.kv:  # an encoder
+            is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
+            types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
+            return Batch(token_ids, positions, (), self.kv, plan_rows(counts, place), to_device(types, place), arrivals)
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(token_ids, positions, locations, self.kv, attention, arrivals)
+        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals)
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""

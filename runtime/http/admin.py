@@ -85,7 +85,8 @@ def probe(service: Service) -> Answer:
     if service.health().state == "paused":
         raise Unavailable("generation is paused (/pause_generation); /continue_generation ends that")
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    ask = Ask(id=f"probe-{uuid4().hex}", prompt=Tokens([PROBE_TOKEN]), params=params, arrival_s=time.monotonic())
+    ask = Ask(id=f"probe-{uuid4().hex}", prompt=Tokens([PROBE_TOKEN]), params=params, arrival_s=time.monotonic(),
+              pools=service.card.pooling is not None)
     return Answer(service, [ask], ProbeDialect(), is_stream=False, names={})
 
 

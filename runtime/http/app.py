@@ -36,6 +36,8 @@ from runtime.http.openai.kept import Kept
 from runtime.http.openai.models import check_model, model_object
 from runtime.http.origin import origin
 from runtime.http.replies import json, taking, telling
+from runtime.http.vectors.embeddings import embeddings, encode, pooled
+from runtime.http.vectors.scores import classify, rerank, score
 from runtime.service import Service
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -84,8 +86,8 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         return model_object(service.card) | more
 
     return [
-        *[Route(path, _answering(service, serve, face), methods=["POST", "PUT"] if path == "/generate" else ["POST"])
-          for path, serve in served(face).items()],
+        *[Route(path, _answering(service, serve, face), methods=["POST", "PUT"] if path in ("/generate", "/encode") else ["POST"])
+          for path, serve in (served(face) | VECTORS).items()],
         Route("/v1/messages/count_tokens", taking(CountBody, partial(count_tokens, service), face.max_body_bytes), methods=["POST"]),
         Route("/v1/models", telling(models)),
         Route("/v1/models/{name:path}", telling(model)),
@@ -99,6 +101,20 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         *admin.routes(service, face),
         socket.route(service, face, served(face)),
     ]
+
+
+VECTORS: dict[str, Serve] = {  # of models that make vectors or scores of texts, and scores of those that generate
+    "/v1/embeddings": embeddings,
+    "/pooling": pooled,
+    "/encode": encode,
+    "/score": score,
+    "/v1/score": score,
+    "/rerank": rerank,
+    "/v1/rerank": rerank,
+    "/v2/rerank": partial(rerank, tells_documents=False),
+    "/classify": classify,
+    "/v1/classify": classify,
+}
 
 
 def served(face: Face) -> dict[str, Serve]:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import anyio
+import numpy as np
 from msgspec import structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -38,7 +39,7 @@ class Output:
     """One sequence's whole output, or as much of it as there is."""
 
     __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "finish",
-                 "prompt_ids")
+                 "prompt_ids", "vector")
 
     def __init__(self) -> None:
         self.text = ""
@@ -49,6 +50,7 @@ class Output:
         self.cached_tokens = 0
         self.prompt_ids: list[int] = []
         self.finish: Finish | None = None
+        self.vector: np.ndarray | None = None
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -59,6 +61,8 @@ class Output:
         self.cached_tokens = delta.cached_tokens or self.cached_tokens
         self.prompt_ids = delta.prompt_ids or self.prompt_ids
         self.finish = delta.finish or self.finish
+        if delta.vector is not None:
+            self.vector = delta.vector
 
 
 class Dialect(Protocol):

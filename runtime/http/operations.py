@@ -13,6 +13,8 @@ from runtime.http.ollama import types as ollama
 from runtime.http.openai import types as openai
 from runtime.http.openai.batches import BatchBody
 from runtime.http.openai.responses.types import ResponseBody
+from runtime.http.vectors.embeddings import EmbeddingBody, EncodeBody
+from runtime.http.vectors.scores import ClassifyBody, RerankBody, ScoreBody
 
 Json = Mapping[str, Any]
 Answer = Literal["json", "sse", "ndjson", "text", "binary", "html"]  # sse and ndjson: where the body asks for a stream, else json
@@ -84,7 +86,6 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "Native": (
         Operation("POST PUT", "/generate", "Continue one or several texts", GenerateBody,
                   {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 16}}, "sse"),
-        Operation("POST PUT", "/encode", "Embeddings, of models that make them", info.EncodeBody),
         *[Operation("POST", prefix + "/tokenize", "Token ids of texts, or of a conversation", info.TokenizeBody, {"prompt": "Hello!"})
           for prefix in ("", "/v1")],
         *[Operation("POST", prefix + "/detokenize", "The text of tokens", info.DetokenizeBody, {"tokens": [1, 2, 3]})
@@ -97,6 +98,16 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         Operation("GET POST", "/open_session", "Begin a session: requests that go on from each other", admin.OpenSessionBody,
                   {"capacity_of_str_len": 1000}),
         Operation("GET POST", "/close_session", "End a session", admin.CloseSessionBody, {"session_id": "s"}),
+    ),
+    "Vectors": (
+        Operation("POST", "/v1/embeddings", "Vectors of texts", EmbeddingBody, {"input": "Hello!"}),
+        Operation("POST PUT", "/encode", "Vectors or plain scores of texts, in SGLang's form", EncodeBody, {"text": "Hello!"}),
+        Operation("POST", "/pooling", "What the model makes of texts, in vLLM's form", EmbeddingBody, {"input": "Hello!"}),
+        *[Operation("POST", prefix + "/score", "How two texts go together, or how likely labels follow query and item", ScoreBody,
+                    {"text_1": "A fruit", "text_2": ["apple", "truck"]}) for prefix in ("", "/v1")],
+        *[Operation("POST", prefix + "/rerank", "Documents in the order in which they answer a query", RerankBody,
+                    {"query": "A fruit", "documents": ["apple", "truck"]}) for prefix in ("", "/v1", "/v2")],
+        *[Operation("POST", prefix + "/classify", "Classes of texts", ClassifyBody, {"input": "Hello!"}) for prefix in ("", "/v1")],
     ),
     "Health": (
         Operation("GET", "/health", "Whether it serves"),

@@ -38,6 +38,7 @@ class Slots:
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
+        self.second_at = np.zeros(max_slots, dtype=np.int64)
         self.picks: dict[int, Tensor] = {}  # tokens whose log probabilities a slot wants: the last columns of its width
 
     def update(self, plan: StepPlan) -> None:
@@ -60,6 +61,7 @@ class Slots:
             self.processors.admit(admit)
             self.is_random[admit.slot] = sampling.temperature > 0
             self.picks.pop(admit.slot, None)
+            self.second_at[admit.slot] = admit.second_at
             self.top_logprobs[admit.slot] = sampling.top_logprobs
             self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
             if sampling.logprob_ids:

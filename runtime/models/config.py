@@ -12,9 +12,12 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
+from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.latent import HfLatent, Latent, read_latent
 from runtime.models.registry import check_architecture
 from runtime.models.sparse import MIXTURES, HfMixture, Mixture
+from runtime.models.tasks import GENERATES, family_of, longest_text, read_pooling
+from runtime.pooling import Pooling
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 Ids = int | list[int] | None
@@ -86,7 +89,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    rms_norm_eps: float  # an encoder's is that of its layer norms
     is_tied: bool  # the head is the embedding
     qkv_bias: bool
     o_bias: bool
@@ -103,6 +106,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     bos_id: int | None
     eos_ids: tuple[int, ...]  # of generation_config.json and config.json, in this order
     sampling_defaults: dict[str, Any]  # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
+    pooling: Pooling | None = None  # None: it generates
+    encoder: Encoder | None = None  # None: it is a decoder
+
+    @property
+    def needs_whole_texts(self) -> bool:
+        """In one step, from their first tokens on."""
+        return self.pooling is not None and self.pooling.is_whole
 
 
 class HfConfig(Struct, frozen=True, kw_only=True):
@@ -159,8 +169,11 @@ class Head(Struct, frozen=True):
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def read_config(folder: str | Path) -> ModelConfig:
-    """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights, imports no torch."""
+def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str = "auto") -> ModelConfig:
+    """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights, imports no torch.
+
+    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py).
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors")
@@ -171,15 +184,21 @@ def read_config(folder: str | Path) -> ModelConfig:
     if not architecture:
         raise ModelError('config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]')
     check_architecture(architecture)
+    wishes: dict[str, Any] = {"is_embedding": is_embedding, "mode": pooling}
+    if family_of(architecture) in ENCODERS:
+        return _resolve_encoder(architecture, raw, folder, wishes)
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
-    family = FAMILIES[architecture]
+    family = FAMILIES[family_of(architecture) + GENERATES]
     mixture = None if family.mixture is None else MIXTURES[family.mixture](_decode(raw, HfMixture, "config.json"))
     latent = read_latent(_decode(raw, HfLatent, "config.json")) if family.is_latent else None
     if latent is not None:
         hf = structs.replace(hf, head_dim=latent.rope_dim, num_key_value_heads=1)
-    return _resolve(architecture, hf, generation, mixture, latent)
+    config = _resolve(architecture, hf, generation, mixture, latent)
+    if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
+        return config
+    return structs.replace(config, pooling=pooled, context_len=longest_text(folder, config.context_len))
 
 
 def _decode(raw: bytes, kind: type[T], name: str) -> T:
@@ -190,7 +209,7 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
 
 
 def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture: Mixture | None, latent: Latent | None) -> ModelConfig:
-    family = FAMILIES[architecture]
+    family = FAMILIES[family_of(architecture) + GENERATES]
     _check_sizes(hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:
@@ -226,6 +245,38 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture:
         bos_id=next(iter(_ids(hf.bos_token_id)), None),
         eos_ids=tuple(dict.fromkeys(_ids(generation.eos_token_id) + _ids(hf.eos_token_id))),
         sampling_defaults={key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _resolve_encoder(architecture: str, raw: bytes, folder: Path, wishes: dict[str, Any]) -> ModelConfig:
+    hf, encoder = read_encoder(architecture, raw)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_layers=hf.num_hidden_layers,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=hf.num_attention_heads,
+        head_dim=hf.hidden_size // hf.num_attention_heads,
+        rms_norm_eps=hf.layer_norm_eps,
+        is_tied=True,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        qk_norm=False,
+        windows=(0,) * hf.num_hidden_layers,
+        mixture=None,
+        latent=None,
+        draft_layers=0,
+        rope=Rope(),
+        context_len=longest_text(folder, encoder.num_positions - encoder.first_position),
+        dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
+        bos_id=None,
+        eos_ids=(),
+        sampling_defaults={},
+        pooling=read_pooling(folder, architecture, hf.hidden_size, is_causal=False, **wishes),
+        encoder=encoder,
     )
 
 

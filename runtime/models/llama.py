@@ -17,7 +17,9 @@ from runtime.layers.linear import Linear, QkvLinear
 from runtime.layers.moe import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import Rotary
+from runtime.layers.rows import Picks
 from runtime.layers.weight import Layer
+from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
 
 
@@ -76,7 +78,7 @@ class Decoder(Layer):
 
 
 class Llama(Layer):
-    """`forward` gives hidden states, `logits` the head over those of them that somebody wants."""
+    """`forward` gives hidden states; of those that somebody wants, `logits` the head over them, or `vectors` what is pooled of them."""
 
     fused = {
         "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
@@ -88,7 +90,13 @@ class Llama(Layer):
         self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
         self.layers = [Decoder(device, dtype, config, i, self.attention_layer) for i in range(config.num_layers)]
         self.norm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, self.embed_tokens if config.is_tied else None)
+        self.lm_head: Head | None = None
+        self.score: Dense | None = None
+        if config.pooling is None:
+            tied = self.embed_tokens if config.is_tied else None
+            self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, tied)
+        elif config.pooling.task == "classify":
+            self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.rotary = Rotary(config.rope, config.head_dim, dtype, device.place)
 
     @property
@@ -107,4 +115,12 @@ class Llama(Layer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocabulary]."""
+        assert self.lm_head is not None, "logits of a model that pools"
         return self.lm_head.forward(self.norm.forward(hidden))
+
+    def vectors(self, hidden: Tensor, picks: Picks) -> Tensor:
+        """float32 [N, size]"""
+        if picks.mode == "mean":
+            return picks.mean(self.norm.forward(hidden))
+        picked = self.norm.forward(picks.pick(hidden))
+        return (picked if self.score is None else self.score.forward(picked)).float()

@@ -20,6 +20,9 @@ from runtime.models.stacked import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Fused = dict[str, tuple[str, str]]  # module of the checkpoint -> fused module here, part
+Renames = tuple[tuple[str, str], ...]  # pieces of the checkpoint's names -> ours, one after the other
+PREFIXES = ("model.", "bert.", "roberta.", "distilbert.")
+LEFT_OUT = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")  # heads of models that embed
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
 
@@ -31,7 +34,8 @@ def resolve_dtype(wish: str, config: ModelConfig, supported: tuple[str, ...]) ->
     return DTYPES[name]
 
 
-def load(model: Layer, fused: Fused, config: ModelConfig, folder: Path, load_format: str, seed: int, progress: Progress) -> int:
+def load(model: Layer, fused: Fused, config: ModelConfig, folder: Path, load_format: str, seed: int, progress: Progress,
+         renames: Renames = ()) -> int:
     """Fills all weights of `model` and finishes it; returns their bytes. Raises ModelError, naming tensor and file.
 
     `load_format` "dummy" draws weights from `seed` instead, the same for any number of ranks, and reads no files.
@@ -43,39 +47,45 @@ def load(model: Layer, fused: Fused, config: ModelConfig, folder: Path, load_for
         if load_format == "dummy":
             _fill_random(targets, seed, progress)
         else:
-            _fill_from_files(targets, fused, config, folder, progress)
+            _fill_from_files(targets, fused, renames, config, folder, progress)
         weights.clear()
         targets.clear()  # so that packing can free what it replaces
         finish(model)
     return num_bytes
 
 
-def target_name(tensor_name: str, fused: Fused) -> tuple[str, str]:
+def target_name(tensor_name: str, fused: Fused, renames: Renames = ()) -> tuple[str, str]:
     """("model.layers.0.self_attn.q_proj.weight", fused) -> ("layers.0.self_attn.qkv_proj.weight", "q")."""
-    path, _, leaf = tensor_name.removeprefix("model.").rpartition(".")
+    for prefix in PREFIXES:
+        tensor_name = tensor_name.removeprefix(prefix)
+    for old, new in renames:
+        tensor_name = tensor_name.replace(old, new)
+    path, _, leaf = tensor_name.rpartition(".")
     parent, _, module = path.rpartition(".")
     module, part = fused.get(module, (module, ""))
     return ".".join(piece for piece in (parent, module, leaf) if piece), part
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """What some checkpoints carry though it follows from the rest, or is not used."""
-    if config.draft_layers and (layer := name.removeprefix("model.layers.").partition(".")[0]).isdigit():
+    """What some checkpoints carry though it follows from the rest, or is not used for what the model is to do. `name` is ours."""
+    if config.pooling is not None and config.pooling.task == "embed" and name.startswith(LEFT_OUT):
+        return True
+    if config.draft_layers and (layer := name.removeprefix("layers.").partition(".")[0]).isdigit():
         return config.num_layers <= int(layer) < config.num_layers + config.draft_layers
-    return name.endswith("rotary_emb.inv_freq") or (config.is_tied and name == "lm_head.weight")
+    return name.endswith(("rotary_emb.inv_freq", "embeddings.position_ids")) or (config.is_tied and name == "lm_head.weight")
 
 
-def _fill_from_files(targets: Targets, fused: Fused, config: ModelConfig, folder: Path, progress: Progress) -> None:
+def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: ModelConfig, folder: Path, progress: Progress) -> None:
     missing, extra = dict(targets), []
     for source in unstacked(tensors(weight_files(folder))):
-        key = target_name(source.name, fused)
+        key = target_name(source.name, fused, renames)
         if key in missing:
             weight = missing.pop(key)
             _copy(source, weight, weight.parts[key[1]])
             done = len(targets) - len(missing)
             if done * 100 // len(targets) > (done - 1) * 100 // len(targets):
                 progress("weights", done / len(targets))
-        elif not _is_redundant(source.name, config):
+        elif not _is_redundant(key[0], config):
             extra.append(source)
     if missing:
         name, part = next(iter(missing))
@@ -109,7 +119,7 @@ def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:
         part = weight.parts[part_name]
         if part.share.size == 0:  # another rank's
             continue
-        if "norm" in name.split(".")[-2]:
+        if "norm" in name.split(".")[-2] and name.endswith(".weight"):
             weight.destination(part).fill_(1)
         else:
             generator = torch.Generator().manual_seed(crc32(f"{seed} {name} {part_name}".encode()))

@@ -8,6 +8,8 @@ from typing import Any
 
 from runtime.errors import ModelError
 
+POOLED = ("Model", "ForSequenceClassification")  # tops of models that make vectors or scores
+
 MODELS = {
     "DeepseekV2ForCausalLM": "runtime.models.deepseek:DeepSeek",
     "DeepseekV3ForCausalLM": "runtime.models.deepseek:DeepSeek",
@@ -17,6 +19,9 @@ MODELS = {
     "Qwen2MoeForCausalLM": "runtime.models.llama:Llama",
     "Qwen3ForCausalLM": "runtime.models.llama:Llama",
     "Qwen3MoeForCausalLM": "runtime.models.llama:Llama",
+    **{family + top: "runtime.models.llama:Llama" for family in ("Llama", "Mistral", "Qwen2", "Qwen3") for top in POOLED},
+    **{family + top: "runtime.models.bert:Bert" for family in ("Bert", "Roberta", "XLMRoberta", "DistilBert")
+       for top in (*POOLED, "ForMaskedLM")},
 }
 
 

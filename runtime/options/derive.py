@@ -8,6 +8,8 @@ from msgspec import Struct
 import runtime
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
 
+TEXTS_TOGETHER = 2  # times the chunk of a prompt: no decodes wait for a step of texts
+
 
 class Derived(Struct, frozen=True):
     """A value that the runtime chose, and why: a clause that completes "because"."""
@@ -106,7 +108,15 @@ def max_queued_requests() -> Derived:
     return Derived(16384, "enough for a benchmark that sends all at once, and a bound on memory")
 
 
-def chunked_prefill_size(device: DeviceFacts) -> Derived:
+def pooling(model: ModelFacts) -> Derived:
+    if model.pooling is None:
+        return Derived("none", "the model generates text")
+    return Derived(model.pooling.mode, "the model's folder says so" if model.pooling.task == "embed" else "the model's head takes it")
+
+
+def chunked_prefill_size(device: DeviceFacts, model: ModelFacts) -> Derived:
+    if model.pooling is not None and model.pooling.is_whole:
+        return Derived(-1, "the model must see all of a text in one step")
     return Derived(device.chunk_tokens, f"it keeps {device.name} busy for one step without making decodes wait long")
 
 
@@ -118,14 +128,20 @@ def null_vocab_size(model: ModelFacts) -> Derived:
     return Derived(model.vocab_size, "the model's vocabulary")
 
 
-def max_step_tokens(chunked_prefill_size: int, max_prefill_tokens: int, context_length: int) -> Derived:
+def max_step_tokens(chunked_prefill_size: int, max_prefill_tokens: int, context_length: int, device: DeviceFacts,
+                    model: ModelFacts) -> Derived:
     """Known tokens that one step may compute."""
+    if model.pooling is not None and model.pooling.is_whole:
+        size = max(context_length, min(TEXTS_TOGETHER * device.chunk_tokens, max_prefill_tokens))
+        return Derived(size, f"texts together keep {device.name} busy, and the longest one fits")
     if chunked_prefill_size > 0:
         return Derived(min(chunked_prefill_size, max_prefill_tokens), "the smaller of --chunked-prefill-size and --max-prefill-tokens")
     return Derived(max(max_prefill_tokens, context_length), "without chunks the longest prompt fits one step")
 
 
-def grammar_backend(device: DeviceFacts, machine: MachineFacts) -> Derived:
+def grammar_backend(device: DeviceFacts, machine: MachineFacts, model: ModelFacts) -> Derived:
+    if model.pooling is not None:
+        return Derived("none", "the model generates no text")
     if not device.has_logits:
         return Derived("none", f"{device.name} computes no logits that a grammar could mask")
     if not machine.grammar_backends:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.models.sparse import Mixture
+from runtime.pooling import Pooling
 
 
 class ModelFacts(Protocol):
@@ -34,6 +35,9 @@ class ModelFacts(Protocol):
 
     @property
     def num_kv_heads(self) -> int: ...
+
+    @property
+    def pooling(self) -> Pooling | None: ...
 
     @property
     def mixture(self) -> Mixture | None: ...

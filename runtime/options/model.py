@@ -30,7 +30,9 @@ class Model(Group, frozen=True, kw_only=True):
     trust_remote_code: A[bool, superseded(
         "Run Python code that comes with a model.", "no code of a model folder is ever run, and no family here needs it.")] = False
     context_length: A[Count | Auto, option("Longest sequence in tokens, prompt and output together; auto reads config.json.")] = "auto"
-    is_embedding: A[bool, planned("Serve a text model for embeddings.")] = False
+    is_embedding: A[bool, option("Let a model that generates make embeddings instead; one made for them does so anyway.")] = False
+    pooling: A[Literal["auto", "last", "mean", "cls"], option(
+        "Which tokens an embedding is made of: the last, all, the first; auto: as the model's 1_Pooling/config.json says.")] = "auto"
     enable_multimodal: A[bool | Auto, planned("Serve the image, video and audio parts of the model.")] = "auto"
     revision: A[str | None, planned("Branch, tag or commit of a model that is fetched from the hub.")] = None
     model_impl: A[str, planned("Whose model code runs: this runtime's own, or that of transformers.")] = "auto"

@@ -33,6 +33,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     model_path: str
     tokenizer_path: str
     load_format: str
+    is_embedding: bool
+    pooling: str  # last, mean, cls; none: the model generates
     context_length: int
     served_model_name: str
     chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own
@@ -200,6 +202,7 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.means("kv_cache_dtype", derive.KV_DTYPE_WORDS)
     c.auto("kv_cache_dtype", derive.kv_cache_dtype, c["dtype"])
     c.means("hicache_mem_layout", derive.LAYOUT_WORDS)
+    c.auto("pooling", derive.pooling, model)
     c.auto("context_length", derive.context_length, model)
     c.auto("num_ranks", derive.num_ranks, c["tensor_parallel_size"])
     c.auto("num_threads", derive.num_threads, machine, c["tensor_parallel_size"])
@@ -209,11 +212,12 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("mamba_scheduler_strategy", derive.mamba_scheduler_strategy, c["mamba_track_interval"], c["page_size"])
     c.auto("max_running_requests", derive.max_running_requests, device)
     c.auto("max_queued_requests", derive.max_queued_requests)
-    c.auto("chunked_prefill_size", derive.chunked_prefill_size, device)
-    c.auto("max_step_tokens", derive.max_step_tokens, c["chunked_prefill_size"], c["max_prefill_tokens"], c["context_length"])
+    c.auto("chunked_prefill_size", derive.chunked_prefill_size, device, model)
+    c.auto("max_step_tokens", derive.max_step_tokens, c["chunked_prefill_size"], c["max_prefill_tokens"], c["context_length"],
+           device, model)
     c.auto("attention_backend", derive.attention_backend, device)
     c.auto("sampling_backend", derive.sampling_backend, device)
-    c.auto("grammar_backend", derive.grammar_backend, device, machine)
+    c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
     c.auto("graph_sizes", derive.graph_sizes, device, c["max_running_requests"])
     c.auto("random_seed", derive.random_seed, machine)
     c.auto("null_vocab_size", derive.null_vocab_size, model)
@@ -232,4 +236,5 @@ def plan_for(given: Given, machine: MachineFacts | None = None) -> Plan:
     said = given.options.model.model_path
     folder = derive.EMBEDDED_MODEL[said].value if said in derive.EMBEDDED_MODEL else said
     device = device_facts(given.options.parallel.device)
-    return resolve(given, read_config(folder), device, machine or this_machine())
+    config = read_config(folder, is_embedding=given.options.model.is_embedding, pooling=given.options.model.pooling)
+    return resolve(given, config, device, machine or this_machine())

@@ -122,6 +122,24 @@ def processors_have_logits(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
+def texts_stay_whole(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What a token's vector is depends on tokens behind it, or all of them are needed at once."""
+    if model.pooling is None or not model.pooling.is_whole:
+        return None
+    if plan.chunked_prefill_size > 0:
+        return (f"--chunked-prefill-size {plan.chunked_prefill_size} is not possible: this model must see all of a text in one step; "
+                "leave it out, or set it to -1")
+    if plan.enable_hierarchical_cache:
+        return "--enable-hierarchical-cache is not possible: this model uses no cached prefixes; leave it out"
+    return None
+
+
+def texts_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if model.pooling is not None and not device.has_logits:
+        return f"--device {device.name} computes nothing, so it has no vectors; serve a model that generates, or take --device cpu"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     processors_have_logits,
     heads_divide,
@@ -136,4 +154,6 @@ RULES: tuple[Rule, ...] = (
     states_stay_on_the_device,
     weights_are_positive,
     grammars_can_be_kept,
+    texts_stay_whole,
+    texts_are_computed,
 )

@@ -54,7 +54,8 @@ class StepBuilder:
         params = sequence.request.params
         has_history = params.has_penalties or params.processor is not None or sequence.request.guide is not None
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
-        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide))
+        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide,
+                                  sequence.request.second_at))
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
         if sequence.state is not None:
             self.state_slots.append((sequence.slot, sequence.state.slot))

@@ -33,6 +33,8 @@ class Forecast:
 
     def ended(self, used: int, allowed: int) -> None:
         """A sequence took `used` of `allowed` tokens."""
+        if not allowed:
+            return
         self._parts.append(min(used / min(allowed, MAX_FUTURE), 1.0))
         self._sorted = []
 
@@ -51,6 +53,8 @@ class Forecast:
         prompt_len = sequence.prompt_len
         generated = len(sequence.tokens) - prompt_len
         allowed = min(sequence.max_len - prompt_len, MAX_FUTURE)
+        if not allowed:
+            return 0
         left = sequence.max_len - prompt_len - generated
         shorter = bisect_right(parts, generated / allowed)
         if shorter < len(parts):

@@ -8,6 +8,7 @@ there are new ones; everything else may be called in between.
 
 from collections import deque
 
+import numpy as np
 from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
@@ -37,6 +38,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     order: OrderConfig = OrderConfig()
     admission: Admission | None = None  # None: nothing but max_step_tokens
+    pools: bool = False  # the model makes a vector of a prompt, and no tokens
     conservativeness: float = 1.0
     limit: Limit = Limit()  # in time
 
@@ -51,6 +53,11 @@ def empty_cache(config: SchedulerConfig, journal: Journal | None) -> KVCache:
     if journal is not None:
         journal.cleared()
     return cache
+
+
+def by_sequence(sequences: list[Sequence], numbers: np.ndarray) -> dict[int, np.ndarray]:
+    """The vectors of a step's complete rows, by sequence id."""
+    return {s.id: vector for s, vector in zip(sequences, numbers.reshape(len(sequences), -1), strict=True)} if sequences else {}
 
 
 class Scheduler:
@@ -146,9 +153,15 @@ class Scheduler:
         self.last_step = flight.step
         if self.cache.host.is_on:
             self.cache.host.confirm(flight.step)
+        ended = self.take_ended()
+        if result.vectors is not None:  # of a model that pools: its sequences end with them
+            for sequence in flight.sampled:
+                sequence.in_flight -= 1
+                if not sequence.is_finished:
+                    self._end(sequence, FinishReason.STOP, None, ended)
+            return StepTokens([], [], ended, {}, {}, vectors=by_sequence(flight.sampled, result.vectors))
         ids: list[int] = []
         tokens: list[int] = []
-        ended = self.take_ended()
         row_logprobs: dict[int, TokenLogprob] = {}
         cached: dict[int, int] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
@@ -224,7 +237,8 @@ class Scheduler:
 
     def _longest(self, request: Request) -> int:
         """Tokens that a sequence of it may have, prompt included."""
-        longest, new = min(self.config.max_len, self.config.pool_tokens), request.params.max_new_tokens
+        longest = min(self.config.max_len, self.config.pool_tokens)
+        new = 0 if self.config.pools else request.params.max_new_tokens
         return longest if new is None else min(longest, len(request.prompt_ids) + new)
 
     def _give_up(self, request_id: str) -> GivenUp:

@@ -87,6 +87,27 @@ class Vocabulary:
             raise InvalidRequest("the text has half a surrogate pair, which is not Unicode text; send the whole character",
                                  param="prompt") from None
 
+    def encode_within(self, text: str, second: str | None, most: int, add_special: bool = True) -> tuple[list[int], int]:
+        """A text, or a pair of them, as at most `most` tokens: what is over is cut off the end, of a pair's longer text first; what
+        `add_special` adds stays. -> ids, and where the second text begins for models that tell texts apart (else 0). Raises InvalidRequest.
+        """
+        tokenizer, is_pair = self._tokenizer, second is not None
+        try:
+            parts = tokenizer.encode_batch_fast([text] if second is None else [text, second], add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            raise InvalidRequest("the text has half a surrogate pair, which is not Unicode text; send the whole character",
+                                 param="prompt") from None
+        room = most - (tokenizer.num_special_tokens_to_add(is_pair) if add_special else 0)
+        if room < len(parts):
+            raise InvalidRequest(f"{most} tokens have no room for a token of text beside the special ones", param="truncate")
+        lengths = [len(part.ids) for part in parts]
+        if (over := sum(lengths) - room) > 0:
+            kept = [lengths[0] - over] if not is_pair else _shares(lengths, room)
+            for part, count in zip(parts, kept, strict=True):
+                part.truncate(count)
+        whole = tokenizer.post_process(parts[0], parts[1] if is_pair else None, add_special)
+        return whole.ids, whole.type_ids.index(1) if is_pair and 1 in whole.type_ids else 0
+
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """The text of tokens that stand at the start of a text."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
@@ -109,6 +130,12 @@ class Vocabulary:
             return WindowStream(partial(self.decode, skip_special=skip_special), skipped, prompt_ids)
         table = pieces.table
         return PieceStream(pieces, starts_text=not (pieces.lead and any(table[i] for i in prompt_ids)))
+
+
+def _shares(lengths: list[int], room: int) -> list[int]:
+    """Of two texts the longer one gives first."""
+    short = min(min(lengths), room // 2)
+    return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 
 
 def _state(part: Any) -> dict[str, Any] | None:

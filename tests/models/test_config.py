@@ -105,7 +105,7 @@ def test_generation_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"architectures": ["GPT2LMHeadModel"]},
-     ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]),
+     ["GPT2LMHeadModel", "BertModel", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]),
     ({"architectures": None}, ["architectures", "LlamaForCausalLM"]),
     ({"hidden_size": "big"}, ["config.json", "hidden_size"]),
     ({"num_hidden_layers": 0}, ["config.json", "num_hidden_layers"]),

@@ -12,7 +12,7 @@ CPU = DEVICES["cpu"]
 
 
 class Model:
-    context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+    context_len, dtype, vocab_size, num_heads, num_kv_heads, pooling = 4096, "bfloat16", 1000, 8, 4, None
     windows = (0, 1024)
     mixture: Mixture | None = None
 
@@ -38,10 +38,10 @@ def machine(cores: int) -> MachineFacts:
     (derive.num_threads(machine(8), 1), 7, "one left"),
     (derive.num_threads(machine(8), 2), 3, "one left"),
     (derive.num_threads(machine(1), 4), 1, "1 cores for 4 ranks"),
-    (derive.max_step_tokens(512, 16384, 4096), 512, "smaller"),
-    (derive.max_step_tokens(512, 100, 4096), 100, "smaller"),
-    (derive.max_step_tokens(-1, 100, 4096), 4096, "without chunks"),
-    (derive.max_step_tokens(0, 10000, 4096), 10000, "without chunks"),
+    (derive.max_step_tokens(512, 16384, 4096, CPU, Model), 512, "smaller"),
+    (derive.max_step_tokens(512, 100, 4096, CPU, Model), 100, "smaller"),
+    (derive.max_step_tokens(-1, 100, 4096, CPU, Model), 4096, "without chunks"),
+    (derive.max_step_tokens(0, 10000, 4096, CPU, Model), 10000, "without chunks"),
     (derive.page_size(CPU), 16, "kernels of cpu"),
     (derive.random_seed(machine(1)), 7, "drawn"),
     (derive.num_ranks(4), 4, "one process"),

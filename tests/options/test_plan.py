@@ -17,7 +17,7 @@ from runtime.options.table import by_flag, by_name, rows
 
 
 class Model:
-    context_len, dtype, vocab_size, num_heads, num_kv_heads = 4096, "bfloat16", 1000, 8, 4
+    context_len, dtype, vocab_size, num_heads, num_kv_heads, pooling = 4096, "bfloat16", 1000, 8, 4, None
     num_recurrent_layers = 0
     windows = (0, 1024)
     mixture: Mixture | None = None

@@ -11,12 +11,13 @@ from tests.shape import source
 
 # The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("runtime", "runtime.errors", "runtime.constraint", "runtime.children"),
+    ("runtime", "runtime.errors", "runtime.constraint", "runtime.children", "runtime.pooling", "runtime.prompts"),
     ("runtime.sampling",),
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.parsing",
-     "runtime.models.latent", "runtime.models.registry", "runtime.models.sparse"),
+     "runtime.models.latent", "runtime.models.registry", "runtime.models.sparse", "runtime.models.tasks"),
+    ("runtime.models.encoder_config",),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
@@ -40,7 +41,7 @@ SHARED = {"runtime.actors": (), "runtime.devices": (
 RANK_SIDE = ("runtime.devices.runner", "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
-              "runtime.devices.worker")
+              "runtime.models.tasks", "runtime.models.encoder_config", "runtime.devices.worker")
 TORCH = {"torch", "torch_npu", "transformers"}
 
 PATHS = pytest.mark.parametrize("path", source.files(), ids=str)

@@ -37,10 +37,6 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
 
 
-class EncodeBody(Struct, frozen=True, kw_only=True):
-    """/encode, of a model that makes no embeddings."""
-
-
 def routes(service: Service, face: Face) -> list[Route]:
     size = face.max_body_bytes
 
@@ -50,15 +46,11 @@ def routes(service: Service, face: Face) -> list[Route]:
     async def detokenize(body: DetokenizeBody) -> Any:
         return text_of(service, body)
 
-    async def encode(_: EncodeBody) -> Any:
-        raise InvalidRequest("this model generates text; /encode needs an embedding model (--is-embedding)")
-
     return [
         Route("/tokenize", taking(TokenizeBody, tokenize, size), methods=["POST"]),
         Route("/v1/tokenize", taking(TokenizeBody, tokenize, size), methods=["POST"]),
         Route("/detokenize", taking(DetokenizeBody, detokenize, size), methods=["POST"]),
         Route("/v1/detokenize", taking(DetokenizeBody, detokenize, size), methods=["POST"]),
-        Route("/encode", taking(EncodeBody, encode, size), methods=["POST", "PUT"]),
         Route("/get_model_info", telling(lambda _: model_info(service))),
         Route("/model_info", telling(lambda _: model_info(service))),
         Route("/server_info", telling(lambda _: server_info(service))),
@@ -106,7 +98,7 @@ def model_info(service: Service) -> dict[str, Any]:
         "model_path": _value(options, "model_path"),
         "tokenizer_path": _value(options, "tokenizer_path"),
         "served_model_name": service.card.name,
-        "is_generation": True,
+        "is_generation": service.card.pooling is None,
         "preferred_sampling_params": service.card.preferred or None,
         "weight_version": "default",
         "has_image_understanding": False,

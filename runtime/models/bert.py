@@ -1,0 +1,114 @@
+"""The BERT line of encoders (Devlin et al., 2019): BERT, RoBERTa, XLM-RoBERTa and DistilBERT, to embed or to classify.
+
+Post-norm blocks of attention in which every token sees all of its text, and a plain feed-forward; learned absolute positions. The
+families differ in the names of their weights, in where positions begin, and in whether there are types of segments.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
+
+from runtime.devices.base import Batch, Device
+from runtime.layers.attention import Attention
+from runtime.layers.embedding import Embedding
+from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.rows import Picks, Rows, attend_rows
+from runtime.layers.weight import Layer
+from runtime.layers.whole import Dense, LayerNorm, Table
+from runtime.models.config import ModelConfig
+from runtime.models.encoder_config import Encoder
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    match name:
+        case "gelu":
+            return gelu(x)
+        case "gelu_tanh":
+            return gelu(x, approximate="tanh")
+        case "relu":
+            return relu(x)
+        case "silu":
+            return silu(x)
+    return torch.tanh(x)
+
+
+class Embeddings(Layer):
+    """Word, position and type of segment, summed and normalised."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, encoder: Encoder) -> None:
+        size = config.hidden_size
+        self.first_position = encoder.first_position
+        self.word_embeddings = Embedding(device, dtype, config.vocab_size, size)
+        self.position_embeddings = Table(device, dtype, encoder.num_positions, size)
+        self.token_type_embeddings = Table(device, dtype, encoder.num_types, size) if encoder.num_types else None
+        self.norm = LayerNorm(device, dtype, size, config.rms_norm_eps)
+
+    def forward(self, batch: Batch) -> Tensor:
+        x = self.word_embeddings.forward(batch.token_ids)
+        if self.token_type_embeddings is not None:
+            x = x + self.token_type_embeddings.forward(batch.types)
+        return self.norm.forward(x + self.position_embeddings.forward(batch.positions + self.first_position))
+
+
+class Block(Layer):
+    """Attention and feed-forward, each added to its input and normalised after."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, activation: str) -> None:
+        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        self.activation = activation
+        self.head_dim = config.head_dim
+        self.qkv = QkvLinear(device, dtype, hidden, config.num_heads, config.num_heads, config.head_dim, bias=True)
+        self.attention_out = Linear(device, dtype, hidden, {"": hidden}, shard="row", bias=True)
+        self.attention_norm = LayerNorm(device, dtype, hidden, eps)
+        self.up = Linear(device, dtype, hidden, {"": inner}, shard="column", bias=True)
+        self.down = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=True)
+        self.norm = LayerNorm(device, dtype, hidden, eps)
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        q, k, v = self.qkv.forward(x).view(len(x), -1, self.head_dim).split(self.qkv.heads, dim=1)
+        x = self.attention_norm.forward(x + self.attention_out.forward(attend_rows(q, k, v, rows)))
+        return self.norm.forward(x + self.down.forward(activate(self.activation, self.up.forward(x))))
+
+
+class Bert(Layer):
+    """`forward` gives the tokens' vectors, `vectors` what is pooled of them."""
+
+    renames = (
+        ("embeddings.LayerNorm.", "embeddings.norm."), ("encoder.layer.", "layers."), ("attention.self.", ""),
+        ("attention.output.dense.", "attention_out."), ("attention.output.LayerNorm.", "attention_norm."),
+        ("intermediate.dense.", "up."), (".output.dense.", ".down."), (".output.LayerNorm.", ".norm."),
+        # DistilBERT
+        ("transformer.layer.", "layers."), ("attention.q_lin.", "query."), ("attention.k_lin.", "key."), ("attention.v_lin.", "value."),
+        ("attention.out_lin.", "attention_out."), ("sa_layer_norm.", "attention_norm."), ("output_layer_norm.", "norm."),
+        ("ffn.lin1.", "up."), ("ffn.lin2.", "down."),
+        # heads: BERT, RoBERTa, DistilBERT
+        ("pooler.dense.", "dense."), ("classifier.dense.", "dense."), ("pre_classifier.", "dense."),
+        ("classifier.out_proj.", "score."), ("classifier.", "score."),
+    )
+    fused = {"query": ("qkv", "q"), "key": ("qkv", "k"), "value": ("qkv", "v")}
+    attentions: list[Attention] = []  # with a key/value cache: none
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
+        assert config.encoder is not None and config.pooling is not None
+        size, self.head_activation = config.hidden_size, config.encoder.head_activation
+        self.embeddings = Embeddings(device, dtype, config, config.encoder)
+        self.layers = [Block(device, dtype, config, config.encoder.activation) for _ in range(config.num_layers)]
+        has_head = config.pooling.task == "classify"
+        self.dense = Dense(device, dtype, size, size, bias=True) if has_head else None
+        self.score = Dense(device, dtype, size, config.pooling.size, bias=True) if has_head else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[T, hidden]"""
+        x = self.embeddings.forward(batch)
+        for layer in self.layers:
+            x = layer.forward(x, batch.attention)
+        return x
+
+    def vectors(self, hidden: Tensor, picks: Picks) -> Tensor:
+        """float32 [N, size]"""
+        if picks.mode == "mean":
+            return picks.mean(hidden)
+        picked = picks.pick(hidden)
+        if self.dense is None or self.score is None:
+            return picked.float()
+        return self.score.forward(activate(self.head_activation, self.dense.forward(picked))).float()

@@ -1,0 +1,125 @@
+"""Encoders, embedders and classifiers against transformers, fp32."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from tests.devices.drive import Planner, sampling, start
+from tests.models.make import make_checkpoint
+from tests.models.make_pooled import DECODERS, ENCODERS, TOPS, make_pooled
+
+PROMPTS = [[257, 5, 9, 100, 7, 31, 258], [257, 200, 258], [40 + i for i in range(60)], [257, 77, 77, 258], [9, 8, 7, 6, 5, 4, 3]]
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    @cache
+    def make(family: str, top: str, **more: Any) -> Path:
+        return make_pooled(family, top, tmp_path_factory.mktemp(family), **more)
+
+    return make
+
+
+def vectors(folder: Path, prompts: list[list[int]], chunk: int = 1000, second_at: dict[int, int] | None = None,
+            **wishes: Any) -> np.ndarray:
+    """All in one step, or chunk after chunk; [N, size]"""
+    executor, ready = start(folder, **wishes)
+    planner = Planner(executor, ready, 4)
+    rows = [planner.row(i, prompt, sampling()) for i, prompt in enumerate(prompts)]
+    found: dict[int, np.ndarray] = {}
+    while open_rows := [row for row in rows if row.computed < len(row.tokens)]:
+        extends = [(row, min(chunk, len(row.tokens) - row.computed)) for row in open_rows]
+        plan = planner.plan([], extends)
+        if second_at:
+            plan = replace(plan, admits=[replace(admit, second_at=second_at.get(admit.slot, 0)) for admit in plan.admits])
+        result = executor.step(plan)
+        assert result is not None and result.vectors is not None and len(result.token_ids) == 0
+        done = [row.slot for (row, _), is_last in zip(extends, plan.samples, strict=True) if is_last]
+        found |= dict(zip(done, result.vectors.reshape(len(done), -1) if done else (), strict=True))
+    return np.stack([found[row.slot] for row in rows])
+
+
+def states(folder: Path, prompt: list[int], **inputs: Any) -> torch.Tensor:
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([prompt]), **inputs).last_hidden_state[0]
+
+
+def logits(folder: Path, prompt: list[int], **inputs: Any) -> torch.Tensor:
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([prompt]), **inputs).logits[0]
+
+
+POOLED = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1]}
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls"])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders_embed_as_transformers_does(pooled: Make, family: str, mode: str) -> None:
+    folder = pooled(family, "embed")
+    expected = torch.stack([POOLED[mode](states(folder, prompt)) for prompt in PROMPTS])
+    np.testing.assert_allclose(vectors(folder, PROMPTS, pooling=mode), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_a_text_has_the_same_vector_alone_and_in_company(pooled: Make, family: str) -> None:
+    folder = pooled(family, "embed")
+    together = vectors(folder, PROMPTS)
+    for i, prompt in enumerate(PROMPTS):
+        np.testing.assert_allclose(vectors(folder, [prompt])[0], together[i], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [*ENCODERS, *DECODERS])
+def test_classifiers_say_what_transformers_says(pooled: Make, family: str) -> None:
+    folder = pooled(family, "classify", num_labels=3, **({} if family in ENCODERS else {"pad_token_id": 0}))
+    expected = torch.stack([logits(folder, prompt) for prompt in PROMPTS])
+    np.testing.assert_allclose(vectors(folder, PROMPTS), expected, atol=1e-5)
+
+
+def test_the_second_of_two_texts_is_told_apart(pooled: Make) -> None:
+    """And only where it is one: the neighbours keep their own."""
+    folder = pooled("bert", "classify", num_labels=1)
+    pair = [257, 5, 6, 7, 258, 8, 9, 258]
+    found = vectors(folder, [pair, pair, PROMPTS[0]], second_at={1: 5})
+    types = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
+    expected = [logits(folder, pair), logits(folder, pair, token_type_ids=types), logits(folder, PROMPTS[0])]
+    np.testing.assert_allclose(found, torch.stack(expected), atol=1e-5)
+    assert abs(found[0] - found[1]).max() > 1e-4
+
+
+@pytest.mark.parametrize("mode", ["last", "mean"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders_embed_as_transformers_does(pooled: Make, family: str, mode: str) -> None:
+    folder = pooled(family, "embed")
+    expected = torch.stack([POOLED[mode](states(folder, prompt)) for prompt in PROMPTS])
+    np.testing.assert_allclose(vectors(folder, PROMPTS, pooling=mode), expected, atol=2e-5)
+
+
+def test_a_model_that_generates_embeds_when_told(tmp_path: Path) -> None:
+    """In chunks too: the last token sees all before it in the pages."""
+    folder = make_checkpoint("qwen3", tmp_path, tie_word_embeddings=False)
+    expected = torch.stack([states(folder, prompt)[-1] for prompt in PROMPTS])
+    for chunk in (1000, 5):
+        np.testing.assert_allclose(vectors(folder, PROMPTS, chunk, is_embedding=True), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_heads_that_an_embedding_does_not_use_are_left_out(pooled: Make, family: str) -> None:
+    folder = pooled(family, "masked")
+    assert TOPS["masked"] is not None
+    expected = torch.stack([states(folder, prompt).mean(0) for prompt in PROMPTS])
+    np.testing.assert_allclose(vectors(folder, PROMPTS), expected, atol=1e-5)
+
+
+def test_an_encoder_takes_no_memory_for_pages(pooled: Make) -> None:
+    _, ready = start(pooled("bert", "embed"), max_len=128)
+    assert ready.pages_bytes == 0 and ready.num_pages > 8 * 128 // 4
