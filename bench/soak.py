@@ -47,7 +47,7 @@ async def one(port: int, request: bytes, leaves: bool) -> str:
             if not more:
                 raise ConnectionError(f"an answer ended early: ... {data[-200:]!r}")
             data += more
-        return "".join(json.loads(f'"{text}"') for text in re.findall(r'"text":"((?:[^"\\\\]|\\\\.)*)"', data.decode()))
+        return "".join(json.loads(f'"{text}"') for text in re.findall(r'"text":"((?:[^"\\]|\\.)*)"', data.decode()))
     finally:
         writer.close()
 

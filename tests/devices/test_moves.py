@@ -97,11 +97,12 @@ def test_a_prefix_comes_back(device: str, layout: str, alone: bool, folder: Path
     executor.close()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_moves_change_no_token_whatever_the_dtype_of_pages(layout: str, kv_dtype: str, folder: Path, memory: int) -> None:
+def test_moves_change_no_token_whatever_the_dtype_of_pages(device: str, layout: str, kv_dtype: str, folder: Path, memory: int) -> None:
     """Also when a save, a load of what it saved and an overwriting forward come in one plan; prefix hits and recompute agree as well."""
-    executor, ready = open_rank(folder, memory, host_layout=layout, kv_dtype=kv_dtype)
+    executor, ready = open_rank(folder, memory, device=device, host_layout=layout, kv_dtype=kv_dtype)
     run = Run(executor, ready, 4)
     first = run.row(0, PROMPT, sampling())
     expected = run.generate(first, 6)
@@ -121,11 +122,38 @@ def test_moves_change_no_token_whatever_the_dtype_of_pages(layout: str, kv_dtype
     executor.close()
 
 
+def prompt_logprobs(folder: Path, **wishes: Any) -> tuple[np.ndarray, int]:
+    """Of a prompt that is computed in pieces, so that most of what it sees is read from pages. -> and the bytes of all pages"""
+    executor, ready = start(folder, max_total_tokens=128, **wishes)
+    run = Run(executor, ready, 4)
+    row = run.row(0, OTHERS, sampling(prompt_logprobs=0))
+    run.prefill(row, chunk=3)
+    executor.close()
+    return np.concatenate([part.logprobs for part in row.prompt])[:-1], ready.pages_bytes
+
+
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("bfloat16", 0.02), ("fp8_e4m3", 0.2), ("fp8_e5m2", 0.8)])
+def test_narrow_pages_are_near_fp32(kv_dtype: str, tolerance: float, folder: Path) -> None:
+    exact, wide = prompt_logprobs(folder, dtype="float32")
+    found, narrow = prompt_logprobs(folder, dtype="float32", kv_dtype=kv_dtype)
+    assert narrow == wide * (2 if kv_dtype == "bfloat16" else 1) // 4
+    assert exact.shape == (len(OTHERS) - 1,) and np.isfinite(found).all()
+    error = np.abs(found - exact).max()
+    assert tolerance / 100 < error < tolerance, "near, and not the same"
+
+
+def test_bf16_pages_in_a_bf16_model_change_no_bit(folder: Path) -> None:
+    exact, size = prompt_logprobs(folder, dtype="bfloat16")
+    found, same = prompt_logprobs(folder, dtype="bfloat16", kv_dtype="bfloat16")
+    assert found.tobytes() == exact.tobytes() and same == size
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_outside_sees_what_was_saved_and_the_next_rank_too(layout: str, family: str, folder: Path, memory: int,
-                                                                  reference: Generate) -> None:
+def test_the_outside_sees_what_was_saved_and_the_next_rank_too(device: str, layout: str, family: str, folder: Path, memory: int,
+                                                              reference: Generate) -> None:
     """Host memory outlives the rank; what somebody else copied within it, by its views alone, is as good."""
-    wishes = {"host_layout": layout, "dtype": "float32"}
+    wishes = {"device": device, "host_layout": layout, "dtype": "float32"}
     executor, ready = open_rank(folder, memory, **wishes)
     run = Run(executor, ready, 4)
     first = run.row(0, PROMPT, sampling())
@@ -133,7 +161,7 @@ def test_the_outside_sees_what_was_saved_and_the_next_rank_too(layout: str, fami
     assert run.generate(first, 8) == expected
     run.save(first.pages[:5], [1, 2, 3, 4, 5])
     outside = HostPages(memory, ready.num_host_pages, ready.host_part_bytes, layout)
-    keys = executor.loaded.kv[0][0].view(ready.num_pages, -1).numpy()  # type: ignore[attr-defined]
+    keys = executor.loaded.kv[0][0].view(ready.num_pages, -1).cpu().numpy()  # type: ignore[attr-defined]
     assert b"".join(outside.views(2))[: outside.part_bytes[0]] == keys[first.pages[1]].tobytes()
     for page in range(1, 6):
         for old, new in zip(outside.views(page), outside.views(page + 20), strict=True):
