@@ -36,6 +36,7 @@ from runtime.request import Sink
 from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Health, Load, ModelCard, State, check_task
 from runtime.settings import (
+    answer_formats,
     chat_templates,
     grammar_setup,
     has_priorities,
@@ -65,7 +66,7 @@ class Core:
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
-                              preferred=preferred, pooling=self.model.pooling)
+                              preferred=preferred, pooling=self.model.pooling, formats=answer_formats(plan))
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed

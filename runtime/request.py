@@ -131,6 +131,8 @@ class Delta(Struct):
     cached_tokens: int = 0
     prompt_ids: list[int] | None = None
     vector: np.ndarray | None = None  # float32: with the end of a sequence of a model that pools
+    events: list[Any] | None = None  # what it says, where an answer is read for more than text (http/reading.py)
+    thought_tokens: int = 0  # that are known to be thoughts since the delta before
 
 
 class Sink(Protocol):

@@ -58,6 +58,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     constraint: Rule | None = None  # what the answer's text must look like
     constraint_after: A[str, Meta(max_length=MAX_STOP_CHARS)] = ""  # from where on: after this text, e.g. the end of the thoughts
+    constraint_behind: A[str, Meta(max_length=MAX_STOP_CHARS)] = ""  # constraint_after counts only where the prompt ends with this
 
     processor: Processor | None = None
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from runtime.errors import InvalidRequest
 from runtime.messages import Ask, PauseMode, Profile, Prompt
+from runtime.parsing.choose import Formats
 from runtime.pooling import Pooling
 from runtime.request import Sink
 from runtime.sampling import Limits
@@ -30,6 +31,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     limits: Limits
     sampling_defaults: dict[str, Any] = {}  # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
+    formats: Formats = Formats()  # of its answers
     preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
     pooling: Pooling | None = None  # None: it generates
 

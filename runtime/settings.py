@@ -16,12 +16,14 @@ from runtime.errors import OptionsError
 from runtime.messages import StartRank
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
+from runtime.parsing.choose import Formats, choose
 from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
-from runtime.text.named import TEMPLATES
+from runtime.text.files import read_files
+from runtime.text.named import template_sources
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
@@ -54,26 +56,14 @@ def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
-    """The tokenizer's own templates (of them the one called `name`), or what --chat-template names: one of ours, or a file.
-
-    Raises OptionsError, ModelError.
-    """
-    sources = vocabulary.files.templates
-    if name is not None:
-        if name not in sources:
-            raise OptionsError([f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"])
-        sources = {"default": sources[name]}
-    if choice != "auto":
-        sources = {"default": TEMPLATES[choice] if choice in TEMPLATES else _read_template(choice)}
-    return ChatTemplates(sources, vocabulary.files.special_tokens)
+    """Raises OptionsError, ModelError."""
+    return ChatTemplates(template_sources(vocabulary.files.templates, choice, name), vocabulary.files.special_tokens)
 
 
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError([f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
-                            "name one of these or a Jinja file"]) from None
+def answer_formats(plan: Plan) -> Formats:
+    """Raises OptionsError, ModelError."""
+    sources = template_sources(read_files(Path(plan.tokenizer_path)).templates, plan.chat_template, plan.hf_chat_template_name)
+    return choose(plan.tool_call_parser, plan.reasoning_parser, sources.get("tool_use", "") + sources.get("default", ""))
 
 
 def scheduler_config(

@@ -32,6 +32,7 @@ INLINE_CHARS = 4096  # a millisecond of the event loop (bench/detokenize.py)
 HEAD_CHARS = 8  # for each token that a sequence may have: about twice what a text has
 SURE = 1.25  # a head may be cut within a word, which costs it some tokens more than the whole text has there
 THREADS = 4
+TAIL_TOKENS = 32  # of a prompt, which tell whether its answer begins with thoughts
 
 
 def draw_seed() -> int:
@@ -108,12 +109,19 @@ class TokenizerActor:
                                      param="constraint")
             with anyio.move_on_after(max(patience_s - (monotonic() - ask.arrival_s), 0)):
                 await self._check_grammar(grammar)
-                after_ids = self._vocabulary.encode(params.constraint_after, add_special=False) if params.constraint_after else []
-                guide = Guide(grammar, tuple(after_ids), (*self._eos_ids, *params.stop_token_ids))
+                guide = Guide(grammar, self._after_ids(request), (*self._eos_ids, *params.stop_token_ids))
                 outcome = structs.replace(request, guide=guide)
         except RequestError as error:
             outcome = error
         self._settle(ask, outcome)
+
+    def _after_ids(self, request: Request) -> tuple[int, ...]:
+        """Of the text from which on the constraint holds; () where the prompt shows that it holds from the first token on."""
+        after, behind = request.params.constraint_after, request.params.constraint_behind
+        tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False).rstrip() if after else ""
+        if not after or tail.endswith(after.rstrip()) or not tail.endswith(behind.rstrip()):
+            return ()
+        return tuple(self._vocabulary.encode(after, add_special=False))
 
     def _try(self, ask: Ask, seed: int) -> Request | RequestError:
         """An unexpected error is pinned on its request, and the actor goes on."""

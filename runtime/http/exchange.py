@@ -22,15 +22,16 @@ from runtime.http import sse
 from runtime.http.connection import Connection
 from runtime.http.errors import renamed
 from runtime.http.origin import Origin
+from runtime.http.pace import Pace, Take, joined, merged
+from runtime.http.reading import Reader, Reading
 from runtime.messages import Ask
+from runtime.parsing.events import Event
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.service import Service
 
 MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
 NOBODY = Origin()
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
-
-Take = Callable[[int, Delta], None]  # gets a delta with the number of its choice, counted over all prompts
 
 DIRECT = "runtime.connection"  # scope key of a Connection that may be written to directly
 
@@ -39,7 +40,7 @@ class Output:
     """One sequence's whole output, or as much of it as there is."""
 
     __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "finish",
-                 "prompt_ids", "vector")
+                 "prompt_ids", "events", "thought_tokens", "vector")
 
     def __init__(self) -> None:
         self.text = ""
@@ -49,6 +50,8 @@ class Output:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.prompt_ids: list[int] = []
+        self.events: list[Event] | None = None
+        self.thought_tokens = 0
         self.finish: Finish | None = None
         self.vector: np.ndarray | None = None
 
@@ -60,6 +63,8 @@ class Output:
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
         self.cached_tokens = delta.cached_tokens or self.cached_tokens
         self.prompt_ids = delta.prompt_ids or self.prompt_ids
+        self.events = joined(self.events, delta.events)
+        self.thought_tokens += delta.thought_tokens
         self.finish = delta.finish or self.finish
         if delta.vector is not None:
             self.vector = delta.vector
@@ -224,54 +229,19 @@ class Stream:
             self.waiting[choice] = merged(kept, delta)
 
 
-def merged(first: Delta, second: Delta) -> Delta:
-    """Two deltas of one sequence as one."""
-    return Delta(
-        index=first.index,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=_joined(first.logprobs, second.logprobs),
-        prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
-        finish=second.finish,
-        prompt_tokens=first.prompt_tokens or second.prompt_tokens,
-        cached_tokens=first.cached_tokens or second.cached_tokens,
-        prompt_ids=first.prompt_ids or second.prompt_ids,
-    )
-
-
-def _joined(first: list[TokenLogprob] | None, second: list[TokenLogprob] | None) -> list[TokenLogprob] | None:
-    return first + second if first and second else first or second
-
-
-class Pace:
-    """Passes a choice's first and last delta on at once, and in between only every so many tokens."""
-
-    def __init__(self, take: Take, interval: int) -> None:
-        self.take = take
-        self.interval = interval
-        self.held: dict[int, Delta] = {}  # by choice, from the first delta on
-
-    def __call__(self, choice: int, delta: Delta) -> None:
-        held = self.held.get(choice)
-        if held is not None:
-            delta = merged(held, delta)
-        if held is None or delta.finish is not None or len(delta.token_ids) >= self.interval:
-            self.take(choice, delta)
-            delta = Delta(delta.index, "", [])
-        self.held[choice] = delta
-
-
 class Answer:
     """ASGI application that serves one request: as a stream of events, or in one piece."""
 
     def __init__(self, service: Service, asks: list[Ask], dialect: Dialect, *, is_stream: bool, names: Mapping[str, str],
-                 headers: list[tuple[bytes, bytes]] = sse.HEADERS) -> None:
-        """`names` maps the service's field names to those of the client, for refusals. `headers` are those of a stream."""
+                 headers: list[tuple[bytes, bytes]] = sse.HEADERS, reading: Reading | None = None) -> None:
+        """`names` maps the service's field names to those of the client, for refusals. `headers` are those of a stream. `reading` is
+        how the answers are read, where they are more than text."""
         self.headers = headers
         self.dialect = dialect
         self.is_stream = is_stream
         self.names = names
         num_choices = sum(ask.params.n for ask in asks)
+        self.readers = [] if reading is None else [Reader(reading) for _ in range(num_choices)]
         self.exchange = Exchange(service, asks)
         self.stream = Stream(dialect, num_choices, self.exchange.wake)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
@@ -279,9 +249,16 @@ class Answer:
 
     def _submit(self, take: Take) -> None:
         try:
-            self.exchange.submit(take)
+            self.exchange.submit(self._reading(take) if self.readers else take)
         except RequestError as error:
             raise renamed(error, self.names) from None
+
+    def _reading(self, take: Take) -> Take:
+        def read(choice: int, delta: Delta) -> None:
+            self.readers[choice].read(delta)
+            take(choice, delta)
+
+        return read
 
     def _take(self) -> Take:
         if not self.is_stream:

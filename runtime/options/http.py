@@ -44,8 +44,10 @@ class Api(Group, frozen=True, kw_only=True):
         "Folder for files and batches of clients.", note="the reference writes to the folder sglang_storage unasked")] = None
     file_storage_bytes: A[Count, option("Most bytes of files that are kept.")] = 16 * 2**30
     enable_cache_report: A[bool, superseded("Report cached prompt tokens in `usage`.", "`usage` always reports them.")] = False
-    reasoning_parser: A[str | None, planned("How thinking is told from the answer.")] = None
-    tool_call_parser: A[str | None, planned("How tool calls are read out of the answer.")] = None
+    reasoning_parser: A[str, option(
+        "How thinking is told from the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
+    tool_call_parser: A[str, option(
+        "How tool calls are read out of the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
     tool_server: A[str | None, planned("Servers of built-in tools.")] = None
     sampling_defaults: A[Literal["openai", "model"], option(
         "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"

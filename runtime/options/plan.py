@@ -39,6 +39,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     served_model_name: str
     chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own
     hf_chat_template_name: str | None
+    reasoning_parser: str  # one of parsing/formats.py; "none"; "auto": by the chat template. So is the next
+    tool_call_parser: str
     file_storage_path: str | None  # None: no files, no batches
     file_storage_bytes: int
     enable_custom_logit_processor: bool

@@ -3,6 +3,10 @@
 Written from the prompt formats that the models' authors publish; the marks are those of the models' own tokenizers.
 """
 
+from pathlib import Path
+
+from runtime.errors import OptionsError
+
 _SYSTEM_FIRST = """\
 {%- set system = messages[0]['content'] if messages and messages[0]['role'] == 'system' else '' %}
 {%- set turns = messages[1:] if messages and messages[0]['role'] == 'system' else messages %}
@@ -102,3 +106,22 @@ TEMPLATES = {
     "llama-3": LLAMA_3, "llama-3-instruct": LLAMA_3, "mistral": MISTRAL, "phi-3": PHI_3, "qwen": QWEN, "vicuna": VICUNA,
     "vicuna_v1.1": VICUNA, "zephyr": ZEPHYR,
 }
+
+
+def template_sources(sources: dict[str, str], choice: str, name: str | None) -> dict[str, str]:
+    """Of `sources`, a tokenizer's own, the one called `name`; or what --chat-template names, `choice`. Raises OptionsError."""
+    if name is not None:
+        if name not in sources:
+            raise OptionsError([f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"])
+        sources = {"default": sources[name]}
+    if choice != "auto":
+        sources = {"default": TEMPLATES[choice] if choice in TEMPLATES else _read_template(choice)}
+    return sources
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionsError([f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
+                            "name one of these or a Jinja file"]) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
+from runtime.parsing.choose import Formats
 from runtime.request import Delta, Finish, FinishReason, Sink, TokenLogprob
 from runtime.sampling import Limits, check
 from runtime.service import Health, Load, ModelCard
@@ -114,13 +115,15 @@ class FakeService:
     asks: list[Ask] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     state: Any = "ready"
+    formats: Formats = Formats()
+    says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)
 
     @property
     def card(self) -> ModelCard:
         limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
         return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
-                         preferred=self.preferred)
+                         preferred=self.preferred, formats=self.formats)
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         if self.refuse is not None:
@@ -132,8 +135,10 @@ class FakeService:
         except RequestError as error:
             sink.fail(error)
             return
-        count = ask.params.max_new_tokens or 20
+        count = ask.params.max_new_tokens or 20 + len(self.says or ())
         script = [words(ask.prompt, index, count) for index in range(ask.params.n)]
+        if self.says is not None:
+            script = [list(enumerate(self.says[:count]))] * ask.params.n
         self.running[ask.id] = Running(ask, sink, script)
         if not self.hold:
             self.run()
@@ -169,7 +174,8 @@ class FakeService:
             prompt = [logprob(i, None if at == 0 else -0.25, params.prompt_logprobs) for at, i in enumerate(prompt_ids)]
         finish = None
         if is_last:
-            finish = Finish(FinishReason.LENGTH, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
+            reason = FinishReason.LENGTH if self.says is None or at + 1 < len(self.says) else FinishReason.STOP
+            finish = Finish(reason, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
         told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
         return Delta(index, word, [token_id], told,
                      prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None)

@@ -18,7 +18,6 @@ from runtime.http.app import http_app
 from runtime.http.doors import Keys
 from runtime.http.exchange import Output
 from runtime.http.face import Face
-from runtime.http.openai.chat import Plain
 from runtime.messages import Chat
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.request import Finish, FinishReason
@@ -204,6 +203,6 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
 def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str | None]) -> None:
     output = Output()
     output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
-    message = MessageDialect("msg_1", "m", Plain()).body([output])
+    message = MessageDialect("msg_1", "m").body([output])
     assert (message["stop_reason"], message["stop_sequence"]) == said
     assert message["usage"] == {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 4}

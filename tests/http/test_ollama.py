@@ -134,25 +134,18 @@ async def test_a_failure_in_mid_stream_is_a_line() -> None:
 
 def test_the_blocking_client_is_answered_in_lines() -> None:
     """Its parsing of lines is another one."""
-    class Scripted:
-        """A parser that has read calls."""
-
-        def feed(self, piece: str) -> list[Event]:
-            return [Reasoning("hm"), Content("So"), CallBegin(0, "add", "c1"), Arguments(0, '{"a":'), Arguments(0, "1}")]
-
-        def flush(self) -> list[Event]:
-            return [CallEnd(0)]
-
+    first: list[Event] = [Reasoning("hm"), Content("So"), CallBegin(0, "add", "c1"), Arguments(0, '{"a":'), Arguments(0, "1}")]
     finish = Finish(FinishReason.STOP, None, 5, 2, 0)
-    dialect = LinesDialect(FakeService(), Writer("m", 0, is_chat=True), Scripted())
-    lines = [json.loads(line) for line in (dialect.events(0, Delta(0, "x", [1])) + dialect.events(0, Delta(0, "", [2], finish=finish))
+    dialect = LinesDialect(FakeService(), Writer("m", 0, is_chat=True))
+    lines = [json.loads(line) for line in (dialect.events(0, Delta(0, "x", [1], events=first))
+                                           + dialect.events(0, Delta(0, "", [2], finish=finish, events=[CallEnd(0)]))
                                            + dialect.tail()).splitlines()]
     call = {"id": "c1", "function": {"index": 0, "name": "add", "arguments": {"a": 1}}}
     assert lines[0]["message"] == {"role": "assistant", "content": "So", "thinking": "hm"}
     assert lines[1]["message"] == {"role": "assistant", "content": "", "tool_calls": [call]}
     assert (lines[2]["done"], lines[2]["done_reason"], len(lines)) == (True, "stop", 3)
     output = Output()
-    output.text, output.finish = "x", finish
-    whole = LinesDialect(FakeService(), Writer("m", 0, is_chat=True), Scripted()).body([output])
+    output.text, output.finish, output.events = "x", finish, [*first, CallEnd(0)]
+    whole = LinesDialect(FakeService(), Writer("m", 0, is_chat=True)).body([output])
     assert whole["message"] == {"role": "assistant", "content": "So", "thinking": "hm", "tool_calls": [call]} and whole["done"]
     assert ollama.ChatResponse(**whole | {"created_at": "now"}).message.tool_calls

@@ -8,9 +8,9 @@ from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
-from runtime.http.exchange import Pace
 from runtime.http.face import DEFAULT, Face
 from runtime.http.origin import Origin, origin
+from runtime.http.pace import Pace
 from runtime.request import Delta, Finish, FinishReason
 from tests.http.fake import FakeService
 

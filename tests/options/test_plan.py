@@ -64,7 +64,7 @@ def test_every_option_that_works_reaches_the_plan() -> None:
 
 def test_nothing_is_left_to_choose() -> None:
     left = [name for name, origin in plan().why.items() if origin.value == "auto"]
-    assert left == ["load_format", "chat_template", "completion_template"]
+    assert left == ["load_format", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser"]
 
 
 def test_the_embedded_model_is_a_word() -> None:

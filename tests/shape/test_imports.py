@@ -12,10 +12,10 @@ from tests.shape import source
 # The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "runtime.errors", "runtime.constraint", "runtime.children", "runtime.pooling", "runtime.prompts"),
-    ("runtime.sampling",),
+    ("runtime.sampling", "runtime.parsing"),
     ("runtime.request",),
     ("runtime.messages",),
-    ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels", "runtime.parsing",
+    ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels",
      "runtime.models.latent", "runtime.models.registry", "runtime.models.sparse", "runtime.models.tasks"),
     ("runtime.models.encoder_config",),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),

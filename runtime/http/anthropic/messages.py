@@ -15,6 +15,7 @@ from runtime.http.exchange import Answer, Output
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import check_model
+from runtime.http.reading import events_of
 from runtime.http.sse import encode
 from runtime.parsing.events import Event
 from runtime.request import Delta, Finish, FinishReason
@@ -29,10 +30,11 @@ def messages(service: Service, body: bytes) -> Answer:
     check_model(service.card, wish.model)
     message_id = f"msg_{uuid4().hex}"
     try:
-        ask, parser, names = chat.prepare(service, chat_body(wish), message_id)
+        ask, reading, names = chat.prepare(service, chat_body(wish), message_id)
     except RequestError as error:
         raise renamed(error, NAMES) from None
-    return Answer(service, [ask], MessageDialect(message_id, service.card.name, parser), is_stream=bool(wish.stream), names=names | NAMES)
+    dialect = MessageDialect(message_id, service.card.name)
+    return Answer(service, [ask], dialect, is_stream=bool(wish.stream), names=names | NAMES, reading=reading)
 
 
 async def count_tokens(service: Service, wish: CountBody) -> Any:
@@ -53,10 +55,9 @@ def model_fields(card: ModelCard) -> Payload:
 class MessageDialect:
     """One message, or the events of its growth."""
 
-    def __init__(self, message_id: str, model: str, parser: Any) -> None:
+    def __init__(self, message_id: str, model: str) -> None:
         self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
                                  "stop_reason": None, "stop_sequence": None, "usage": usage(0, 0, 0)}
-        self.parser = parser
         self.writer = Writer(self.message["content"])
         self.finish: Finish | None = None
         self.has_begun = False
@@ -76,7 +77,7 @@ class MessageDialect:
 
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
-        self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish)))
+        self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events)))
         self.writer.close()
         self._end()
         return self.message
@@ -87,11 +88,8 @@ class MessageDialect:
         return _sse([{"type": "message_start", "message": self.message | {"content": []}}])
 
     def _read(self, delta: Delta) -> list[Event]:
-        events: list[Event] = self.parser.feed(delta.text) if delta.text else []
-        if delta.finish is not None:
-            self.finish = delta.finish
-            events = events + self.parser.flush()
-        return events
+        self.finish = delta.finish or self.finish
+        return events_of(delta)
 
     def _end(self) -> None:
         end = self.finish

@@ -18,10 +18,11 @@ from runtime.http.openai import chat as openai
 from runtime.http.openai import types
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.sampling import sampling_params
+from runtime.http.reading import Reading, events_of
 from runtime.http.replies import json
 from runtime.http.sse import encode
 from runtime.messages import Ask, Infill, Text
-from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import ModelCard, Service
 
@@ -71,7 +72,7 @@ def generate(service: Service, body: bytes) -> Answer | Response:
     params = sampling_params(plain, service.card.sampling_defaults, NAMES, constraint=rule, logprobs=wish.logprobs,
                              top_logprobs=wish.top_logprobs)
     ask = Ask(id=_new_id(), prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt), params=params, arrival_s=time.monotonic())
-    return _answer(service, wish, writer, NAMES, ask, openai.Plain(), where)
+    return _answer(service, wish, writer, NAMES, ask, None, where)
 
 
 def check_name(card: ModelCard, name: str) -> None:
@@ -81,7 +82,7 @@ def check_name(card: ModelCard, name: str) -> None:
 
 
 def _prepared(service: Service, wish: Shared, messages: list[types.Message], names: dict[str, str],
-              tools: list[dict[str, Any]] | None = None) -> tuple[Ask, Any, dict[str, str]]:
+              tools: list[dict[str, Any]] | None = None) -> tuple[Ask, Reading | None, dict[str, str]]:
     args: dict[str, Any] = {}
     if wish.think is not None:
         args = {"enable_thinking": bool(wish.think), "thinking": bool(wish.think)}
@@ -94,9 +95,10 @@ def _prepared(service: Service, wish: Shared, messages: list[types.Message], nam
         raise renamed(error, names) from None
 
 
-def _answer(service: Service, wish: Shared, writer: "Writer", names: dict[str, str], ask: Ask, parser: Any, more: dict[str, str]) -> Answer:
+def _answer(service: Service, wish: Shared, writer: "Writer", names: dict[str, str], ask: Ask, reading: Reading | None,
+            more: dict[str, str]) -> Answer:
     is_stream = wish.stream is not False
-    return Answer(service, [ask], LinesDialect(service, writer, parser), is_stream=is_stream, names=more | names, headers=HEADERS)
+    return Answer(service, [ask], LinesDialect(service, writer), is_stream=is_stream, names=more | names, headers=HEADERS, reading=reading)
 
 
 def _fields(wish: Shared) -> dict[str, Any]:
@@ -176,10 +178,9 @@ class Writer:
 class LinesDialect:
     """One object, or lines of JSON: each with what is new, calls whole, the last one with how long it all took."""
 
-    def __init__(self, service: Service, writer: Writer, parser: Any) -> None:
+    def __init__(self, service: Service, writer: Writer) -> None:
         self.service = service
         self.writer = writer
-        self.parser = parser
         self.calls: list[Payload] = []  # written to their ends
         self.call: Payload = {}  # the one that is being written
         self.arguments = ""  # its
@@ -200,19 +201,16 @@ class LinesDialect:
 
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
-        content, thinking, calls = self._read(Delta(0, output.text, output.token_ids, finish=output.finish))
+        content, thinking, calls = self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events))
         assert self.finish is not None
         return self.writer.line(content, done=True, thinking=thinking, calls=calls, **self._logprobs(output.logprobs or None),
                                 **self.writer.ending(self.finish))
 
     def _read(self, delta: Delta) -> tuple[str, str, list[Payload]]:
         self.writer.first = self.writer.first or time.monotonic_ns()
-        events: list[Event] = self.parser.feed(delta.text) if delta.text else []
-        if delta.finish is not None:
-            self.finish = delta.finish
-            events = events + self.parser.flush()
+        self.finish = delta.finish or self.finish
         content, thinking, done = "", "", len(self.calls)
-        for event in events:
+        for event in events_of(delta):
             match event:
                 case Content(text=text):
                     content += text

@@ -2,9 +2,12 @@
 
 import time
 from typing import Any
+from uuid import uuid4
 
 import msgspec
+from msgspec import structs
 
+from runtime.constraint import Rule
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.constraint import constraint_of
@@ -17,11 +20,14 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import check_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
+from runtime.http.openai.tools import demanded, tools_of
 from runtime.http.openai.types import ChatBody
+from runtime.http.reading import Reading, events_of
 from runtime.http.salts import salts
 from runtime.messages import Ask, Tokens
-from runtime.parsing.events import Content, Event
-from runtime.request import Delta, TokenLogprob
+from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
+from runtime.parsing.typed import Tools
+from runtime.request import Delta, Finish, TokenLogprob
 from runtime.service import Service
 
 CHUNK = ".chunk"  # ends the object name of a chunk
@@ -38,63 +44,98 @@ def chat(service: Service, body: bytes) -> Answer:
     check_model(service.card, wish.model)
     (rid,) = ask_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
     envelope = Envelope("chatcmpl", "chat.completion", service.card.name, 1, wish.stream_options, rid)
-    ask, _, names = prepare(service, wish, envelope.id)
+    ask, reading, names = prepare(service, wish, envelope.id)
     envelope.meter.n = ask.params.n
-    answer = Answer(service, [ask], ChatDialect(service, envelope, wish), is_stream=bool(wish.stream), names=names)
+    dialect = ChatDialect(service, envelope, wish, is_text=reading is None)
+    answer = Answer(service, [ask], dialect, is_stream=bool(wish.stream), names=names, reading=reading)
     answer.interval = wish.stream_interval or 1
     return answer
 
 
-class Plain:
-    """The parser of answers that are nothing but text."""
-
-    def feed(self, piece: str) -> list[Event]:
-        return [Content(piece)] if piece else []
-
-    def flush(self) -> list[Event]:
-        return []
-
-
-def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Plain, dict[str, str]]:
-    """-> what to ask, what reads the answer, and the client's names of our fields. Raises RequestError."""
+def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | None, dict[str, str]]:
+    """-> what to ask, how to read the answer where it may be more than text, and the client's names of our fields. Raises RequestError."""
     arrival_s = time.monotonic()
     refuse(wish)
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    rule, where = constraint_of(wish)
+    tools = tools_of(wish)
+    rule, where = _rule(wish, tools)
+    reading = _reading(service, wish, tools)
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
-    params = sampling_params(wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens,
-                             logprobs=wish.logprobs, top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs)
+    params = sampling_params(
+        wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens, logprobs=wish.logprobs,
+        top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs, **_markers(wish, reading, rule))
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
     ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0])
-    return ask, Plain(), names
+    return ask, reading, names
+
+
+def _rule(wish: ChatBody, tools: Tools) -> tuple[Rule | None, dict[str, str]]:
+    rule, where = constraint_of(wish)
+    calls = demanded(wish, tools)
+    if calls is None:
+        return rule, where
+    if rule is not None:
+        raise InvalidRequest(f"tool_choice demands a call, and {where['constraint']} another form of the answer; give one of them",
+                             param="tool_choice")
+    return calls, {"constraint": "tool_choice"}
+
+
+def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
+    formats = service.card.formats
+    if wish.separate_reasoning is False:
+        formats = structs.replace(formats, thinking=None)
+    is_demanded = wish.tool_choice == "required" or isinstance(wish.tool_choice, dict)
+    if formats.thinking is None and not is_demanded and not (tools and formats.tools):
+        return None
+    return Reading(service=service, formats=formats, tools=tools, one_call=wish.parallel_tool_calls is False,
+                   is_continued=bool(wish.continue_final_message), is_demanded=is_demanded,
+                   shows_thoughts=wish.include_reasoning is not False, streams_thoughts=wish.stream_reasoning is not False)
+
+
+def _markers(wish: ChatBody, reading: Reading | None, rule: Rule | None) -> dict[str, Any]:
+    """What the markers of the answer's format mean for sampling: they must be seen, and rules hold behind thoughts."""
+    fields: dict[str, Any] = {}
+    if reading is None:
+        return fields
+    if wish.skip_special_tokens is None and reading.formats.has_special(with_tools=bool(reading.tools)):
+        fields["skip_special_tokens"] = False
+    thoughts = reading.formats.thoughts
+    if rule is not None and thoughts is not None:
+        is_sure = reading.formats.is_told or thoughts.is_forced
+        fields |= {"constraint_after": thoughts.end, "constraint_behind": "" if is_sure else thoughts.begin}
+    return fields
 
 
 class ChatDialect:
     """Messages, or chunks whose first brings the role and whose last brings the finish reason."""
 
-    def __init__(self, service: Service, envelope: Envelope, wish: ChatBody) -> None:
+    def __init__(self, service: Service, envelope: Envelope, wish: ChatBody, *, is_text: bool = True) -> None:
+        """`is_text`: answers are nothing but text."""
         self.service = service
         self.envelope = envelope
         self.wish = wish
         self.is_plain = not (envelope.is_continuous or wish.logprobs or wish.return_token_ids)
-        self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
+        self.is_text = is_text
+        self.begun: set[int] = set()  # choices
+        self.callers: set[int] = set()  # choices that call tools
+        self.around: dict[tuple[int, str], tuple[bytes, bytes]] = {}  # by choice and field: what stands before and after its text
 
     def events(self, choice: int, delta: Delta) -> bytes:
         self.envelope.meter.add(choice, delta)
-        around = self.around.get(choice)
-        if around is None:
-            self.around[choice] = around = self.envelope.around(lambda text: _choice(choice, {"content": text}), CHUNK)
-            fields = _choice(choice, {"role": "assistant", "content": ""}) | self._prompt_ids(delta.prompt_ids)
-            head = self.envelope.chunk(fields, CHUNK, prompt_token_ids=delta.prompt_ids if self.wish.return_token_ids else None)
-        else:
-            head = b""
+        head = b"" if choice in self.begun else self._begin(choice, delta)
         if delta.finish is None and self.is_plain:
-            return head + around[0] + sse.encode(delta.text) + around[1] if delta.text else head
-        text = {"content": delta.text} if delta.text else {}
-        fields = _choice(choice, text) | {"logprobs": self._logprobs(delta.logprobs)} | finish_fields(delta.finish)
-        fields |= self._ids(delta.token_ids)
-        return head + self.envelope.chunk(fields, CHUNK)
+            if self.is_text:
+                return head + self._text(choice, "content", delta.text) if delta.text else head
+            return head + b"".join([self._event(choice, event) for event in events_of(delta)])
+        pieces = [self._piece(choice, event) for event in events_of(delta)]
+        pieces = [piece for piece in pieces if piece]
+        if not pieces or (delta.finish is not None and "tool_calls" in pieces[-1]):
+            pieces.append({})
+        chunks = [_choice(choice, piece) for piece in pieces]
+        chunks[0] |= {"logprobs": self._logprobs(delta.logprobs)} | self._ids(delta.token_ids)
+        chunks[-1] |= self._finish(choice, delta.finish)
+        return head + b"".join([self.envelope.chunk(chunk, CHUNK) for chunk in chunks])
 
     def tail(self) -> bytes:
         return self.envelope.tail(CHUNK)
@@ -105,14 +146,73 @@ class ChatDialect:
     def body(self, outputs: list[Output]) -> dict[str, Any]:
         first, wish = outputs[0], self.wish
         choices = [
-            {"index": i, "message": {"role": "assistant", "content": output.text}, "logprobs": self._logprobs(output.logprobs or None)}
-            | finish_fields(output.finish) | self._ids(output.token_ids) | self._prompt_ids(output.prompt_ids)
+            {"index": i, "message": self._message(i, output), "logprobs": self._logprobs(output.logprobs or None)}
+            | self._finish(i, output.finish) | self._ids(output.token_ids) | self._prompt_ids(output.prompt_ids)
             for i, output in enumerate(outputs)
         ]
         more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if wish.return_token_ids else {}
         if wish.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs, self.service.token_bytes, wish.prompt_logprobs)
         return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, len(outputs))} | more
+
+    def _begin(self, choice: int, delta: Delta) -> bytes:
+        self.begun.add(choice)
+        fields = _choice(choice, {"role": "assistant", "content": ""}) | self._prompt_ids(delta.prompt_ids)
+        return self.envelope.chunk(fields, CHUNK, prompt_token_ids=delta.prompt_ids if self.wish.return_token_ids else None)
+
+    def _event(self, choice: int, event: Event) -> bytes:
+        match event:
+            case Content(text=text):
+                return self._text(choice, "content", text)
+            case Reasoning(text=text):
+                return self._text(choice, "reasoning_content", text)
+        piece = self._piece(choice, event)
+        return self.envelope.chunk(_choice(choice, piece), CHUNK) if piece else b""
+
+    def _text(self, choice: int, field: str, text: str) -> bytes:
+        around = self.around.get((choice, field))
+        if around is None:
+            self.around[choice, field] = around = self.envelope.around(lambda text: _choice(choice, {field: text}), CHUNK)
+        return around[0] + sse.encode(text) + around[1]
+
+    def _piece(self, choice: int, event: Event) -> dict[str, Any]:
+        """The event as a delta of the message; empty for one that adds nothing."""
+        match event:
+            case Content(text=text):
+                return {"content": text}
+            case Reasoning(text=text):
+                return {"reasoning_content": text}
+            case CallBegin(index=index):
+                self.callers.add(choice)
+                return {"tool_calls": [{"index": index} | _call(event)]}
+            case Arguments(index=index, text=text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        return {}
+
+    def _message(self, choice: int, output: Output) -> dict[str, Any]:
+        said = {"content": "", "reasoning_content": ""}
+        calls: list[dict[str, Any]] = []
+        for event in events_of(output):
+            match event:
+                case Content(text=text):
+                    said["content"] += text
+                case Reasoning(text=text):
+                    said["reasoning_content"] += text
+                case CallBegin():
+                    calls.append(_call(event))
+                case Arguments(text=text):
+                    calls[-1]["function"]["arguments"] += text
+        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or (None if calls else "")}
+        if said["reasoning_content"]:
+            message["reasoning_content"] = said["reasoning_content"]
+        if calls:
+            self.callers.add(choice)
+            message["tool_calls"] = calls
+        return message
+
+    def _finish(self, choice: int, finish: Finish | None) -> dict[str, Any]:
+        fields = finish_fields(finish)
+        return fields | {"finish_reason": "tool_calls"} if fields["finish_reason"] == "stop" and choice in self.callers else fields
 
     def _ids(self, token_ids: list[int]) -> dict[str, list[int]]:
         return {"token_ids": token_ids} if self.wish.return_token_ids else {}
@@ -125,5 +225,9 @@ class ChatDialect:
         return None if tokens is None else chat_logprobs(tokens, self.service.token_bytes, by_id=by_id)
 
 
-def _choice(index: int, delta: dict[str, str]) -> dict[str, Any]:
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _call(event: CallBegin) -> dict[str, Any]:
+    return {"id": event.id or f"call_{uuid4().hex}", "type": "function", "function": {"name": event.name, "arguments": ""}}

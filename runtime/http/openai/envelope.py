@@ -21,10 +21,12 @@ class Meter:
         self.prompt_tokens: dict[int, int] = {}  # by prompt
         self.cached_tokens: dict[int, int] = {}
         self.completion_tokens = 0
+        self.thought_tokens = 0
 
     def add(self, choice: int, delta: Delta) -> None:
         prompt = choice // self.n
         self.completion_tokens += len(delta.token_ids)
+        self.thought_tokens += delta.thought_tokens
         if delta.prompt_tokens:
             self.prompt_tokens[prompt] = delta.prompt_tokens
             self.cached_tokens[prompt] = max(delta.cached_tokens, self.cached_tokens.get(prompt, 0))
@@ -33,15 +35,17 @@ class Meter:
             self.cached_tokens[prompt] = max(delta.finish.cached_tokens, self.cached_tokens.get(prompt, 0))
 
     def usage(self) -> dict[str, Any]:
-        return usage(sum(self.prompt_tokens.values()), self.completion_tokens, sum(self.cached_tokens.values()))
+        return usage(sum(self.prompt_tokens.values()), self.completion_tokens, sum(self.cached_tokens.values()),
+                     self.thought_tokens)
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, thought_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": thought_tokens},
     }
 
 
@@ -53,6 +57,7 @@ def usage_of(outputs: list[Output], n: int) -> dict[str, Any]:
         sum(prompt[0].prompt_tokens for prompt in prompts),
         sum(end.completion_tokens for end in ends),
         sum(max(end.cached_tokens for end in prompt) for prompt in prompts),
+        sum(output.thought_tokens for output in outputs),
     )
 
 

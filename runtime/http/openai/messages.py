@@ -15,14 +15,9 @@ RESERVED = frozenset({"messages", "tools", "chat_template", "tokenize", "add_gen
 
 def chat_prompt(body: ChatBody) -> Chat:
     """Raises InvalidRequest, naming the field, for what cannot become a prompt."""
-    tools = body.tools or None
-    if isinstance(body.tool_choice, dict) or body.tool_choice == "required":
-        raise InvalidRequest("tool_choice that forces a call is not served by this version yet; use auto or none", param="tool_choice")
-    if body.tool_choice not in (None, "auto", "none"):
-        raise InvalidRequest(f"tool_choice {body.tool_choice} is unknown; use auto or none", param="tool_choice")
     return Chat(
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
-        tools=None if body.tool_choice == "none" else tools,
+        tools=None if body.tool_choice == "none" else body.tools or None,
         template_args=_template_args(body),
         continue_final=_continues(body),
     )

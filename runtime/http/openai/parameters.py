@@ -81,6 +81,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "rid": "the request's id, to abort it by; of several prompts a list, or one that gets -0, -1, ... behind it",
         "input_ids": "the prompt; `messages` are then not rendered",
         "return_prompt_token_ids": "`prompt_token_ids` in each choice",
+        "separate_reasoning": "false: thoughts are content", "stream_reasoning": "false: thoughts come in one piece",
         "reasoning": "`{effort, enabled}`; see `reasoning_effort`",
     }),
     *_rows("vLLM", "works", {
@@ -90,7 +91,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "prompt_logprobs": "of the prompt's tokens, with so many alternatives; not in a stream. Ranks are told as far as alternatives are",
         "logprob_token_ids": "tokens whose log probabilities stand behind the alternatives; needs `logprobs`",
         "stream_interval": "tokens between two chunks of a choice; not less than --stream-interval",
-        "request_id": "as `rid`", "documents": "for the template",
+        "include_reasoning": "false: thoughts are not told", "request_id": "as `rid`", "documents": "for the template",
         "add_special_tokens": "what the tokenizer puts at the beginning of a text; a chat's template does that itself, true is a 400",
     }),
     *_rows(BOTH, "no effect", {

@@ -186,8 +186,11 @@ class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
     documents: list[dict[str, Any]] | None = None
     input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; then messages are not rendered
     return_prompt_token_ids: bool | None = None
-    # accepted without effect
     parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None  # False: thoughts are content
+    stream_reasoning: bool | None = None  # False: they come in one piece
+    include_reasoning: bool | None = None  # False: they are not told
+    # accepted without effect
     verbosity: str | None = None
     prediction: Any = None
     modalities: list[Literal["text"]] | None = None

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
-from runtime.http.exchange import Pace
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
+from runtime.http.pace import Pace
 from runtime.messages import Text, Tokens
 from runtime.request import Delta, TokenLogprob
 from tests.http import fake

@@ -20,8 +20,8 @@ from runtime.http.openai.responses.store import Kept, ResponseStore
 from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.openai.types import ChatBody
+from runtime.http.reading import events_of
 from runtime.http.sse import encode
-from runtime.parsing.events import Event, Reasoning
 from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
@@ -102,24 +102,22 @@ def response_object(body: ResponseBody, model: str) -> Payload:
 def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer:
     """Raises RequestError. `keep` gets the answer when it is complete."""
     try:
-        ask, parser, names = chat.prepare(service, wish.chat, wish.response["id"])
+        ask, reading, names = chat.prepare(service, wish.chat, wish.response["id"])
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
-    dialect = ResponseDialect(service, wish, parser, keep)
-    return Answer(service, [ask], dialect, is_stream=bool(wish.body.stream), names=names | NAMES)
+    dialect = ResponseDialect(service, wish, keep)
+    return Answer(service, [ask], dialect, is_stream=bool(wish.body.stream), names=names | NAMES, reading=reading)
 
 
 class ResponseDialect:
     """One response object, or the events of its growth."""
 
-    def __init__(self, service: Service, wish: Wish, parser: Any, keep: Callable[[Kept], None]) -> None:
+    def __init__(self, service: Service, wish: Wish, keep: Callable[[Kept], None]) -> None:
         self.service = service
         self.wish = wish
-        self.parser = parser
         self.keep = keep
         self.writer = Writer(wish.response)
         self.meter = Meter(1)
-        self.reasoning_tokens = 0
         self.finish: Finish | None = None
         self.has_begun = False
 
@@ -139,26 +137,21 @@ class ResponseDialect:
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
         self._add(Delta(0, output.text, output.token_ids, output.logprobs or None, finish=output.finish,
-                        prompt_tokens=output.prompt_tokens))
+                        prompt_tokens=output.prompt_tokens, events=output.events, thought_tokens=output.thought_tokens))
         self._end()
         return self.wish.response
 
     def _add(self, delta: Delta) -> list[Payload]:
         self.meter.add(0, delta)
-        events: list[Event] = self.parser.feed(delta.text) if delta.text else []
-        if delta.finish is not None:
-            self.finish = delta.finish
-            events = events + self.parser.flush()
-        if events and all(isinstance(event, Reasoning) for event in events):
-            self.reasoning_tokens += len(delta.token_ids)
-        return self.writer.add(events, self._logprobs(delta.logprobs))
+        self.finish = delta.finish or self.finish
+        return self.writer.add(events_of(delta), self._logprobs(delta.logprobs))
 
     def _end(self) -> list[Payload]:
         usage = self.meter.usage()
         is_cut = self.finish is not None and self.finish.reason == FinishReason.LENGTH
         payloads = self.writer.end(is_cut=is_cut, usage={
             "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage.get("prompt_tokens_details") or {"cached_tokens": 0},
-            "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "output_tokens": usage["completion_tokens"], "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"]})
         self._keep()
         return payloads

@@ -1,0 +1,67 @@
+"""The tools of a chat request: what they are, and what an answer looks like that has to call one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from runtime.constraint import JsonSchema, Rule
+from runtime.errors import InvalidRequest
+from runtime.http.openai.types import ChatBody
+from runtime.parsing.typed import Tools
+
+DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referred to from its root
+
+
+def tools_of(body: ChatBody) -> Tools:
+    """The schemas of the parameters by the functions' names, of tools that may be called. Raises InvalidRequest."""
+    tools: dict[str, Mapping[str, Any]] = {}
+    for i, tool in enumerate(body.tools or ()):
+        place = f"tools[{i}]"
+        if tool.get("type", "function") != "function":
+            raise InvalidRequest(f"{place}: tools of type {tool['type']} are not served here; functions are", param=f"{place}.type")
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise InvalidRequest(f"{place}.function.name is missing", param=f"{place}.function.name")
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise InvalidRequest(f"{place}.function.parameters must be a JSON schema", param=f"{place}.function.parameters")
+        tools[function["name"]] = parameters
+    return {} if body.tool_choice == "none" else tools
+
+
+def demanded(body: ChatBody, tools: Tools) -> Rule | None:
+    """The rule of an answer that is a list of calls, where a call is demanded. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if choice in (None, "auto", "none"):
+        return None
+    if choice != "required" and not isinstance(choice, dict):
+        raise InvalidRequest(f"tool_choice {choice} is unknown; use auto, none, required or a function", param="tool_choice")
+    if not tools:
+        raise InvalidRequest("tool_choice demands a call, but there are no tools", param="tool_choice")
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type", "function") != "function" or not isinstance(name, str):
+            raise InvalidRequest('tool_choice must be like {"type": "function", "function": {"name": ...}}', param="tool_choice")
+        if name not in tools:
+            raise InvalidRequest(f"tool_choice names {name}, which is none of the tools", param="tool_choice")
+        tools = {name: tools[name]}
+    is_one = isinstance(choice, dict) or body.parallel_tool_calls is False
+    schema = calls_schema(tools) | {"minItems": 1} | ({"maxItems": 1} if is_one else {})
+    return JsonSchema(msgspec.json.encode(schema).decode())
+
+
+def calls_schema(tools: Tools) -> dict[str, Any]:
+    """Of a list of calls. Raises InvalidRequest."""
+    shared: dict[str, dict[str, Any]] = {}
+    items = []
+    for name, parameters in tools.items():
+        for word in DEFINITIONS:
+            for key, definition in (parameters.get(word) or {}).items():
+                if shared.setdefault(word, {}).setdefault(key, definition) != definition:
+                    raise InvalidRequest(f"two tools define {word}.{key} differently; give one of them another name", param="tools")
+        arguments = {key: value for key, value in parameters.items() if key not in DEFINITIONS} or {"type": "object"}
+        items.append({"type": "object", "properties": {"name": {"const": name}, "arguments": arguments},
+                      "required": ["name", "arguments"], "additionalProperties": False})
+    return {"type": "array", "items": items[0] if len(items) == 1 else {"anyOf": items}} | shared

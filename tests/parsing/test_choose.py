@@ -1,0 +1,57 @@
+"""Formats by the marks of chat templates, and by name."""
+
+import pytest
+
+from runtime.errors import OptionsError
+from runtime.parsing.answer import Parser
+from runtime.parsing.channels import ChannelParser
+from runtime.parsing.choose import _THINKING, _TOOLS, CHANNELS, Formats, choose, open_parser
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.parsing.formats import FORMATS, THINKING
+from runtime.pocket import PATH
+from runtime.text.files import read_files
+
+
+@pytest.mark.parametrize(("template", "tools", "thinking"), [
+    ("{{ messages }}", None, None),
+    ("<tools></tools><tool_call>", "hermes", None), ("<tool_call>{{ '<think>' }}", "hermes", "qwen3"),
+    ("<tool_call>\n<function=example>", "qwen3_coder", None), ("<tool_call>{name}<arg_key><think>", "glm45", "glm45"),
+    ("<｜tool▁call▁begin｜>function ```json <think>", "deepseekv3", "deepseek-v3"), ("<｜tool▁call▁begin｜>", "deepseekv31", None),
+    ("<｜DSML｜function_calls>", "deepseekv32", None), ("<｜DSML｜tool_calls>", "deepseekv4", None),
+    ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
+    ("<|channel|>analysis<|message|> to=functions.", CHANNELS, CHANNELS), ("<|tool_calls_section_begin|><think>", "kimi_k2", "kimi_k2"),
+    ("Environment: ipython <|python_tag|>", "llama3", None), ("<|python_start|><|python_tag|>", "pythonic", None),
+])
+def test_templates_show_the_format(template: str, tools: str | None, thinking: str | None) -> None:
+    assert choose("auto", "auto", template) == Formats(tools, thinking)
+
+
+def test_pockets_template() -> None:
+    assert choose("auto", "auto", read_files(PATH).templates["default"]) == Formats("hermes", "qwen3")
+
+
+def test_names() -> None:
+    assert choose("qwen25", "deepseek-r1", "") == Formats("qwen25", "deepseek-r1", is_told=True)
+    assert choose("none", "none", "<tool_call><think>") == Formats()
+    for wrong in (("qwen99", "auto"), ("auto", "qwen99")):
+        with pytest.raises(OptionsError, match="qwen99 is unknown"):
+            choose(*wrong, "")
+    for table, known in ((_TOOLS, FORMATS), (_THINKING, THINKING)):
+        assert {name for name, _ in table} <= {CHANNELS, *known}
+
+
+def test_parsers() -> None:
+    hermes = Formats("hermes", "qwen3")
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert open_parser(hermes, {}, "").feed(call + ".") == [Content(call + ".")]
+    parser = open_parser(hermes, {"f": {}}, "<think>\n")
+    assert isinstance(parser, Parser)
+    assert parser.feed("so</think>") + parser.feed(call) == [Reasoning("so"), CallBegin(0, "f"), *parser_rest()]
+    assert isinstance(open_parser(Formats(CHANNELS, CHANNELS), {}, ""), ChannelParser)
+    assert isinstance(open_parser(Formats(CHANNELS, CHANNELS), {"f": {}}, "", is_demanded=True), Parser)
+    listed = open_parser(Formats(), {"f": {}}, "", is_demanded=True).feed('[{"name": "f", "arguments": {}}]')
+    assert listed == [CallBegin(0, "f"), *parser_rest()]
+
+
+def parser_rest() -> list[Event]:
+    return [Arguments(0, "{}"), CallEnd(0)]
