@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.http.body import read_body
+from runtime.http.body import discard_body, read_body
 from runtime.http.errors import decode
 
 T = TypeVar("T")
@@ -19,8 +19,11 @@ def json(content: Any, status: int = 200) -> Response:
 
 
 def telling(tell: Callable[[Request], Any]) -> Endpoint:
-    """Endpoint that answers with what `tell` returns, as JSON."""
+    """Endpoint that answers with what `tell` returns, as JSON. It wants no body; one that comes is read all the same: an answer that
+    overtook it would end the connection."""
     async def endpoint(request: Request) -> Response:
+        if request.method != "GET":
+            await discard_body(request.receive)
         return json(tell(request))
 
     return endpoint

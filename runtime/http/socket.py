@@ -158,7 +158,7 @@ class Socket:
             await self._say({"id": id, "answer": msgspec.Raw(bytes(answer.body))})
             return
         answer.exchange.come_from(self.who)
-        answer.interval = self.face.stream_interval
+        answer.interval = max(self.face.stream_interval, answer.interval)
         if not answer.is_stream:
             await self._say({"id": id, "answer": await answer.complete()})
             return

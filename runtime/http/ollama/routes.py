@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
+from runtime.http.body import discard_body
 from runtime.http.face import Face
 from runtime.http.ollama.serve import check_name
 from runtime.http.ollama.types import NamedBody
@@ -64,7 +65,8 @@ def shown(service: Service) -> dict[str, Any]:
 
 
 def _refusing(path: str) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(_: Request) -> Response:
+    async def endpoint(request: Request) -> Response:
+        await discard_body(request.receive)
         raise InvalidRequest(f"{path} is not served: this server has one model, chosen with --model-path when it starts")
 
     return endpoint

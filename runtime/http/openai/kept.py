@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive
 
 from runtime.errors import InvalidRequest, NotFound, StartError, TooLarge
+from runtime.http.body import discard_body
 from runtime.http.face import Face
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
@@ -139,7 +140,8 @@ def open_kept(service: Service, plan: Plan) -> Kept:
 
 def no_storage() -> list[Route]:
     """The routes of files and batches where none are kept: each says how to change that."""
-    async def refuse(_: Request) -> Response:
+    async def refuse(request: Request) -> Response:
+        await discard_body(request.receive)
         raise NotFound(NEEDS_PATH)
 
     every = ["GET", "POST", "DELETE"]
