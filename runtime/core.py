@@ -66,7 +66,9 @@ class Core:
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
-                              preferred=preferred, pooling=self.model.pooling, formats=answer_formats(plan))
+                              preferred=preferred, pooling=self.model.pooling, formats=answer_formats(plan),
+                              weight_version=plan.weight_version, storage=plan.hicache_storage_backend,
+                              has_cache_report=plan.enable_cache_report)
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed
@@ -182,7 +184,7 @@ class Core:
         infill_format = find_format(self.plan.completion_template, lambda token: vocabulary.token_id(token) is not None)
         tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
                                    limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants,
-                                   infill_format=infill_format, eos_ids=self.model.eos_ids,
+                                   weight_version=self.plan.weight_version, infill_format=infill_format, eos_ids=self.model.eos_ids,
                                    check_grammar=None if self._grammars is None else self._grammars.check)
         detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
         self.control.tokenizer = tokenizer

@@ -18,8 +18,9 @@ from msgspec import Struct
 
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
+from runtime.moves import Moves, StateMoves, WindowPages
 from runtime.prompts import Chat, Infill, Pair, Text, Tokens
-from runtime.request import FinishReason, Guide, Request, TokenLogprob
+from runtime.request import NOTHING_LOADED, FinishReason, Guide, Loaded, Request, TokenLogprob
 from runtime.sampling import Processor, SamplingParams
 
 # ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
@@ -125,6 +126,7 @@ class Ended(Struct, frozen=True):
     reason: FinishReason
     matched: int | None  # the stop token id, unless it is the model's own eos
     cached_tokens: int
+    loaded: Loaded = NOTHING_LOADED  # of them
 
 
 class StepTokens(Struct, frozen=True, tag=True):
@@ -136,6 +138,7 @@ class StepTokens(Struct, frozen=True, tag=True):
     logprobs: dict[int, TokenLogprob]  # by sequence id, where asked for
     prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
+    loaded: dict[int, Loaded] = {}  # of them, where there are any that the device did not have
     vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
 
 
@@ -218,44 +221,6 @@ class Admit(Struct, frozen=True, array_like=True):
     history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
     guide: Guide | None = None
     second_at: int = 0  # see Request
-
-
-class Moves(Struct, frozen=True, array_like=True):
-    """Pages that change tiers in a step, before its forward: all saves (device to host), then all loads (host to device).
-
-    A page that a step computes can be saved by a later step only. When a step's result is there, its saves are in host memory.
-    """
-
-    save_pages: np.ndarray  # int32 [S]: device pages
-    save_hosts: np.ndarray  # int32 [S]: the host pages they are copied to
-    load_hosts: np.ndarray  # int32 [L]
-    load_pages: np.ndarray  # int32 [L]
-
-
-class WindowPages(Struct, frozen=True, array_like=True):
-    """Page updates of the sliding-window layers, where they have a pool of their own: their page ids have nothing to do with those of
-    the full layers. Rows that no token of this or a later step can see may hold anything."""
-
-    slots: np.ndarray  # int32 [P]: window_table[slots, rows] = ids
-    rows: np.ndarray  # int32 [P]
-    ids: np.ndarray  # int32 [P]
-
-
-class StateMoves(Struct, frozen=True, array_like=True):
-    """What becomes of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no plan uses number 0.
-
-    A newcomer owns a state until its slot is taken by another sequence. Each row starts from the state that its sequence owns and leaves
-    there the one after its last token. Before the forward come the loads, which read what the steps before have left: a state may be
-    read by one load and written by a later one. A load from 0 makes the empty state, that of no tokens. After the forward come the
-    keeps, which read what this step has left. Neither loads nor keeps write to one state twice.
-    """
-
-    slots: np.ndarray  # int32 [A]: state_slot[slots] = owned
-    owned: np.ndarray  # int32 [A]
-    load_from: np.ndarray  # int32 [L]
-    load_to: np.ndarray  # int32 [L]
-    keep_from: np.ndarray  # int32 [K]
-    keep_to: np.ndarray  # int32 [K]
 
 
 class StepPlan(Struct, frozen=True, array_like=True, tag="step"):

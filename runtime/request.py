@@ -47,6 +47,16 @@ class Request(Struct, frozen=True, kw_only=True):
     second_at: int = 0  # where the second of two texts begins, for models that tell them apart; 0: there is one
 
 
+class Loaded(Struct, frozen=True, array_like=True):
+    """Of a sequence's cached tokens, those that the device did not have when it was first admitted."""
+
+    host: int = 0  # were in host memory
+    storage: int = 0  # were fetched from storage for it
+
+
+NOTHING_LOADED = Loaded()
+
+
 class Sequence:
     """One of a request's `n` answers: prompt and generated tokens, and the pages that hold their keys and values.
 
@@ -60,7 +70,7 @@ class Sequence:
 
     __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
                  "in_flight", "pages", "slot", "node", "first_cached_len", "loaded_len", "is_finished", "stop_ids", "level", "match",
-                 "window", "state")
+                 "window", "state", "fetched_len", "first_loaded")
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
         self.id = id
@@ -79,6 +89,8 @@ class Sequence:
         self.window: Any = None  # cache.window.Span: what it holds in the windows' pool, where there is one
         self.state: Any = None  # cache.states.Held: its state slots, where the model has recurrent layers
         self.loaded_len = 0  # of cached_len: came back from host memory
+        self.fetched_len = 0  # tokens whose pages were fetched from storage while it waited
+        self.first_loaded = NOTHING_LOADED  # at the first admission
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
         self.is_finished = False
         self.level = 0  # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
@@ -116,6 +128,7 @@ class Finish(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    loaded: Loaded = NOTHING_LOADED  # of them
 
 
 class Delta(Struct):
@@ -127,12 +140,13 @@ class Delta(Struct):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
-    prompt_tokens: int = 0  # this and the next two are set in the first delta of a sequence: streams report usage before the end
+    prompt_tokens: int = 0  # this and the next are set in the first delta of a sequence: streams report usage before the end
     cached_tokens: int = 0
     prompt_ids: list[int] | None = None
     vector: np.ndarray | None = None  # float32: with the end of a sequence of a model that pools
     events: list[Any] | None = None  # what it says, where an answer is read for more than text (http/reading.py)
     thought_tokens: int = 0  # that are known to be thoughts since the delta before
+    loaded: Loaded = NOTHING_LOADED  # of the cached tokens; set with them
 
 
 class Sink(Protocol):

@@ -24,6 +24,12 @@ class Health(Struct, frozen=True):
     detail: str = ""
 
 
+class CacheReport(Struct, frozen=True):
+    """What `usage` says of cached tokens beyond their number: the tiers they came from."""
+
+    storage: str | None  # the backend of the storage tier, where there is one
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     """The served model, as far as clients may know it."""
 
@@ -34,6 +40,13 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     formats: Formats = Formats()  # of its answers
     preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
     pooling: Pooling | None = None  # None: it generates
+    weight_version: str = "default"  # as the operator calls it
+    storage: str | None = None  # the backend of the cache's storage tier
+    has_cache_report: bool = False  # `usage` says which tiers cached tokens came from
+
+    @property
+    def cache_report(self) -> CacheReport | None:
+        return CacheReport(self.storage) if self.has_cache_report else None
 
 
 def check_task(ask: Ask, pooling: Pooling | None) -> None:

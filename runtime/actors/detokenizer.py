@@ -14,7 +14,7 @@ from runtime.channels import Channel
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
 from runtime.messages import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
 from runtime.outputs import Outputs
-from runtime.request import Delta, Finish, FinishReason, Request, Sink
+from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Request, Sink
 from runtime.text.detokenize import TextStream
 from runtime.text.stops import StopSearch, StopStrings
 from runtime.text.vocabulary import Vocabulary
@@ -25,7 +25,7 @@ REFUSALS: dict[int, type[RequestError]] = {error.status: error for error in (Inv
 class SequenceOutput:
     """The text of one sequence, and how much of it there is."""
 
-    __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "is_plain")
+    __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "loaded", "is_plain")
 
     def __init__(self, id: int, request: Request, index: int, sink: Sink, text: TextStream, search: StopSearch | None) -> None:
         self.id = id
@@ -36,6 +36,7 @@ class SequenceOutput:
         self.search = search
         self.num_tokens = 0
         self.cached_tokens = 0
+        self.loaded = NOTHING_LOADED
         self.is_plain = False  # from the second token on, where no stop strings are searched
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
@@ -44,6 +45,7 @@ class SequenceOutput:
         is_first = not self.num_tokens
         if is_first:
             self.cached_tokens = step.cached.get(self.id, 0)
+            self.loaded = step.loaded.get(self.id, NOTHING_LOADED)
             self.is_plain = self.search is None
         self.num_tokens += 1
         is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop
@@ -52,7 +54,7 @@ class SequenceOutput:
         delta = Delta(self.index, text, [token_id], None if logprob is None else [logprob])
         if is_first:
             delta.prompt_ids = self.request.prompt_ids
-            delta.prompt_tokens, delta.cached_tokens = len(delta.prompt_ids), self.cached_tokens
+            delta.prompt_tokens, delta.cached_tokens, delta.loaded = len(delta.prompt_ids), self.cached_tokens, self.loaded
             delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
         self._finish(delta, end)
         return delta
@@ -71,7 +73,7 @@ class SequenceOutput:
         params, search = self.request.params, self.search
         if end is not None:
             delta.text += self.text.flush()
-            self.cached_tokens = end.cached_tokens
+            self.cached_tokens, self.loaded = end.cached_tokens, end.loaded
         if search is not None:
             if self.num_tokens > params.min_new_tokens:
                 delta.text = search.feed(delta.text, keep_match=params.include_stop)
@@ -84,7 +86,7 @@ class SequenceOutput:
             delta.finish = self._finished(end.reason, end.matched)
 
     def _finished(self, reason: FinishReason, matched: str | int | None) -> Finish:
-        return Finish(reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens)
+        return Finish(reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens, self.loaded)
 
 
 class DetokenizerActor:

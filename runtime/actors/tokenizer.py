@@ -50,7 +50,7 @@ class TokenizerActor:
 
     def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, outputs: Outputs, inbox: Channel[Ask],
                  to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed,
-                 isolates_tenants: bool = False, infill_format: str | None = None,
+                 isolates_tenants: bool = False, weight_version: str = "", infill_format: str | None = None,
                  check_grammar: CheckGrammar | None = None, eos_ids: tuple[int, ...] = ()) -> None:
         """`check_grammar` None: there are no structured outputs here."""
         self._vocabulary = vocabulary
@@ -61,6 +61,7 @@ class TokenizerActor:
         self._limits = limits
         self._seed = seed
         self._isolates_tenants = isolates_tenants
+        self._weight_version = weight_version
         self._infill_format = infill_format
         self._check_grammar = check_grammar
         self._eos_ids = eos_ids
@@ -144,7 +145,8 @@ class TokenizerActor:
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
                        is_idle=ask.is_idle, second_at=second_at,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
-                       namespace=namespace(tenant=ask.tenant if self._isolates_tenants else "", salt=ask.cache_salt))
+                       namespace=namespace(weight_version=self._weight_version, tenant=ask.tenant if self._isolates_tenants else "",
+                                           salt=ask.cache_salt))
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> ids, and where a second text begins"""

@@ -1,6 +1,6 @@
 """The host tier: which pages are copied to host memory, when, and which come back.
 
-Copies are orders to the ranks, part of a step's plan (messages.Moves): first its saves, then its loads, then its forward. Nothing waits for
+Copies are orders to the ranks, part of a step's plan (moves.Moves): first its saves, then its loads, then its forward. Nothing waits for
 them here; that they are exact follows from the order in which ranks run steps:
 
 - A page is saved by a later plan than the one that published it, so an earlier step has computed it. It may be evicted and given
@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
-from runtime.messages import Moves
+from runtime.moves import Moves
 
 SAVES_PER_STEP = 256  # pages that are due are saved in portions, so that no step is held up by all at once
 _PLANNED = -1  # Node.save_step until the plan has its number

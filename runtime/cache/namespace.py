@@ -7,8 +7,10 @@ is no part: one runtime serves one, and tiers that outlive it put its identity b
 
 import msgspec
 
+DEFAULT_VERSION = "default"
+
 
 def namespace(*, adapter: str = "", weight_version: str = "", tenant: str = "", salt: str = "") -> str:
-    """A name that no other combination of these has; "" where all are empty."""
-    parts = [adapter, weight_version, tenant, salt]
+    """A name that no other combination of these has; "" where all are empty, or the version is the default one."""
+    parts = [adapter, "" if weight_version == DEFAULT_VERSION else weight_version, tenant, salt]
     return msgspec.json.encode(parts).decode() if any(parts) else ""

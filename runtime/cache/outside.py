@@ -129,7 +129,9 @@ class Outside:
                 node.last_used = max(node.last_used, now)
                 tree.put_host(node, host)
         tree.hosts.release(spare)
-        return len(reserved.hosts) - len(spare)
+        adopted = len(reserved.hosts) - len(spare)
+        sequence.fetched_len += adopted * tree.page_size
+        return adopted
 
 
 def _chain(above: bytes, key: bytes | memoryview) -> bytes:

@@ -10,7 +10,7 @@ node's own stays as it is. Where states are kept:
 - with an interval, while a sequence decodes: it owns a second slot, and every so many tokens the state is copied there. The tree gets it
   when the sequence leaves, for only then does it know the tokens
 
-Copies are orders to the ranks (messages.StateMoves), those from kept states before a step's forward and those that keep states after it.
+Copies are orders to the ranks (moves.StateMoves), those from kept states before a step's forward and those that keep states after it.
 So what a plan keeps only later plans may use: it is kept when no newcomer is admitted any more (`computed`). Slots change hands when a
 plan is made, as pages do (kv.py): a slot that a plan frees may be written by the same plan, whose loads read what the steps before
 have left.
@@ -22,7 +22,7 @@ from msgspec import Struct
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.sides import Idle
-from runtime.messages import StateMoves
+from runtime.moves import StateMoves
 from runtime.request import Sequence
 
 

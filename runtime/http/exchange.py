@@ -26,7 +26,7 @@ from runtime.http.pace import Pace, Take, joined, merged
 from runtime.http.reading import Reader, Reading
 from runtime.messages import Ask
 from runtime.parsing.events import Event
-from runtime.request import Delta, Finish, TokenLogprob
+from runtime.request import NOTHING_LOADED, Delta, Finish, TokenLogprob
 from runtime.service import Service
 
 MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
@@ -39,7 +39,7 @@ DIRECT = "runtime.connection"  # scope key of a Connection that may be written t
 class Output:
     """One sequence's whole output, or as much of it as there is."""
 
-    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "finish",
+    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
                  "prompt_ids", "events", "thought_tokens", "vector")
 
     def __init__(self) -> None:
@@ -49,6 +49,7 @@ class Output:
         self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.loaded = NOTHING_LOADED
         self.prompt_ids: list[int] = []
         self.events: list[Event] | None = None
         self.thought_tokens = 0
@@ -61,7 +62,8 @@ class Output:
         self.logprobs += delta.logprobs or ()
         self.prompt_logprobs += delta.prompt_logprobs or ()
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
-        self.cached_tokens = delta.cached_tokens or self.cached_tokens
+        if delta.cached_tokens:
+            self.cached_tokens, self.loaded = delta.cached_tokens, delta.loaded
         self.prompt_ids = delta.prompt_ids or self.prompt_ids
         self.events = joined(self.events, delta.events)
         self.thought_tokens += delta.thought_tokens

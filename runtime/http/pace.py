@@ -20,6 +20,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         finish=second.finish,
         prompt_tokens=first.prompt_tokens or second.prompt_tokens,
         cached_tokens=first.cached_tokens or second.cached_tokens,
+        loaded=first.loaded if first.cached_tokens else second.loaded,
         prompt_ids=first.prompt_ids or second.prompt_ids,
         events=joined(first.events, second.events),
         thought_tokens=first.thought_tokens + second.thought_tokens,

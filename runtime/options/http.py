@@ -43,7 +43,8 @@ class Api(Group, frozen=True, kw_only=True):
     file_storage_path: A[str | None, option(
         "Folder for files and batches of clients.", note="the reference writes to the folder sglang_storage unasked")] = None
     file_storage_bytes: A[Count, option("Most bytes of files that are kept.")] = 16 * 2**30
-    enable_cache_report: A[bool, superseded("Report cached prompt tokens in `usage`.", "`usage` always reports them.")] = False
+    enable_cache_report: A[bool, option(
+        "Say in `usage` where cached prompt tokens came from: device, host or storage.", note="how many there are it always says")] = False
     reasoning_parser: A[str, option(
         "How thinking is told from the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
     tool_call_parser: A[str, option(

@@ -35,6 +35,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     load_format: str
     is_embedding: bool
     pooling: str  # last, mean, cls; none: the model generates
+    weight_version: str
+    enable_cache_report: bool
     context_length: int
     served_model_name: str
     chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Group, Whole, on_device, planned
+from runtime.options.declare import Count, Group, Whole, on_device, option, planned
 
 
 class Weights(Group, frozen=True, kw_only=True):
@@ -11,7 +11,8 @@ class Weights(Group, frozen=True, kw_only=True):
 
     checkpoint_engine_wait_weights_before_ready: A[bool, planned(
         "Stay in loading until a checkpoint engine has delivered the weights.")] = False
-    weight_version: A[str, planned("Version of the weights that the API reports.")] = "default"
+    weight_version: A[str, option(
+        "Version of the weights that the API reports.", note="cached prefixes belong to one version, in storage as well")] = "default"
     custom_weight_loader: A[tuple[str, ...] | None, planned("Python functions that load updated weights.")] = None
     weight_loader_disable_mmap: A[bool, planned("Read safetensors files instead of mapping them into memory.")] = False
     remote_instance_weight_loader_seed_instance_ip: A[str | None, planned("Address of the server to fetch weights from.")] = None

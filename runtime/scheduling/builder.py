@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from runtime.messages import Admit, Moves, SlotSampling, StateMoves, StepPlan, WindowPages
+from runtime.messages import Admit, SlotSampling, StepPlan
+from runtime.moves import Moves, StateMoves, WindowPages
 from runtime.request import Sequence
 from runtime.scheduling.chunking import Work
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from runtime.messages import StepPlan
-from runtime.request import Sequence
+from runtime.request import Loaded, Sequence
 from runtime.scheduling.builder import StepBuilder
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.delayer import Delayer, Replica
@@ -214,6 +214,9 @@ class Planner:
             roster.start(sequence)
             if sequence.first_cached_len < 0:
                 sequence.first_cached_len = sequence.cached_len
+                if sequence.loaded_len:
+                    fetched = min(sequence.fetched_len, sequence.loaded_len)
+                    sequence.first_loaded = Loaded(sequence.loaded_len - fetched, fetched)
                 self.admitted.append(sequence.id)
                 self.totals.prompt_tokens += sequence.prompt_len
                 self.totals.cached_tokens += sequence.cached_len

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
 from runtime.messages import Ended, Failing, Refused, StepPlan, StepResult, StepTokens
-from runtime.request import FinishReason, Request, Sequence, TokenLogprob
+from runtime.request import FinishReason, Loaded, Request, Sequence, TokenLogprob
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.planner import Admission, Flight, Planner
@@ -164,6 +164,7 @@ class Scheduler:
         tokens: list[int] = []
         row_logprobs: dict[int, TokenLogprob] = {}
         cached: dict[int, int] = {}
+        loaded: dict[int, Loaded] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
         for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
@@ -174,6 +175,8 @@ class Scheduler:
                 continue
             if len(sequence.tokens) == sequence.prompt_len:
                 cached[sequence.id] = sequence.first_cached_len
+                if sequence.loaded_len:
+                    loaded[sequence.id] = sequence.first_loaded
             sequence.tokens.append(token)
             ids.append(sequence.id)
             tokens.append(token)
@@ -186,7 +189,7 @@ class Scheduler:
         if self._recovery.marks:
             self._recovery.advance(flight.sampled)
         self.generated_tokens += len(tokens)
-        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached)
+        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded)
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
@@ -251,4 +254,4 @@ class Scheduler:
         self._prompts.drop(sequence)
         self._recovery.drop(sequence)
         self.roster.end(sequence)
-        ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0)))
+        ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_loaded))

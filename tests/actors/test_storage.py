@@ -21,7 +21,7 @@ from runtime.metrics.meter import Meter
 from runtime.models.config import read_config
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
-from runtime.request import Request
+from runtime.request import Loaded, Request
 from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.storage.settings import TierSettings
@@ -192,7 +192,7 @@ async def test_best_effort_takes_what_has_come_by_its_turn(slow: Slow, tmp_path:
             while it.storage.fetching.num_pages < 10:
                 await anyio.sleep(0.001)
         await it.until(lambda: sum(len(m.ended) for m in it.seen) == 9)
-        assert [end.cached_tokens for m in it.seen for end in m.ended if end.sequence_id == 8] == [40]
+        assert [(end.cached_tokens, end.loaded) for m in it.seen for end in m.ended if end.sequence_id == 8] == [(40, Loaded(0, 40))]
 
 
 async def test_wait_complete_waits_and_timeout_does_not_for_long(slow: Slow, tmp_path: Path) -> None:

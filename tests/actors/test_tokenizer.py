@@ -234,6 +234,9 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
             for tenant in ("t", "u") for salt in ("", "s")]
     assert len({bench.actor.prepare(ask, 1).namespace for ask in asks}) == 2, "tenants share what has the same salt"
     assert len({isolating.prepare(ask, 1).namespace for ask in asks}) == 4
+    versions = [TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, weight_version=version)
+                for version in ("", "default", "v2")]
+    assert [len({version.prepare(asks[0], 1).namespace, bench.actor.prepare(asks[0], 1).namespace}) for version in versions] == [1, 1, 2]
     bench.inbox.discard()
 
 

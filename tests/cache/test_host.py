@@ -5,7 +5,7 @@ import pytest
 
 from runtime.cache.host import SAVES_PER_STEP, HostConfig
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.messages import Moves
+from runtime.moves import Moves
 from runtime.request import Sequence
 from tests.cache.test_prefix import key, sequence
 

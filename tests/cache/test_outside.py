@@ -76,7 +76,7 @@ def test_adopted_pages_are_loaded() -> None:
     reserved = outside.reserve(3)
     assert outside.adopt(newcomer, 0, reserved, 2) == 2 and it.cache.host.num_used == 2
     assert counts(it.plan(newcomer)) == (0, 2)
-    assert (newcomer.loaded_len, newcomer.cached_len) == (4, 4)
+    assert (newcomer.loaded_len, newcomer.cached_len, newcomer.fetched_len) == (4, 4, 4)
 
 
 def test_what_was_computed_meanwhile_is_not_adopted_over() -> None:

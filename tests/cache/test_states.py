@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.cache.audit import findings
-from runtime.messages import StateMoves
+from runtime.moves import StateMoves
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.test_scheduler import World
 

@@ -11,7 +11,7 @@ from typing import Any
 from runtime.errors import InvalidRequest, RequestError
 from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
 from runtime.parsing.choose import Formats
-from runtime.request import Delta, Finish, FinishReason, Sink, TokenLogprob
+from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Loaded, Sink, TokenLogprob
 from runtime.sampling import Limits, check
 from runtime.service import Health, Load, ModelCard
 
@@ -113,6 +113,9 @@ class FakeService:
     preferred: dict[str, Any] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
     asks: list[Ask] = field(default_factory=list)
+    loaded: Loaded = NOTHING_LOADED  # of the three tokens that are always cached
+    storage: str | None = None
+    has_cache_report: bool = False
     aborted: list[str] = field(default_factory=list)
     state: Any = "ready"
     formats: Formats = Formats()
@@ -123,7 +126,7 @@ class FakeService:
     def card(self) -> ModelCard:
         limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
         return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
-                         preferred=self.preferred, formats=self.formats)
+                         preferred=self.preferred, formats=self.formats, storage=self.storage, has_cache_report=self.has_cache_report)
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         if self.refuse is not None:
@@ -175,10 +178,11 @@ class FakeService:
         finish = None
         if is_last:
             reason = FinishReason.LENGTH if self.says is None or at + 1 < len(self.says) else FinishReason.STOP
-            finish = Finish(reason, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3)
+            finish = Finish(reason, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3, loaded=self.loaded)
         told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
         return Delta(index, word, [token_id], told,
-                     prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None)
+                     prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None,
+                     loaded=self.loaded if is_first else NOTHING_LOADED)
 
     @property
     def control(self) -> FakeControls:

@@ -8,7 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from runtime.messages import Moves, PromptLogprobs, StepPlan, StepResult
+from runtime.messages import PromptLogprobs, StepPlan, StepResult
+from runtime.moves import Moves
 
 VOCAB = 50
 

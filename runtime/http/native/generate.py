@@ -16,6 +16,7 @@ from runtime.http.ids import ask_ids
 from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
 from runtime.http.processor import processor_of
 from runtime.http.salts import salts
+from runtime.http.tiers import tiers
 from runtime.messages import Ask, Text, Tokens
 from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.sampling import SamplingParams
@@ -171,6 +172,8 @@ class GenerateDialect:
             "prompt_tokens": output.prompt_tokens if end is None else end.prompt_tokens,
             "completion_tokens": len(output.token_ids) if end is None else end.completion_tokens,
             "cached_tokens": output.cached_tokens if end is None else end.cached_tokens,
+            "cached_tokens_details": self._tiers(output if end is None else end),
+            "weight_version": self.service.card.weight_version,
             "e2e_latency": time.monotonic() - ask.arrival_s,
         }
         if logprobs.is_on:
@@ -178,6 +181,10 @@ class GenerateDialect:
             if logprobs.start >= 0:
                 meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs)
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
+
+    def _tiers(self, output: Output | Finish) -> dict[str, Any] | None:
+        """None where nothing was cached, as SGLang has it."""
+        return tiers(output.cached_tokens, [output.loaded], self.service.card.storage) if output.cached_tokens else None
 
     def _logprobs(self, side: str, tokens: list[TokenLogprob], wish: LogprobWish) -> dict[str, Any]:
         fields: dict[str, Any] = {f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]}

@@ -100,7 +100,7 @@ def model_info(service: Service) -> dict[str, Any]:
         "served_model_name": service.card.name,
         "is_generation": service.card.pooling is None,
         "preferred_sampling_params": service.card.preferred or None,
-        "weight_version": "default",
+        "weight_version": service.card.weight_version,
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "architectures": [info.get("architecture")],

@@ -43,7 +43,7 @@ def chat(service: Service, body: bytes) -> Answer:
     wish = decode(body, _decoder)
     check_model(service.card, wish.model)
     (rid,) = ask_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
-    envelope = Envelope("chatcmpl", "chat.completion", service.card.name, 1, wish.stream_options, rid)
+    envelope = Envelope("chatcmpl", "chat.completion", service.card.name, 1, wish.stream_options, rid, service.card.cache_report)
     ask, reading, names = prepare(service, wish, envelope.id)
     envelope.meter.n = ask.params.n
     dialect = ChatDialect(service, envelope, wish, is_text=reading is None)
@@ -153,7 +153,7 @@ class ChatDialect:
         more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if wish.return_token_ids else {}
         if wish.prompt_logprobs is not None:
             more["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs, self.service.token_bytes, wish.prompt_logprobs)
-        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, len(outputs))} | more
+        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, len(outputs), self.envelope.meter.report)} | more
 
     def _begin(self, choice: int, delta: Delta) -> bytes:
         self.begun.add(choice)

@@ -47,7 +47,8 @@ def completions(service: Service, body: bytes) -> Answer:
         wish, service.card.sampling_defaults, names, n=told.num_drawn, max_new_tokens=_longest(wish, service, told), constraint=rule,
         logprobs=told.has_logprobs or told.is_choosing, top_logprobs=wish.logprobs, prompt_logprobs=_prompt_width(wish))
     rid = wish.rid or wish.request_id
-    envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options, rid if isinstance(rid, str) else None)
+    envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options, rid if isinstance(rid, str) else None,
+                        service.card.cache_report)
     asks = [
         Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt)
         for id, prompt, salt in zip(ask_ids(rid or envelope.id, len(prompts)), prompts, salts(wish, len(prompts)), strict=True)
@@ -185,7 +186,7 @@ class CompletionDialect:
                 output.finish = None if output.finish is None else _nothing(output.finish)
         told = [choice for first in range(0, len(outputs), drawn) for choice in self._best(first, outputs)]
         choices = [self._whole(index, choice, outputs) for index, choice in enumerate(told)]
-        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, drawn)}
+        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, drawn, self.envelope.meter.report)}
 
     def _best(self, first: int, outputs: list[Output]) -> list[int]:
         """The choices to tell of a prompt: all, or the likeliest."""
@@ -225,7 +226,7 @@ def _without_answer(delta: Delta) -> Delta:
 
 def _nothing(finish: Finish) -> Finish:
     """The end of an answer of no tokens, whatever the one was that had to be computed."""
-    return Finish(FinishReason.LENGTH, None, finish.prompt_tokens, 0, finish.cached_tokens)
+    return Finish(FinishReason.LENGTH, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:

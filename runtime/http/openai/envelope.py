@@ -1,14 +1,16 @@
 """What chat and text completions share in their answers: the envelope of a chunk, usage, and finish reasons."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
 from runtime.http import sse
 from runtime.http.exchange import Output
 from runtime.http.openai.types import StreamOptions
-from runtime.request import Delta, Finish
+from runtime.http.tiers import tiers
+from runtime.request import Delta, Finish, Loaded
+from runtime.service import CacheReport
 
 _MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
 
@@ -16,8 +18,10 @@ _MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
 class Meter:
     """Counts the tokens of a stream. Prompts count once, however many choices they have."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, report: CacheReport | None = None) -> None:
         self.n = n
+        self.report = report
+        self.loaded: dict[int, Loaded] = {}  # by prompt
         self.prompt_tokens: dict[int, int] = {}  # by prompt
         self.cached_tokens: dict[int, int] = {}
         self.completion_tokens = 0
@@ -29,35 +33,47 @@ class Meter:
         self.thought_tokens += delta.thought_tokens
         if delta.prompt_tokens:
             self.prompt_tokens[prompt] = delta.prompt_tokens
-            self.cached_tokens[prompt] = max(delta.cached_tokens, self.cached_tokens.get(prompt, 0))
+            self._cached(prompt, delta.cached_tokens, delta.loaded)
         if delta.finish is not None:
             self.prompt_tokens[prompt] = delta.finish.prompt_tokens
-            self.cached_tokens[prompt] = max(delta.finish.cached_tokens, self.cached_tokens.get(prompt, 0))
+            self._cached(prompt, delta.finish.cached_tokens, delta.finish.loaded)
 
     def usage(self) -> dict[str, Any]:
         return usage(sum(self.prompt_tokens.values()), self.completion_tokens, sum(self.cached_tokens.values()),
-                     self.thought_tokens)
+                     self.thought_tokens, self.report, self.loaded.values())
+
+    def _cached(self, prompt: int, tokens: int, loaded: Loaded) -> None:
+        if tokens >= self.cached_tokens.get(prompt, 0):
+            self.cached_tokens[prompt], self.loaded[prompt] = tokens, loaded
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, thought_tokens: int) -> dict[str, Any]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, thought_tokens: int, report: CacheReport | None,
+          loaded: Iterable[Loaded]) -> dict[str, Any]:
+    """`loaded`: of the cached tokens, by prompt."""
+    details: dict[str, Any] = {"cached_tokens": cached_tokens}
+    if report is not None:
+        details["cached_tokens_details"] = tiers(cached_tokens, loaded, report.storage)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": thought_tokens},
     }
 
 
-def usage_of(outputs: list[Output], n: int) -> dict[str, Any]:
+def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[str, Any]:
     """Usage of a whole answer; `outputs` has `n` choices per prompt, one prompt after the other."""
     ends = [output.finish for output in outputs if output.finish is not None]
     prompts = [ends[i:i + n] for i in range(0, len(ends), n)]
+    most = [max(prompt, key=lambda end: end.cached_tokens) for prompt in prompts]
     return usage(
         sum(prompt[0].prompt_tokens for prompt in prompts),
         sum(end.completion_tokens for end in ends),
-        sum(max(end.cached_tokens for end in prompt) for prompt in prompts),
+        sum(end.cached_tokens for end in most),
         sum(output.thought_tokens for output in outputs),
+        report,
+        [end.loaded for end in most],
     )
 
 
@@ -71,7 +87,8 @@ def finish_fields(finish: Finish | None) -> dict[str, Any]:
 class Envelope:
     """The fields that all chunks of an answer share."""
 
-    def __init__(self, prefix: str, kind: str, model: str, n: int, options: StreamOptions | None, id: str | None = None) -> None:
+    def __init__(self, prefix: str, kind: str, model: str, n: int, options: StreamOptions | None, id: str | None = None,
+                 report: CacheReport | None = None) -> None:
         """`n`: choices of each prompt. `id`: as the client gave it."""
         self.id = id or f"{prefix}-{uuid4().hex}"
         self.kind = kind
@@ -79,7 +96,7 @@ class Envelope:
         self.model = model
         self.is_continuous = bool(options and options.continuous_usage_stats)
         self.with_usage = bool(options and options.include_usage) or self.is_continuous
-        self.meter = Meter(n)
+        self.meter = Meter(n, report)
 
     def head(self, suffix: str = "") -> dict[str, Any]:
         return {"id": self.id, "object": self.kind + suffix, "created": self.created, "model": self.model}

@@ -33,7 +33,7 @@ async def test_one_prompt_gives_one_answer(method: str) -> None:
     meta = answer["meta_info"]
     assert meta.pop("e2e_latency") >= 0
     assert meta == {"id": "mine", "finish_reason": {"type": "length", "length": 4}, "prompt_tokens": 2, "completion_tokens": 4,
-                    "cached_tokens": 3}
+                    "cached_tokens": 3, "cached_tokens_details": {"device": 3, "host": 0}, "weight_version": "default"}
     assert service.asks[0].id == "mine" and service.asks[0].params.temperature == 0
 
 
