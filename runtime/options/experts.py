@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Count, Group, Whole, on_device, option, planned
+from runtime.options.declare import Amount, Count, Group, Whole, on_device, option, planned, superseded
 
 MoeRunner = Literal["auto", "deep_gemm", "triton", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_mxfp4",
                     "flashinfer_cutedsl", "cutlass"]
@@ -16,7 +16,9 @@ class Experts(Group, frozen=True, kw_only=True):
     expert_parallel_size: A[Count, option(
         "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group each expert is split.",
         aliases=("--ep", "--ep-size"))] = 1
-    moe_a2a_backend: A[MoeExchange, planned("Exchange of tokens between the ranks that hold experts.")] = "none"
+    moe_a2a_backend: A[MoeExchange, option(
+        "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and one sum joins their parts.",
+        later=("deepep", "mooncake", "mori", "ascend_fuseep", "flashinfer"))] = "none"
     moe_runner_backend: A[MoeRunner, planned("Kernels of experts.")] = "auto"
     flashinfer_mxfp4_moe_precision: A[Literal["default", "bf16"], on_device(
         "cuda", "Type of activations in FlashInfer's mxfp4 experts.")] = "default"
@@ -37,7 +39,8 @@ class Experts(Group, frozen=True, kw_only=True):
     moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of a mixture model.")] = None
     elastic_ep_backend: A[Literal["none", "mooncake"] | None, on_device("cuda", "What detects and replaces failed expert ranks.")] = None
     mooncake_ib_device: A[str | None, on_device("cuda", "InfiniBand devices of the elastic expert exchange.")] = None
-    disable_shared_experts_fusion: A[bool, planned("Compute shared experts apart from the routed ones.")] = False
+    disable_shared_experts_fusion: A[bool, superseded(
+        "Compute shared experts apart from the routed ones.", "they always are, and one exchange between ranks serves both.")] = False
     disable_flashinfer_cutlass_moe_fp4_allgather: A[bool, on_device("cuda", "Quantize to fp4 after the all-gather, not before.")] = False
     kt_weight_path: A[str | None, on_device("cuda", "Folder with experts quantized for the CPU side of KTransformers.")] = None
     kt_method: A[str | None, on_device("cuda", "Their format.")] = None

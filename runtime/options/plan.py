@@ -67,6 +67,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     device: str
     tensor_parallel_size: int
     expert_parallel_size: int  # divides tensor_parallel_size
+    moe_a2a_backend: str
     num_ranks: int
     num_threads: int  # of each rank
     dtype: str  # float32, bfloat16, float16; auto: the weights' own, where config.json names none

@@ -63,21 +63,24 @@ def translate(words: Sequence[str], *, only_working: bool = False) -> Translatio
             row = by_flag().get(canonical(flag))
             if row is None:
                 notes.append(f"{theirs} is unknown here; left out")
-            elif _is_kept(row, theirs, only_working, notes):
+            elif _is_kept(row, theirs, value, only_working, notes):
                 settings.append((row.flag, value))
     return Translation(system, list(dict(settings).items()), list(dict.fromkeys(notes)))
 
 
-def _is_kept(row: Row, spelling: str, only_working: bool, notes: list[str]) -> bool:
+def _is_kept(row: Row, spelling: str, value: Any, only_working: bool, notes: list[str]) -> bool:
     """Whether an option goes into the command; else, or if the server will refuse it, a note says why."""
     if canonical(spelling) not in (row.flag, *row.aliases):
         spelling = f"{spelling} ({row.flag})"
     if row.status == "superseded":
         notes.append(f"{spelling} is left out: {row.note}")
         return False
-    if row.status == "works":
+    if row.status == "works" and value not in row.later:
         return True
-    reason = "is planned and not here yet" if row.status == "planned" else f"is an option of {row.device} devices, which are not here yet"
+    if row.status == "works":
+        reason = f"{value} is not here yet"
+    else:
+        reason = "is planned and not here yet" if row.status == "planned" else f"is an option of {row.device} devices, which are not here yet"
     notes.append(f"{spelling} {reason}" + ("; left out" if only_working else ""))
     return not only_working
 

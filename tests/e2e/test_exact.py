@@ -47,10 +47,12 @@ async def test_families(family: str, checkpoint: Callable[[str], Path], referenc
     assert outputs == [reference(family, prompt, COUNT) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-async def test_settings(setting: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
-    expected = [reference("qwen3", prompt, COUNT) for prompt in PROMPTS]
-    async with Engine(model_path=str(checkpoint("qwen3")), **(OPTIONS | SETTINGS[setting])) as engine:
+@pytest.mark.parametrize(("setting", "family"), [
+    *((setting, "qwen3") for setting in SETTINGS), *((setting, "deepseek_v3") for setting in SETTINGS if "page" in setting),
+    ("page size 1, chunk 7", "qwen3_moe"), ("few pages: sequences give way", "qwen2_moe")])
+async def test_settings(setting: str, family: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    expected = [reference(family, prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(checkpoint(family)), **(OPTIONS | SETTINGS[setting])) as engine:
         assert await run_all(engine, PROMPTS) == expected
         assert await run_all(engine, PROMPTS) == expected, "with what the first round left in the prefix cache"
         load = engine.load()

@@ -85,6 +85,34 @@ def test_redundant_weights_are_tolerated(tmp_path: Path) -> None:
     start(folder)
 
 
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """As many as config.json says, behind the others; one more is an error."""
+    folder = make_checkpoint("deepseek_v3", tmp_path)  # 3 layers; num_nextn_predict_layers is 1
+    tensors = load_file(folder / FILE)
+    save_file(tensors | {"model.layers.3.eh_proj.weight": torch.zeros(3)}, folder / FILE)
+    start(folder)
+    save_file(tensors | {"model.layers.4.eh_proj.weight": torch.zeros(3)}, folder / FILE)
+    with pytest.raises(ModelError, match=r"model\.layers\.4"):
+        start(folder)
+
+
+STACK = "model.layers.1.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda t: t[STACK].new_zeros(7, *t[STACK].shape[1:]), ["lacks 2 weights", "experts.7.gate_proj.weight"]),
+    (lambda t: t[STACK].new_zeros(9, *t[STACK].shape[1:]), ["has 2 weights", "experts.8.gate_proj.weight"]),
+    (lambda t: t[STACK][:, :40].clone(), ["experts.0.gate_proj.weight", "[20, 64]", "[24, 64]"]),
+])
+def test_stacks_of_experts_are_read_as_strictly(change: Callable[[dict[str, torch.Tensor]], torch.Tensor], words: list[str],
+                                                tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen3_moe", tmp_path, stacked=True)
+    edit(lambda tensors: tensors.update({STACK: change(tensors)}))(folder)
+    with pytest.raises(ModelError) as caught:
+        start(folder)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
 def test_progress_and_sizes(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path, shard_size="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 1

@@ -20,20 +20,20 @@ EXPANDED = 1 << 24  # most numbers of expanded keys and values at once; heads go
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """What makes keys and values from latents, of this rank's heads; views of one weight."""
+    """What makes keys and values from latents, of this rank's heads, laid out as decodes multiply with it."""
 
     keys: Tensor  # [H, N, R]
-    values: Tensor  # [H, V, R]
+    values: Tensor  # [H, R, V]
 
     def absorbs(self, count: int) -> bool:
         """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both sides."""
-        rank, made = self.keys.shape[2], self.keys.shape[1] + self.values.shape[1]
+        rank, made = self.keys.shape[2], self.keys.shape[1] + self.values.shape[2]
         return count * (2 * rank - made) < rank * made
 
 
 def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float) -> Tensor:
     """q [T, H, N], q_rope [T, H, P] over caches [num_locations, 1, R] and [num_locations, 1, P] -> [T, H, V]."""
-    out = q.new_empty(*q.shape[:2], up.values.shape[1])
+    out = q.new_empty(*q.shape[:2], up.values.shape[2])
     if plan.num_decodes:
         queries = _absorbed(q[: plan.num_decodes], q_rope[: plan.num_decodes], up)
         found = torch.empty_like(queries)
@@ -66,13 +66,13 @@ def _absorbed(q: Tensor, q_rope: Tensor, up: Up) -> Tensor:
 
 def _valued(found: Tensor, up: Up) -> Tensor:
     """Sums of latents [n, H, R + P] -> sums of values [n, H, V]."""
-    return torch.bmm(found[..., : up.values.shape[2]].transpose(0, 1), up.values.transpose(1, 2)).transpose(0, 1)
+    return torch.bmm(found[..., : up.values.shape[1]].transpose(0, 1), up.values).transpose(0, 1)
 
 
 def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float, out: Tensor) -> None:
     """q [count, H, N + P] over seen [length, R + P]. Sizes are padded to one, for which torch has a kernel that keeps no scores."""
     num_heads, nope_dim, rank = up.keys.shape
-    dim, value_dim = q.shape[2], up.values.shape[1]
+    dim, value_dim = q.shape[2], up.values.shape[2]
     size = max(dim, value_dim)
     step = max(1, EXPANDED // (2 * size * len(seen)))
     for at in range(0, num_heads, step):
@@ -81,7 +81,7 @@ def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float
         keys[..., :nope_dim] = torch.matmul(seen[:, :rank], up.keys[heads].transpose(1, 2)).transpose(0, 1)
         keys[..., nope_dim:dim] = seen[:, None, rank:]
         values = seen.new_zeros(keys.shape)
-        values[..., :value_dim] = torch.matmul(seen[:, :rank], up.values[heads].transpose(1, 2)).transpose(0, 1)
+        values[..., :value_dim] = torch.matmul(seen[:, :rank], up.values[heads]).transpose(0, 1)
         found = q.new_empty(len(q), heads.stop - at, size)
         attend_extend(pad(q[:, heads], (0, size - dim)), keys, values, mask, 0, scale, found)
         out[:, heads] = found[..., :value_dim]

@@ -29,7 +29,7 @@ class CpuOps:
         return attend(q, k_cache, v_cache, plan, window)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
-        return Up(up[:, :nope_dim], up[:, nope_dim:])
+        return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
     def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan,
                          scale: float) -> Tensor:
