@@ -75,12 +75,14 @@ def _is_kept(row: Row, spelling: str, value: Any, only_working: bool, notes: lis
     if row.status == "superseded":
         notes.append(f"{spelling} is left out: {row.note}")
         return False
-    if row.status == "works" and value not in row.later:
-        return True
     if row.status == "works":
+        if value not in row.later:
+            return True
         reason = f"{value} is not here yet"
+    elif row.status == "planned":
+        reason = "is planned and not here yet"
     else:
-        reason = "is planned and not here yet" if row.status == "planned" else f"is an option of {row.device} devices, which are not here yet"
+        reason = f"is an option of {row.device} devices, which are not here yet"
     notes.append(f"{spelling} {reason}" + ("; left out" if only_working else ""))
     return not only_working
 
