@@ -28,6 +28,8 @@ from runtime.http.ids import request_id, telling_id
 from runtime.http.native import info
 from runtime.http.native.generate import generate
 from runtime.http.ollama import routes as ollama
+from runtime.http.ollama.embed import embed as ollama_embed
+from runtime.http.ollama.embed import embeddings as ollama_embeddings
 from runtime.http.ollama.serve import chat as ollama_chat
 from runtime.http.ollama.serve import generate as ollama_generate
 from runtime.http.openai.chat import chat
@@ -105,6 +107,8 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
 
 VECTORS: dict[str, Serve] = {  # of models that make vectors or scores of texts, and scores of those that generate
     "/v1/embeddings": embeddings,
+    "/api/embed": ollama_embed,
+    "/api/embeddings": ollama_embeddings,
     "/pooling": pooled,
     "/encode": encode,
     "/score": score,

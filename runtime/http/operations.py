@@ -10,6 +10,7 @@ from runtime.http.anthropic import types as anthropic
 from runtime.http.native import info
 from runtime.http.native.types import GenerateBody
 from runtime.http.ollama import types as ollama
+from runtime.http.ollama.embed import EmbedBody, EmbeddingsBody
 from runtime.http.openai import types as openai
 from runtime.http.openai.batches import BatchBody
 from runtime.http.openai.responses.types import ResponseBody
@@ -75,6 +76,9 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
                   {"model": "default", "messages": HI, "options": {"num_predict": 16}}, "ndjson"),
         Operation("POST", "/api/generate", "Answer a prompt", ollama.GenerateBody,
                   {"model": "default", "prompt": "Hello!", "options": {"num_predict": 16}}, "ndjson"),
+        Operation("POST", "/api/embed", "Embeddings of texts", EmbedBody, {"model": "default", "input": ["Hello!"]}),
+        Operation("POST", "/api/embeddings", "The embedding of a text, in an older form", EmbeddingsBody,
+                  {"model": "default", "prompt": "Hello!"}),
         Operation("GET", "/api/tags", "The served model, as a list"),
         Operation("GET", "/api/ps", "The served model, which is loaded"),
         Operation("GET", "/api/version", "Version of this server"),

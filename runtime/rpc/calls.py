@@ -15,6 +15,7 @@ from runtime.http.native.generate import generate
 from runtime.http.origin import origin
 from runtime.http.pace import merged
 from runtime.http.sse import encode
+from runtime.http.vectors.embeddings import embeddings
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.rpc.schema import load
 from runtime.service import Service
@@ -35,8 +36,13 @@ class Calls:
         health = self.service.health()
         return self.types["HealthResponse"](state=health.state, detail=health.detail, model=self.service.card.name)
 
-    async def embed(self, _: Message, __: Headered) -> Any:
-        raise InvalidRequest("this model generates text; Embed needs an embedding model (--is-embedding)")
+    async def embed(self, wish: Message, headers: Headered) -> Any:
+        body = body_of(wish)
+        answer = embeddings(self.service, encode({"input": body.pop("texts", [])} | body))
+        answer.exchange.come_from(origin(Headers(raw=headers), self.face.tenant_is))
+        told = await answer.complete()
+        vectors = [self.types["Embedding"](values=one["embedding"]) for one in told["data"]]
+        return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=told["usage"]["prompt_tokens"])
 
     async def abort(self, wish: Any, _: Headered) -> Any:
         if not wish.rid:

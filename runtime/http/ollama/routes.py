@@ -60,8 +60,9 @@ def shown(service: Service) -> dict[str, Any]:
     info = {"general.architecture": family, "general.basename": card.name, f"{family}.context_length": card.limits.context_len,
             f"{family}.vocab_size": card.limits.vocab_size}
     parameters = "\n".join(f"{name} {value}" for name, value in card.sampling_defaults.items())
+    can = ["completion", "tools", "thinking"] if card.pooling is None else ["embedding"]
     return {"modelfile": "", "parameters": parameters, "template": "", "details": details(service), "model_info": info,
-            "capabilities": ["completion", "tools", "thinking"], "modified_at": datetime.fromtimestamp(card.created, UTC)}
+            "capabilities": can, "modified_at": datetime.fromtimestamp(card.created, UTC)}
 
 
 def _refusing(path: str) -> Callable[[Request], Awaitable[Response]]:

@@ -45,7 +45,7 @@ def embeddings(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
     wish = decode(body, _embedding)
     pooling = pooling_of(service, "embed")
-    size = _size(wish.dimensions, pooling.size)
+    size = size_of(wish.dimensions, pooling.size)
     is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
 
     def tell(outputs: list[Output]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def pooled(service: Service, body: bytes) -> Answer:
     """Embeddings, or what a classifier or a reward model says. Raises RequestError."""
     wish = decode(body, _embedding)
     pooling, id = pooling_of(service), new_id("pool", wish)
-    size = _size(wish.dimensions, pooling.size)
+    size = size_of(wish.dimensions, pooling.size)
     is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
 
     def tell(outputs: list[Output]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def encode(service: Service, body: bytes) -> Answer:
     if wish.image_data not in (None, "", []):
         raise InvalidRequest("image_data is not served by this version yet; leave it out", param="image_data")
     pooling = pooling_of(service)
-    size = _size(wish.dimensions, pooling.size)
+    size = size_of(wish.dimensions, pooling.size)
     if (wish.text is None) == (wish.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
     prompts: list[Text | Tokens] = prompts_of(wish.text or wish.input_ids or "", "text" if wish.text is not None else "input_ids")
@@ -104,7 +104,8 @@ def encode(service: Service, body: bytes) -> Answer:
     return answer(service, prompts, tell, common=common, id=id, names={"prompt": "text" if wish.text is not None else "input_ids"})
 
 
-def _size(wish: int | None, size: int) -> int | None:
+def size_of(wish: int | None, size: int) -> int | None:
+    """Numbers of each vector. Raises InvalidRequest."""
     if wish is not None and wish > size:
         raise InvalidRequest(f"dimensions is {wish}, but the model's vectors have {size} numbers", param="dimensions")
     return wish

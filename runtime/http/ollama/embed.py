@@ -1,0 +1,71 @@
+"""POST /api/embed, and the older /api/embeddings: the way of /v1/embeddings, told in Ollama's words."""
+
+import time
+from typing import Annotated as A
+from typing import Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from runtime.http.errors import decode
+from runtime.http.exchange import Answer, Output
+from runtime.http.ollama.serve import check_name
+from runtime.http.ollama.types import Options
+from runtime.http.vectors.asks import Common, answer, embedding, new_id, pooling_of, prompts_of
+from runtime.http.vectors.embeddings import size_of
+from runtime.service import Service
+
+
+class EmbedBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embed"""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None  # texts that are too long; unless it is false
+    dimensions: A[int, Meta(ge=1)] | None = None
+    options: Options | None = None  # accepted: nothing is sampled
+    keep_alive: float | str | None = None
+
+
+class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embeddings"""
+
+    model: str
+    prompt: str
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+_embed = msgspec.json.Decoder(EmbedBody)
+_embeddings = msgspec.json.Decoder(EmbeddingsBody)
+
+
+def embed(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    begin = time.monotonic_ns()
+    wish = decode(body, _embed)
+
+    def tell(vectors: list[list[float]], num_tokens: int) -> dict[str, Any]:
+        return {"model": wish.model, "embeddings": vectors, "total_duration": time.monotonic_ns() - begin, "load_duration": 0,
+                "prompt_eval_count": num_tokens}
+
+    return _answer(service, wish.model, wish.input, wish.dimensions, wish.truncate is not False, tell)
+
+
+def embeddings(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    wish = decode(body, _embeddings)
+    return _answer(service, wish.model, wish.prompt, None, True, lambda vectors, _: {"embedding": vectors[0]})
+
+
+def _answer(service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, tell: Any) -> Answer:
+    check_name(service.card, model)
+    pooling = pooling_of(service, "embed")
+    size = size_of(dimensions, pooling.size)
+
+    def tell_outputs(outputs: list[Output]) -> dict[str, Any]:
+        vectors = [embedding(output, size, is_normalised=True).tolist() for output in outputs]
+        return tell(vectors, sum(output.finish.prompt_tokens for output in outputs if output.finish is not None))
+
+    common = Common(truncate_prompt_tokens=-1 if cuts else None)
+    return answer(service, prompts_of(texts), tell_outputs, common=common, id=new_id("embed", common))
