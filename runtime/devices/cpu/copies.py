@@ -1,6 +1,6 @@
 """Copies between the cache and host memory on the cpu: a slice for each run of pages that are neighbours on both sides, found once for all
-layers. bench/tiers.py: as fast as bare calls of memcpy for the same pieces, or faster. One large memcpy, which need not read what it
-overwrites, is faster still; no copy of scattered pages gets there. torch's scatter of bytes measured several times slower.
+layers. bench/tiers.py: about as fast as bare calls of memcpy for the same pieces, or faster; one large memcpy is faster than those. torch's
+scatter of bytes measured several times slower.
 
 Saves are made at once. Loads are made by a thread of their own, layer by layer ahead of the forward that waits for each: a copy
 of numpy holds no lock of the interpreter.
