@@ -25,7 +25,7 @@ from runtime.http.doors import guarded
 from runtime.http.exchange import DIRECT, Answer
 from runtime.http.face import DEFAULT, Face
 from runtime.http.ids import request_id, telling_id
-from runtime.http.native import info
+from runtime.http.native import info, parse
 from runtime.http.native.generate import generate
 from runtime.http.ollama import routes as ollama
 from runtime.http.ollama.embed import embed as ollama_embed
@@ -98,6 +98,7 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         Route("/ping", _health(service)),
         Route("/metrics", _metrics(service)),
         *info.routes(service, face),
+        *parse.routes(service, face),
         *ollama.routes(service, face),
         *openapi.routes(),
         *admin.routes(service, face),

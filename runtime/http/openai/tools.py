@@ -15,8 +15,14 @@ DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referred to
 
 def tools_of(body: ChatBody) -> Tools:
     """The schemas of the parameters by the functions' names, of tools that may be called. Raises InvalidRequest."""
+    tools = schemas_of(body.tools or [])
+    return {} if body.tool_choice == "none" else tools
+
+
+def schemas_of(given: list[dict[str, Any]]) -> Tools:
+    """The same of any list of tools. Raises InvalidRequest."""
     tools: dict[str, Mapping[str, Any]] = {}
-    for i, tool in enumerate(body.tools or ()):
+    for i, tool in enumerate(given):
         place = f"tools[{i}]"
         if tool.get("type", "function") != "function":
             raise InvalidRequest(f"{place}: tools of type {tool['type']} are not served here; functions are", param=f"{place}.type")
@@ -27,7 +33,7 @@ def tools_of(body: ChatBody) -> Tools:
         if not isinstance(parameters, dict):
             raise InvalidRequest(f"{place}.function.parameters must be a JSON schema", param=f"{place}.function.parameters")
         tools[function["name"]] = parameters
-    return {} if body.tool_choice == "none" else tools
+    return tools
 
 
 def demanded(body: ChatBody, tools: Tools) -> Rule | None:

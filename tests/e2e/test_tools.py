@@ -1,0 +1,84 @@
+"""Tool calls, thoughts and what else completions can ask for, with the openai client and the embedded model."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.e2e.test_server import Server, serve
+
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"], "additionalProperties": False}}}
+TIME: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+ASK: dict[str, Any] = {"model": "pocket", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0,
+                       "max_completion_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve("--model-path", "pocket", "--constrained-json-disable-any-whitespace") as running:
+        yield running
+
+
+def told(message: Any) -> tuple[Any, ...]:
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+    return message.content or "", getattr(message, "reasoning_content", None), calls
+
+
+def streamed(server: Server, **fields: Any) -> tuple[Any, ...]:
+    content, thoughts, names, arguments = "", "", [], []
+    for chunk in server.client.chat.completions.create(**ASK | fields, stream=True):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        thoughts += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or ():
+            if call.id:
+                names.append(call.function.name)
+                arguments.append("")
+            arguments[call.index] += call.function.arguments
+    return content, thoughts or None, [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_demanded_call_keeps_to_the_schema(server: Server, choice: Any) -> None:
+    fields = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = server.client.chat.completions.create(**ASK | fields).choices[0]
+    content, _, calls = told(answer.message)
+    assert answer.finish_reason == "tool_calls" and calls and not content
+    for name, arguments in calls:
+        jsonschema.validate(arguments, {"get_weather": WEATHER, "get_time": TIME}[name]["function"]["parameters"])
+    assert streamed(server, **fields) == told(answer.message)
+
+
+@pytest.mark.parametrize(("fields", "thinks", "calls"), [
+    ({"tools": [WEATHER]}, False, ["get_weather"]), ({"reasoning_effort": "high"}, True, []),
+    ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, True, []),
+    ({"tools": [TIME], "reasoning_effort": "high"}, True, ["get_time"]), ({"reasoning_effort": "none"}, False, []),
+])
+def test_what_the_model_does_by_itself(server: Server, fields: dict[str, Any], thinks: bool, calls: list[str]) -> None:
+    answer = server.client.chat.completions.create(**ASK | fields)
+    content, thoughts, called = told(answer.choices[0].message)
+    assert streamed(server, **fields) == (content, thoughts, called)
+    assert (bool(thoughts), [name for name, _ in called]) == (thinks, calls)
+    assert (answer.usage.completion_tokens_details.reasoning_tokens > 0) == thinks
+    assert answer.choices[0].finish_reason == ("tool_calls" if calls else "stop")
+
+
+def test_completions_as_evaluations_ask_for_them(server: Server) -> None:
+    """Log probabilities of a prompt and nothing else; and the likeliest of several."""
+    ask: dict[str, Any] = {"model": "pocket", "prompt": ["Hello there", "Once upon a time"]}
+    scored = server.client.completions.create(**ask, echo=True, max_tokens=0, logprobs=2)
+    assert [choice.text for choice in scored.choices] == ask["prompt"] and scored.usage.completion_tokens == 0
+    for choice in scored.choices:
+        assert choice.logprobs.token_logprobs[0] is None and all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+        assert "".join(choice.logprobs.tokens) == choice.text
+    told = server.client.completions.create(**ask, max_tokens=6, extra_body={"return_token_ids": True, "prompt_logprobs": 1})
+    again = server.client.completions.create(model="pocket", prompt=[told.choices[0].prompt_token_ids], max_tokens=1)
+    assert again.usage.prompt_tokens == len(told.choices[0].prompt_logprobs) == len(told.choices[0].prompt_token_ids)
+    every = server.client.completions.create(**ask | {"prompt": "Once"}, n=3, seed=5, max_tokens=6, logprobs=0)
+    best = server.client.completions.create(**ask | {"prompt": "Once"}, best_of=3, seed=5, max_tokens=6)
+    means = [sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs) for choice in every.choices]
+    assert best.choices[0].text == every.choices[means.index(max(means))].text
