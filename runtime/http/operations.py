@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from runtime.http import admin
 from runtime.http.anthropic import types as anthropic
-from runtime.http.native import info
+from runtime.http.native import info, parse
 from runtime.http.native.types import GenerateBody
 from runtime.http.ollama import types as ollama
 from runtime.http.ollama.embed import EmbedBody, EmbeddingsBody
@@ -94,6 +94,9 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
           for prefix in ("", "/v1")],
         *[Operation("POST", prefix + "/detokenize", "The text of tokens", info.DetokenizeBody, {"tokens": [1, 2, 3]})
           for prefix in ("", "/v1")],
+        Operation("POST", "/parse_function_call", "Tool calls in a text", parse.CallBody,
+                  {"text": "Hello!", "tools": [], "tool_call_parser": "hermes"}),
+        Operation("POST", "/separate_reasoning", "Thoughts in a text", parse.ThoughtBody, {"text": "Hello!", "reasoning_parser": "qwen3"}),
         *[Operation("GET", path, "About the served model") for path in ("/get_model_info", "/model_info")],
         *[Operation("GET", path, "Options in force, and the server's state") for path in ("/server_info", "/get_server_info")],
         Operation("GET", "/version", "Version of this server"),
