@@ -62,6 +62,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     session: SessionParams | None = None
     before: Before | None = None  # of its session: set at the door
+    marks: tuple[str, ...] = ()  # see Request
     pools: bool = False  # it wants a vector, not text
     truncate: int | None = None  # keep so many tokens of the prompt; -1: as many as fit; None: all, or refuse. Only with `pools`
 

@@ -44,6 +44,7 @@ class Request(Struct, frozen=True, kw_only=True):
     queue_timeout_s: float | None = None  # longest wait for its first step
     timeout_s: float | None = None  # longest life
     guide: Guide | None = None
+    marks: tuple[str, ...] = ()  # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
     second_at: int = 0  # where the second of two texts begins, for models that tell them apart; 0: there is one
 
 

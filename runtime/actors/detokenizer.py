@@ -134,7 +134,7 @@ class DetokenizerActor:
         stops = StopStrings(params.stop) if params.stop else None
         self._requests[request.id] = set(sequence_ids)
         for index, sequence_id in enumerate(sequence_ids):
-            text = self._vocabulary.stream(request.prompt_ids, params.skip_special_tokens)
+            text = self._vocabulary.stream(request.prompt_ids, params.skip_special_tokens, request.marks)
             search = None if stops is None else StopSearch(stops)
             self._sequences[sequence_id] = SequenceOutput(sequence_id, request, index, sink, text, search)
 

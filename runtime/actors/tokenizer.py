@@ -143,7 +143,7 @@ class TokenizerActor:
             prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
         check(ask.params, prompt_ids, self._limits)
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
-                       is_idle=ask.is_idle, second_at=second_at,
+                       is_idle=ask.is_idle, second_at=second_at, marks=ask.marks,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
                        namespace=namespace(weight_version=self._weight_version, tenant=ask.tenant if self._isolates_tenants else "",
                                            salt=ask.cache_salt))

@@ -5,13 +5,14 @@ one piece, and the tokens of its thoughts are counted exactly.
 """
 
 from typing import Protocol
+from uuid import uuid4
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.parsing.answer import Parser
 from runtime.parsing.channels import ChannelParser
 from runtime.parsing.choose import Formats, open_parser
-from runtime.parsing.events import Content, Event, Reasoning
+from runtime.parsing.events import CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
 from runtime.request import Delta
 from runtime.service import Service
@@ -55,6 +56,8 @@ class Reader:
         self.silent = 0  # tokens that have said nothing so far
         self.is_thinking = False
         self.thought = ""  # held back until it is complete
+        calls = reading.formats.calls
+        self.id_chars = 0 if calls is None else calls.id_chars
 
     def read(self, delta: Delta) -> None:
         """Writes into the delta what it says."""
@@ -86,6 +89,8 @@ class Reader:
         reading = self.reading
         if reading.one_call:
             events = [event for event in events if not getattr(event, "index", 0)]
+        if self.id_chars:
+            events = [_with_id(event, self.id_chars) for event in events]
         if reading.shows_thoughts and reading.streams_thoughts:
             return events
         shown: list[Event] = []
@@ -103,3 +108,8 @@ class Reader:
         if self.thought and self.reading.shows_thoughts:
             shown.append(Reasoning(self.thought))
         self.thought = ""
+
+
+def _with_id(event: Event, chars: int) -> Event:
+    """Templates that take ids of one length only would refuse the conversation when it comes back."""
+    return structs.replace(event, id=uuid4().hex[:chars]) if isinstance(event, CallBegin) and event.id is None else event

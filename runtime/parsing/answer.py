@@ -28,7 +28,7 @@ class Format(Struct, frozen=True, kw_only=True):
     loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
     at_start: tuple[str, ...] = ()  # beginnings that count at the start of the answer, when they call a function that exists
     separators: str = ",;"  # between items, besides white space
-    has_special: bool = False  # some of its markers are special tokens in the models' vocabularies
+    id_chars: int = 0  # letters and digits of a call's id, where the template takes no others
     models: str = ""
 
 
@@ -40,7 +40,6 @@ class Thinking(Struct, frozen=True, kw_only=True):
     also_ends: tuple[str, ...] = ()  # beginnings of calls that end thinking, too
     is_forced: bool = False  # the answer begins inside, also where the prompt does not show it
     is_kept: bool = False  # thinking is part of the content, with its markers
-    has_special: bool = False
     models: str = ""
 
     def is_open(self, tail: str, is_continued: bool) -> bool:
@@ -179,7 +178,9 @@ class Parser:
                 ends = self._looks_for() if self._kind is Content else ends
                 continue
             if reader.is_final and reader.at == len(reader.text):
-                self._close()
+                if self._gap and not self._drops and self._kind is Content:  # white space at the end of content is content
+                    self._events.append(Content(self._gap))
+                self._gap = ""
                 return ""
             if not reader.text and not self._is_fresh:
                 self._plain = ends.firsts
@@ -203,12 +204,6 @@ class Parser:
             events[-1] = self._kind(last.text + body)
         else:
             events.append(self._kind(body))
-
-    def _close(self) -> None:
-        """The end of the answer: white space at the end of content is content."""
-        if self._gap and not self._drops and self._kind is Content:
-            self._events.append(Content(self._gap))
-        self._gap = ""
 
     def _after(self) -> None:
         """Behind a call or thinking."""

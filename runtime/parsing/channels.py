@@ -12,8 +12,11 @@ from collections.abc import Iterator
 
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.parsing.reader import Read, Reader, markers
+from runtime.parsing.typed import is_json
 
 HEADS = ("<|start|>", "<|channel|>")
+MESSAGE = "<|message|>"
+FINAL = "<|channel|>final<|message|>"  # behind this stands the answer proper
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MODELS = "gpt-oss"
 MAX_HEADER = 512  # characters
@@ -31,6 +34,7 @@ class ChannelParser:
         self._calls = calls
         self._reader = Reader()
         self._events: list[Event] = []
+        self._arguments = ""  # of the call that is open
         self._run = self._answer()
         next(self._run)
 
@@ -62,7 +66,7 @@ class ChannelParser:
         """The header up to <|message|>, both read; None if it is none, and then only `marker` is."""
         reader = self._reader
         begin = reader.at
-        stops = markers("<|message|>")
+        stops = markers(MESSAGE)
         while True:
             at, end = stops.find(reader.text, reader.at, reader.is_final)
             if at - begin > MAX_HEADER or (reader.is_final and not end):
@@ -81,8 +85,9 @@ class ChannelParser:
             index = self.num_calls
             self.num_calls += 1
             self._events.append(CallBegin(index, recipient[1]))
+            self._arguments = ""
             marker = yield from self._body(index, ENDS + HEADS)
-            if marker:
+            if marker or is_json(self._arguments):  # <|call|> ends the answer too, and is then not part of its text
                 self._events.append(CallEnd(index))
             return marker
         is_thought = channel is not None and channel[1] == "analysis" and self._separates
@@ -105,6 +110,7 @@ class ChannelParser:
         events = self._events
         last = events[-1] if events else None
         if isinstance(kind, int):
+            self._arguments += text
             events.append(Arguments(kind, text))
         elif isinstance(last, kind):
             events[-1] = kind(last.text + text)

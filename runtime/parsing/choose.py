@@ -1,12 +1,15 @@
 """Which formats a model's answers are in: as --tool-call-parser and --reasoning-parser say, or as its chat template shows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from runtime.errors import OptionsError
 from runtime.parsing.answer import Format, Parser, Thinking
-from runtime.parsing.channels import ChannelParser
+from runtime.parsing.channels import ENDS, HEADS, MESSAGE, ChannelParser
 from runtime.parsing.formats import FORMATS, THINKING
 from runtime.parsing.items import Json
 from runtime.parsing.typed import Tools
@@ -14,6 +17,12 @@ from runtime.parsing.typed import Tools
 CHANNELS = "gpt-oss"  # the name of channels.py among the formats
 # a list of calls and nothing else: what answers are held to where a call is demanded, whatever the model's own format is
 DEMANDED = Format(items=(Json(begins=("[",)),), at_start=("[",))
+
+LATER = {  # names that the reference has, and whose formats are not here yet
+    "--tool-call-parser": ("apertus2509", "dots", "gigachat3", "gigachat35", "inkling", "k2_horizon", "kimi_k3", "ling3", "minicpm5",
+                           "minimax-m3", "muse", "poolside_v1", "spark25"),
+    "--reasoning-parser": ("apertus2509", "cohere_command4", "hunyuan", "inkling", "kimi_k3", "minimax-m3", "poolside_v1", "telechat4"),
+}
 
 # marks in a template -> the format that has them; the first row of which all are there counts
 _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
@@ -36,16 +45,20 @@ _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
     ("interns1", ("<|action_start|>",)),
     ("lfm2", ("<|tool_call_start|>",)),
     ("phi4", ("<|/tool_call|>",)),
+    ("phi4", ("<|/tool|>",)),
     ("granite", ("<|tool_call|>",)),
     ("hunyuan", ("<tool_calls>",)),
     ("pythonic", ("<|python_start|>",)),
+    ("pythonic", ("func_name1(params_name1=",)),
     ("llama3", ("<|python_tag|>",)),
+    ("llama3", ('"parameters": dictionary of argument name',)),
 )
 _THINKING: tuple[tuple[str, Sequence[str]], ...] = (
     (CHANNELS, ("<|channel|>analysis",)),
     ("gemma4", ("<|channel>thought",)),
     ("mistral", ("[THINK]",)),
     ("kimi", ("◁think▷",)),
+    ("seed_oss", ("<seed:think>",)),
     ("kimi_k2", ("<think>", "<|tool_calls_section_begin|>")),
     ("glm45", ("<think>", "<arg_key>")),
     ("qwen3", ("<think>", "<tool_call>")),
@@ -68,19 +81,39 @@ class Formats(Struct, frozen=True):
     def calls(self) -> Format | None:
         return FORMATS.get(self.tools or "")
 
-    def has_special(self, *, with_tools: bool) -> bool:
-        """Whether some of the markers may be special tokens, which text leaves out otherwise."""
-        if CHANNELS in (self.thinking, self.tools if with_tools else None):
-            return True
-        calls = self.calls if with_tools else None
-        return any(form is not None and form.has_special for form in (self.thoughts, calls))
+
+@cache
+def marks_of(tools: str | None, thinking: str | None) -> tuple[str, ...]:
+    """All that the two declarations name: special tokens in it are text for whoever reads such answers."""
+    marks = (*HEADS, *ENDS, MESSAGE) if CHANNELS in (tools, thinking) else ()
+    rows = (FORMATS.get(tools or ""), THINKING.get(thinking or ""))
+    return tuple(dict.fromkeys([*marks, *[text for row in rows if row is not None for text in _texts(row)]]))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            if value:
+                yield value
+        case tuple():
+            for part in value:
+                yield from _texts(part)
+        case Struct():
+            for name, part in structs.asdict(value).items():
+                if name != "models":
+                    yield from _texts(part)
 
 
 def choose(tools: str, thinking: str, template: str) -> Formats:
     """`tools` and `thinking` are names, "none", or "auto": what the chat template shows. Raises OptionsError."""
     for flag, name, known in (("--tool-call-parser", tools, FORMATS), ("--reasoning-parser", thinking, THINKING)):
-        if name not in ("auto", "none", CHANNELS, *known):
-            raise OptionsError([f"{flag} {name} is unknown; there are auto, none, {CHANNELS}, {', '.join(known)}"])
+        if name in ("auto", "none", CHANNELS, *known):
+            continue
+        if name in LATER[flag]:
+            raise OptionsError([f"{flag} {name} is not here yet; choose none to get the text as the model writes it"])
+        near = get_close_matches(name, [CHANNELS, *known], n=3)
+        there = ", ".join(["auto", "none", CHANNELS, *known])
+        raise OptionsError([f"{flag} {name} is unknown; " + (f"did you mean {' or '.join(near)}?" if near else f"there are {there}")])
     return Formats(_named(tools, _TOOLS, template), _named(thinking, _THINKING, template), thinking not in ("auto", "none"))
 
 
@@ -94,7 +127,7 @@ def open_parser(formats: Formats, tools: Tools, tail: str, *, is_continued: bool
                 is_demanded: bool = False) -> Parser | ChannelParser:
     """The parser of one answer. Without `tools` nothing is a call. `tail` ends the prompt."""
     if CHANNELS in (formats.thinking, formats.tools if tools else None) and not is_demanded:
-        return ChannelParser(separates=formats.thinking == CHANNELS, calls=bool(tools))
+        return ChannelParser(separates=formats.thinking == CHANNELS, calls=bool(tools) and formats.tools == CHANNELS)
     thinking = formats.thoughts
     form = DEMANDED if is_demanded else formats.calls if tools else None
     return Parser(form, thinking, tools, thinking is not None and thinking.is_open(tail, is_continued))

@@ -54,5 +54,13 @@ def _refuse(name: str) -> None:
     raise ValueError(name)  # NaN and Infinity are not JSON
 
 
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)

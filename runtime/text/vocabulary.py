@@ -20,7 +20,7 @@ from runtime.text.pieces import Pieces, make_pieces, rule_of
 
 
 class Vocabulary:
-    """Encodes and decodes. Thread-safe: nothing changes after it is made."""
+    """Encodes and decodes. Thread-safe: nothing changes after it is made, but for a cache of what follows from that."""
 
     def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, size: int = 0) -> None:
         """`size`: rows of the model's embedding, which may be more than there are tokens; the rest decode to nothing."""
@@ -37,6 +37,7 @@ class Vocabulary:
             by_id[i] = token
         self._missing = frozenset(i for i, token in enumerate(by_id) if token is None)
         self._all, self._visible = self._make_pieces(by_id)
+        self._with: dict[tuple[str, ...], tuple[frozenset[int], Pieces | None]] = {}
 
     @classmethod
     def load(cls, folder: Path, size: int = 0) -> "Vocabulary":
@@ -119,17 +120,33 @@ class Vocabulary:
         piece = self._all.table[token_id] if self._all is not None else self.decode([token_id])
         return piece if isinstance(piece, bytes) else piece.encode()
 
-    def stream(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> TextStream:
+    def stream(self, prompt_ids: Sequence[int] = (), skip_special: bool = True, shown: tuple[str, ...] = ()) -> TextStream:
         """The text of tokens that follow a prompt: the prompt's text and the stream's make up the text of both.
 
-        So a space at the start of the output is dropped only where the prompt has no visible text.
+        So a space at the start of the output is dropped only where the prompt has no visible text. `shown`: special tokens that
+        are part of one of these texts are not skipped.
         """
-        pieces = self._visible if skip_special else self._all
+        shown_ids, pieces = frozenset[int](), self._visible if skip_special else self._all
+        if skip_special and shown:
+            shown_ids, pieces = self._showing(shown)
         if pieces is None:
-            skipped = self._missing | self.special_ids if skip_special else self._missing
-            return WindowStream(partial(self.decode, skip_special=skip_special), skipped, prompt_ids)
+            skipped = self._missing | (self.special_ids - shown_ids) if skip_special else self._missing
+            return WindowStream(partial(self.decode, skip_special=skip_special and not shown_ids), skipped, prompt_ids)
         table = pieces.table
         return PieceStream(pieces, starts_text=not (pieces.lead and any(table[i] for i in prompt_ids)))
+
+    def _showing(self, texts: tuple[str, ...]) -> tuple[frozenset[int], Pieces | None]:
+        """The special tokens that are part of one of the texts, and the visible pieces with them. Kept: formats are few."""
+        if (found := self._with.get(texts)) is None:
+            ids = frozenset(i for i in self.special_ids if (token := self._tokenizer.id_to_token(i)) and any(token in t for t in texts))
+            pieces = self._visible
+            if ids and self._all is not None and pieces is not None:
+                table = list(pieces.table)
+                for i in ids:
+                    table[i] = self._all.table[i]
+                pieces = Pieces(table, pieces.replaces_each_byte, pieces.lead)
+            found = self._with[texts] = ids, pieces
+        return found
 
 
 def _shares(lengths: list[int], room: int) -> list[int]:

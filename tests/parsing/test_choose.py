@@ -1,15 +1,20 @@
 """Formats by the marks of chat templates, and by name."""
 
+from pathlib import Path
+
 import pytest
 
 from runtime.errors import OptionsError
 from runtime.parsing.answer import Parser
 from runtime.parsing.channels import ChannelParser
-from runtime.parsing.choose import _THINKING, _TOOLS, CHANNELS, Formats, choose, open_parser
+from runtime.parsing.choose import _THINKING, _TOOLS, CHANNELS, Formats, choose, marks_of, open_parser
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.parsing.formats import FORMATS, THINKING
 from runtime.pocket import PATH
 from runtime.text.files import read_files
+from tests.parsing.test_formats import GOLDEN
+
+DOC = Path(__file__).parents[2] / "docs" / "tools.md"
 
 
 @pytest.mark.parametrize(("template", "tools", "thinking"), [
@@ -26,6 +31,26 @@ def test_templates_show_the_format(template: str, tools: str | None, thinking: s
     assert choose("auto", "auto", template) == Formats(tools, thinking)
 
 
+SAME = {"qwen": "hermes", "qwen25": "hermes", "trinity": "hermes", "step3p5": "qwen3_coder", "mimo": "qwen3_coder", "glm": "glm45",
+        "glm47": "glm45", "jamba": "hunyuan"}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"llama3", "pythonic"}))  # their calls have no marks
+def test_a_template_that_writes_calls_of_a_format_shows_it(name: str) -> None:
+    assert choose("auto", "auto", GOLDEN[name]).tools == SAME.get(name, name)
+
+
+def test_every_format_is_in_the_document() -> None:
+    text = DOC.read_text(encoding="utf-8")
+    rows = [*FORMATS.items(), *THINKING.items()]
+    assert [name for name, row in rows if f"| `{name}` | {row.models} |" not in text] == []
+
+
+def test_marks() -> None:
+    assert {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "</think>"} <= {*marks_of("deepseekv3", "deepseek-r1")}
+    assert "<|channel|>" in marks_of(CHANNELS, None) and marks_of(None, None) == ()
+
+
 def test_pockets_template() -> None:
     assert choose("auto", "auto", read_files(PATH).templates["default"]) == Formats("hermes", "qwen3")
 
@@ -33,8 +58,9 @@ def test_pockets_template() -> None:
 def test_names() -> None:
     assert choose("qwen25", "deepseek-r1", "") == Formats("qwen25", "deepseek-r1", is_told=True)
     assert choose("none", "none", "<tool_call><think>") == Formats()
-    for wrong in (("qwen99", "auto"), ("auto", "qwen99")):
-        with pytest.raises(OptionsError, match="qwen99 is unknown"):
+    for wrong, says in ((("xyz", "auto"), "xyz is unknown; there are auto, none"), (("auto", "qwen4"), "did you mean qwen3"),
+                        (("ling3", "auto"), "ling3 is not here yet")):
+        with pytest.raises(OptionsError, match=says):
             choose(*wrong, "")
     for table, known in ((_TOOLS, FORMATS), (_THINKING, THINKING)):
         assert {name for name, _ in table} <= {CHANNELS, *known}

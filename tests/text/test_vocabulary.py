@@ -120,3 +120,16 @@ def test_named_tokens_of_older_folders(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}), encoding="utf-8")
     vocabulary = Vocabulary.load(tmp_path)
     assert vocabulary.eos_id == vocabulary.token_id("<|im_end|>") is not None
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama", "metaspace"])  # both kinds of tables, and none
+def test_special_tokens_that_are_shown(name: str, tmp_path: Path) -> None:
+    make, config = FOLDERS[name]
+    ours = Vocabulary.load(build.save(tmp_path, make(), **config))
+    shown, hidden = {"qwen": ("<|im_start|>", "<|im_end|>"), "llama": ("<s>", "</s>"), "metaspace": ("</s>", "<unk>")}[name]
+    ids = [ours.token_id("hello") or ours.encode("hello", False)[0], ours.token_id(hidden), ours.token_id(shown), ours.token_id(hidden)]
+    said = {}
+    for marks in ((), (f"before {shown} and after",)):
+        stream = ours.stream(ids[:1], True, marks)
+        said[bool(marks)] = ("".join([stream.add(i) for i in ids if i is not None]) + stream.flush()).strip()
+    assert shown not in said[False] and shown in said[True] and hidden not in said[True]

@@ -25,6 +25,8 @@ from runtime.http.openai.types import ChatBody
 from runtime.http.reading import Reading, events_of
 from runtime.http.salts import salts
 from runtime.messages import Ask, Tokens
+from runtime.parsing.channels import FINAL
+from runtime.parsing.choose import CHANNELS, marks_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
 from runtime.request import Delta, Finish, TokenLogprob
@@ -64,9 +66,10 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
     params = sampling_params(
         wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens, logprobs=wish.logprobs,
-        top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs, **_markers(wish, reading, rule))
+        top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs, **_behind_thoughts(reading, rule))
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
-    ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0])
+    ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0],
+              marks=() if reading is None else marks_of(reading.formats.tools if tools else None, reading.formats.thinking))
     return ask, reading, names
 
 
@@ -93,14 +96,14 @@ def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
                    shows_thoughts=wish.include_reasoning is not False, streams_thoughts=wish.stream_reasoning is not False)
 
 
-def _markers(wish: ChatBody, reading: Reading | None, rule: Rule | None) -> dict[str, Any]:
-    """What the markers of the answer's format mean for sampling: they must be seen, and rules hold behind thoughts."""
+def _behind_thoughts(reading: Reading | None, rule: Rule | None) -> dict[str, Any]:
+    """What the markers of the answer's format mean for sampling: rules hold behind thoughts."""
     fields: dict[str, Any] = {}
     if reading is None:
         return fields
-    if wish.skip_special_tokens is None and reading.formats.has_special(with_tools=bool(reading.tools)):
-        fields["skip_special_tokens"] = False
     thoughts = reading.formats.thoughts
+    if rule is not None and reading.formats.thinking == CHANNELS and not reading.is_demanded:
+        fields["constraint_after"] = FINAL
     if rule is not None and thoughts is not None:
         is_sure = reading.formats.is_told or thoughts.is_forced
         fields |= {"constraint_after": thoughts.end, "constraint_behind": "" if is_sure else thoughts.begin}

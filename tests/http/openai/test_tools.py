@@ -137,7 +137,8 @@ async def test_rules_hold_behind_thoughts() -> None:
             await client.chat.completions.create(**ASK, **fields)
     params = [one.asks[0].params for one in (service, told, special)]
     assert [(p.constraint_after, p.constraint_behind) for p in params] == [("</think>", "<think>"), ("</think>", ""), ("", "")]
-    assert [p.skip_special_tokens for p in params] == [True, True, False]
+    assert all(p.skip_special_tokens for p in params)
+    assert ["[TOOL_CALLS]" in one.asks[0].marks for one in (service, told, special)] == [False, False, True]
 
 
 async def test_responses_and_messages_say_the_same() -> None:
