@@ -20,10 +20,11 @@ from time import monotonic
 from typing import NoReturn
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from runtime.constraint import Grammar, GrammarSetup
-from runtime.grammar.backend import Backend, GrammarError, open_backend
+from runtime.grammar.backend import Backend, GrammarError, Matcher, open_backend
 from runtime.grammar.frames import Frames, framed
 
 MEMORY_BYTES = 1 << 30  # that a child may take beyond what it is born with
@@ -58,8 +59,9 @@ class _Child(Struct, frozen=True):
 class Foreman:
     """Starts a child for each check and passes on what it says."""
 
-    def __init__(self, backend: Backend, upwards: socket.socket) -> None:
+    def __init__(self, backend: Backend, vocab_size: int, upwards: socket.socket) -> None:
         self._backend = backend
+        self._vocab_size = vocab_size
         self._socket = upwards
         self._frames = Frames()
         self._decoder = msgspec.msgpack.Decoder(Check)
@@ -91,7 +93,7 @@ class Foreman:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _compile(self._backend, check, writing)
+            _compile(self._backend, self._vocab_size, check, writing)
         os.close(writing)
         self._children[reading] = _Child(check.id, pid, reading, monotonic() + check.limit_s, check.limit_s)
         self._selector.register(reading, selectors.EVENT_READ)
@@ -114,7 +116,7 @@ class Foreman:
             os.kill(child.pid, signal.SIGKILL)
 
 
-def _compile(backend: Backend, check: Check, writing: int) -> NoReturn:
+def _compile(backend: Backend, vocab_size: int, check: Check, writing: int) -> NoReturn:
     """The life of a child."""
     faulthandler.disable()  # how it dies is of no interest
     own_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -123,7 +125,7 @@ def _compile(backend: Backend, check: Check, writing: int) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # if nobody is left to kill it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        backend.compile(check.grammar).matcher()
+        _check_beginning(backend.compile(check.grammar).matcher(), vocab_size)
         verdict = Verdict(check.id, "")
     except GrammarError as error:
         verdict = Verdict(check.id, str(error)[:1000])
@@ -138,14 +140,22 @@ def _compile(backend: Backend, check: Check, writing: int) -> NoReturn:
     os._exit(0)
 
 
+def _check_beginning(matcher: Matcher, vocab_size: int) -> None:
+    """A rule that no text can follow (`{"$ref": "#"}`) compiles well. Raises GrammarError."""
+    bits = np.zeros(-(-vocab_size // 32), np.int32)
+    if not matcher.fill(bits) or not bits.any():
+        raise GrammarError("no text can follow this rule; look for parts that need themselves, and for parts that contradict each other")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="runtime.grammar.process", description="Compiles grammars; started by the runtime, not by hand.")
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     parser.add_argument("--setup", required=True, help="JSON")
     given = parser.parse_args()
-    backend = open_backend(msgspec.json.decode(given.setup, type=GrammarSetup))
+    setup = msgspec.json.decode(given.setup, type=GrammarSetup)
+    backend = open_backend(setup)
     with socket.socket(fileno=given.socket) as upwards:
-        Foreman(backend, upwards).run()
+        Foreman(backend, setup.vocab_size, upwards).run()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 import runtime
@@ -33,6 +34,17 @@ async def test_good_and_bad(grammars: Grammars) -> None:
         await grammars.check(Grammar("regex", "(a"))
     with pytest.raises(InvalidRequest, match=r"at \$\.type"):
         await grammars.check(Grammar("json_schema", '{"type": "thing"}'))
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+async def test_what_no_text_can_follow_is_refused(backend: str) -> None:
+    grammars = Grammars(msgspec.structs.replace(SETUP, backend=backend), limit_s=60.0)
+    try:
+        with pytest.raises(InvalidRequest, match="constraint: "):
+            await grammars.check(Grammar("json_schema", '{"$ref": "#"}'))
+        await grammars.check(Grammar("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}}'))
+    finally:
+        grammars.stop()
 
 
 async def test_many_at_once_and_long_ones(grammars: Grammars) -> None:
