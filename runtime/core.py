@@ -68,7 +68,8 @@ class Core:
                               sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
                               preferred=preferred, pooling=self.model.pooling, formats=answer_formats(plan),
                               weight_version=plan.weight_version, storage=plan.hicache_storage_backend,
-                              has_cache_report=plan.enable_cache_report)
+                              has_cache_report=plan.enable_cache_report,
+                              reads_items_apart=plan.multi_item_scoring_delimiter is not None)
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed

@@ -35,7 +35,7 @@ class Infill(Struct, frozen=True, tag=True):
 
 
 class Pair(Struct, frozen=True, tag=True):
-    """Two texts of which a model judges how they go together."""
+    """Two texts that are read apart: a model judges how they go together, or goes on from both."""
 
     text: str
     second: str

@@ -40,6 +40,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     formats: Formats = Formats()  # of its answers
     preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
     pooling: Pooling | None = None  # None: it generates
+    reads_items_apart: bool = False  # --multi-item-scoring-delimiter
     weight_version: str = "default"  # as the operator calls it
     storage: str | None = None  # the backend of the cache's storage tier
     has_cache_report: bool = False  # `usage` says which tiers cached tokens came from

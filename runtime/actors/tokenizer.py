@@ -190,8 +190,8 @@ class TokenizerActor:
                 return self._encode_text(text, add_special)
             case Chat():
                 return self._encode_text(self._templates.render(prompt), add_special=False)
-            case Pair():
-                raise InvalidRequest("this model judges no pairs of texts", param="prompt")
+            case Pair(text=text, second=second):
+                return self._encode_text(text, add_special=True) + self._encode_text(second, add_special=False)
             case Infill(prefix=prefix, suffix=suffix):
                 if self._infill_format is None:
                     raise InvalidRequest("the model has no fill-in-the-middle tokens that are known here; leave suffix out, or start the "

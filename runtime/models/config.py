@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.latent import HfLatent, Latent, read_latent
-from runtime.models.registry import check_architecture
+from runtime.models.registry import check_architecture, check_pools
 from runtime.models.sparse import MIXTURES, HfMixture, Mixture
 from runtime.models.tasks import GENERATES, family_of, longest_text, read_pooling
 from runtime.pooling import Pooling
@@ -198,6 +198,7 @@ def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str 
     config = _resolve(architecture, hf, generation, mixture, latent)
     if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
         return config
+    check_pools(architecture)
     return structs.replace(config, pooling=pooled, context_len=longest_text(folder, config.context_len))
 
 

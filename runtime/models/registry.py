@@ -10,6 +10,8 @@ from runtime.errors import ModelError
 
 POOLED = ("Model", "ForSequenceClassification")  # tops of models that make vectors or scores
 
+POOLS = ("runtime.models.llama:Llama", "runtime.models.bert:Bert")  # classes with `vectors`
+
 MODELS = {
     "DeepseekV2ForCausalLM": "runtime.models.deepseek:DeepSeek",
     "DeepseekV3ForCausalLM": "runtime.models.deepseek:DeepSeek",
@@ -29,6 +31,13 @@ def check_architecture(name: str) -> None:
     """Raises ModelError, listing what is served, for an architecture that is not."""
     if name not in MODELS:
         raise ModelError(f"config.json names the architecture {name}, which is not supported; supported are {', '.join(sorted(MODELS))}")
+
+
+def check_pools(name: str) -> None:
+    """Raises ModelError for an architecture whose class makes no vectors."""
+    if MODELS[name] not in POOLS:
+        able = sorted(model for model, place in MODELS.items() if place in POOLS and model.endswith("ForCausalLM"))
+        raise ModelError(f"{name} cannot make embeddings here (--is-embedding); of the models that generate, these can: {', '.join(able)}")
 
 
 def model_class(name: str) -> type[Any]:

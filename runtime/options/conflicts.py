@@ -49,7 +49,6 @@ REQUIRES: tuple[tuple[str, str], ...] = (
     ("export_metrics_to_file", "export_metrics_to_file_dir"),
     ("language_only", "encoder_urls"),
     ("tokenizer_metrics_allowed_custom_labels", "tokenizer_metrics_custom_labels_header"),
-    ("multi_item_scoring_delimiter", "disable_radix_cache"),
 )
 
 # pairs that exclude one another
@@ -76,7 +75,6 @@ ALLOWS: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
     ("disaggregation_mode", "decode", "disaggregation_decode_tp", (None,)),
     ("disaggregation_mode", "decode", "disaggregation_decode_dp", (None,)),
     ("enable_deterministic_inference", "True", "attention_backend", ("auto", "fa3", "flashinfer", "triton", "torch_native")),
-    ("multi_item_scoring_delimiter", "", "chunked_prefill_size", (-1,)),
     ("attention_backend", "flashmla", "page_size", ("auto", 64)),
     ("attention_backend", "cutlass_mla", "page_size", ("auto", 128)),
     ("attention_backend", "trtllm_mla", "page_size", ("auto", 32, 64)),

@@ -64,4 +64,6 @@ class Api(Group, frozen=True, kw_only=True):
         "Pattern of the whitespace that constrained JSON may have; of llguidance and outlines.")] = None
     constrained_json_disable_any_whitespace: A[bool, option("Constrained JSON has no optional whitespace.")] = False
     grammar_timeout: A[Seconds, option("Seconds that compiling a grammar may take; a request that needs more is refused.")] = 10.0
-    multi_item_scoring_delimiter: A[Whole | None, planned("Token id between the items of a scoring request.")] = None
+    multi_item_scoring_delimiter: A[Whole | None, option(
+        "Any token id: /v1/score reads query and items apart, and computes the query once for all of them.",
+        note="the reference puts this token between them; here items share the pages of the query, and no token is needed")] = None

@@ -50,6 +50,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     warmups: str | None
     sampling_defaults: str  # model or openai
     preferred_sampling_params: dict[str, Any] | None
+    multi_item_scoring_delimiter: int | None
     completion_template: str  # one of text/infill.py, or a file; "auto": by the vocabulary
     host: str
     port: int

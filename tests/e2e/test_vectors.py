@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 import runtime
 from runtime.text.vocabulary import Vocabulary
-from tests.models.make_pooled import CLS, SEP, make_pooled, write_modules
+from tests.models.make_pooled import make_pooled, write_modules
 from tests.models.reference import Reference
 from tests.models.test_pooled import logits, states
 
@@ -160,6 +160,17 @@ async def test_texts_survive_the_death_of_a_rank(tmp_path: Path) -> None:
         assert (load.running, load.waiting, load.used_pages) == (0, 0, 0)
 
 
+async def test_items_that_are_read_apart(checkpoint: Callable[[str], Path]) -> None:
+    folder = checkpoint("qwen3")
+    vocabulary = Vocabulary.load(folder)
+    query, items, labels = "Which one? ", ["this", "that one"], [65, 66]
+    ids = [vocabulary.encode(query) + vocabulary.encode(item, False) for item in items]
+    expected = torch.stack([Reference(folder).logprobs(one)[-1][labels].exp() for one in ids])
+    async with posting(folder, context_length=256, multi_item_scoring_delimiter=258) as post:
+        found = await post("/v1/score", query=query, items=items, label_token_ids=labels)
+        np.testing.assert_allclose(found["scores"], expected, atol=1e-5)
+
+
 async def test_labels_after_query_and_items(checkpoint: Callable[[str], Path]) -> None:
     """Next-token probabilities of a model that generates."""
     folder = checkpoint("qwen3")
@@ -172,8 +183,12 @@ async def test_labels_after_query_and_items(checkpoint: Callable[[str], Path]) -
         np.testing.assert_allclose(among["scores"], expected.softmax(1), atol=1e-5)
         texts = await post("/v1/score", query="Is it ", items=["a", "b"], label_token_ids=labels, item_first=True)
         assert len(texts["scores"]) == 2
-        for body, param in (({"query": [1], "items": ["a"], "label_token_ids": [1]}, "items"), ({"query": "a", "items": "b"}, "label_token_ids"),
-                            ({"query": "a", "items": "b", "label_token_ids": [10**6]}, "label_token_ids"), ({"text_1": "a", "text_2": "b"}, None)):
+        with_query = await post("/v1/score", query=[i % 200 for i in range(64)], items=[[1, 2]] * 20, label_token_ids=[1])
+        np.testing.assert_allclose(with_query["scores"], np.full((20, 1), with_query["scores"][0][0]), rtol=1e-5)
+        assert with_query["usage"]["prompt_tokens_details"]["cached_tokens"] == 19 * 64  # in the same step
+        short = {"query": "a", "items": "b"}
+        for body, param in (({"query": [1], "items": ["a"], "label_token_ids": [1]}, "items"), (short, "label_token_ids"),
+                            (short | {"label_token_ids": [10**6]}, "label_token_ids"), ({"text_1": "a", "text_2": "b"}, None)):
             assert (await post("/v1/score", 400, **body))["error"]["param"] == param
         await post("/v1/embeddings", 400, input="a")
         await post("/rerank", 400, query="a", documents=["b"])

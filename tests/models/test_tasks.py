@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelError
+from runtime.models import registry
 from runtime.models.config import read_config
 from runtime.pooling import Pooling
 from tests.models.make_pooled import write_modules
@@ -95,6 +96,12 @@ def test_labels_by_number(tmp_path: Path) -> None:
 def test_encoders_that_are_not_served(tmp_path: Path, more: dict[str, Any], match: str) -> None:
     with pytest.raises(ModelError, match=match):
         read_config(write(tmp_path, "BertModel", **more))
+
+
+def test_a_class_without_vectors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "POOLS", ("runtime.models.bert:Bert",))
+    with pytest.raises(ModelError, match="Qwen2ForCausalLM cannot make embeddings"):
+        read_config(write(tmp_path, "Qwen2ForCausalLM"), is_embedding=True)
 
 
 def test_a_head_decides_its_own_pooling(tmp_path: Path) -> None:

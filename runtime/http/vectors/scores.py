@@ -191,17 +191,19 @@ def _label_scores(service: Service, wish: ScoreBody) -> Answer:
         scores = [(softmax(one) if applies else np.exp(one)).tolist() for one in found]
         return {"scores": scores, "object": "scoring", "model": service.card.name, "usage": usage(outputs)}
 
-    return answer(service, _joined(wish.query, wish.items, is_item_first=bool(wish.item_first)), tell, common=wish,
-                  id=new_id("score", wish), params=params, names={"logprob_ids": "label_token_ids", "prompt": "items"})
+    prompts = _joined(wish.query, wish.items, is_item_first=bool(wish.item_first), is_apart=service.card.reads_items_apart)
+    names = {"logprob_ids": "label_token_ids", "prompt": "items", "input_ids": "items"}
+    return answer(service, prompts, tell, common=wish, id=new_id("score", wish), params=params, names=names)
 
 
-def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool) -> list[Text | Tokens]:
-    """The query with each item, in the form that both have."""
+def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_apart: bool) -> list[Prompt]:
+    """The query with each item, in the form that both have. They share what they begin with: with the query, its pages."""
     parts = prompts_of(items, "items")
-    joined: list[Text | Tokens] = []
+    joined: list[Prompt] = []
     for part in parts:
         if isinstance(query, str) and isinstance(part, Text):
-            joined.append(Text(part.text + query if is_item_first else query + part.text))
+            first, second = (part.text, query) if is_item_first else (query, part.text)
+            joined.append(Pair(first, second) if is_apart else Text(first + second))
         elif isinstance(query, list) and isinstance(part, Tokens):
             joined.append(Tokens(part.ids + query if is_item_first else query + part.ids))
         else:
