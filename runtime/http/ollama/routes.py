@@ -60,7 +60,9 @@ def shown(service: Service) -> dict[str, Any]:
     info = {"general.architecture": family, "general.basename": card.name, f"{family}.context_length": card.limits.context_len,
             f"{family}.vocab_size": card.limits.vocab_size}
     parameters = "\n".join(f"{name} {value}" for name, value in card.sampling_defaults.items())
-    can = ["completion", "tools", "thinking"] if card.pooling is None else ["embedding"]
+    can = ["completion", *(["tools"] if card.formats.tools else []), *(["thinking"] if card.formats.thinking else [])]
+    if card.pooling is not None:
+        can = ["embedding"]
     return {"modelfile": "", "parameters": parameters, "template": "", "details": details(service), "model_info": info,
             "capabilities": can, "modified_at": datetime.fromtimestamp(card.created, UTC)}
 
