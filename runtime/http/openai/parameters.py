@@ -11,7 +11,7 @@ from runtime.http.openai.types import ChatBody, CompletionBody, Shared
 Status = Literal["works", "no effect", "400"]
 Source = Literal["OpenAI", "SGLang", "vLLM", "SGLang, vLLM"]
 
-NOTHING: tuple[Any, ...] = (None, "", False, [], {})  # of a refused field, values by which nothing is asked for
+NOTHING: tuple[Any, ...] = ("", False, [], {})  # of a refused field, values by which nothing is asked for, besides null
 BOTH = "SGLang, vLLM"
 
 
@@ -135,7 +135,7 @@ def refuse(body: Shared) -> None:
     """Raises InvalidRequest for what is known, and not served here."""
     for name, parameter in _REFUSED[type(body)].items():
         value = getattr(body, name)
-        if value not in NOTHING and value != parameter.neutral:
+        if value is not None and value not in NOTHING and value != parameter.neutral:
             raise InvalidRequest(f"{name} is not served here: {parameter.note}", param=name)
 
 

@@ -3,6 +3,7 @@
 `python -m tests.http.openai.test_parameters` writes the table of docs/api.md anew.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_every_parameter_of_openais_client_is_known(official: Any, body: Any) ->
 
 def test_the_document_shows_the_table() -> None:
     assert split(DOC.read_text(encoding="utf-8"))[1] == markdown(), "python -m tests.http.openai.test_parameters"
+
+
+def test_the_document_names_every_parameter_of_responses() -> None:
+    inside = DOC.read_text(encoding="utf-8").partition("<!-- responses: begin -->")[2].partition("<!-- responses: end -->")[0]
+    named = {name for line in inside.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert named == set(ResponseBody.__struct_fields__)
 
 
 def body_of(kind: Any, **fields: Any) -> Any:
