@@ -69,7 +69,8 @@ class Reader:
         events = self.parser.feed(delta.text) if delta.text else []
         if delta.finish is not None:
             events = events + self.parser.flush()
-        delta.thought_tokens = self._count(events, len(delta.token_ids), delta.finish is not None)
+        if reading.formats.thinking is not None:
+            delta.thought_tokens = self._count(events, len(delta.token_ids), delta.finish is not None)
         delta.events = self._shown(events, delta.finish is not None)
 
     def _count(self, events: list[Event], count: int, is_end: bool) -> int:
@@ -78,7 +79,7 @@ class Reader:
         if not events:
             if not (is_end and self.is_thinking):
                 return 0
-        elif not any(isinstance(event, Reasoning) for event in events):
+        elif not any([isinstance(event, Reasoning) for event in events]):
             self.silent, self.is_thinking = 0, False
             return 0
         self.is_thinking = not events or isinstance(events[-1], Reasoning)

@@ -83,6 +83,7 @@ class Formats(Struct, frozen=True):
 
 
 @cache
+@cache
 def marks_of(tools: str | None, thinking: str | None) -> tuple[str, ...]:
     """All that the two declarations name: special tokens in it are text for whoever reads such answers."""
     marks = (*HEADS, *ENDS, MESSAGE) if CHANNELS in (tools, thinking) else ()

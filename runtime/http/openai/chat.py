@@ -20,13 +20,13 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import check_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.tools import demanded, tools_of
+from runtime.http.openai.tools import demanded, demands, tools_of
 from runtime.http.openai.types import ChatBody
 from runtime.http.reading import Reading, events_of
 from runtime.http.salts import salts
 from runtime.messages import Ask, Tokens
 from runtime.parsing.channels import FINAL
-from runtime.parsing.choose import CHANNELS, marks_of
+from runtime.parsing.choose import CHANNELS, Formats, marks_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
 from runtime.request import Delta, Finish, TokenLogprob
@@ -60,16 +60,17 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     refuse(wish)
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    tools = tools_of(wish)
+    formats, tools = service.card.formats, tools_of(wish)
     rule, where = _rule(wish, tools)
     reading = _reading(service, wish, tools)
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
     params = sampling_params(
         wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens, logprobs=wish.logprobs,
-        top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs, **_behind_thoughts(reading, rule))
+        top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs,
+        **_behind_thoughts(formats, rule, is_demanded=demands(wish)))
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
     ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0],
-              marks=() if reading is None else marks_of(reading.formats.tools if tools else None, reading.formats.thinking))
+              marks=marks_of(formats.tools if tools else None, formats.thinking))
     return ask, reading, names
 
 
@@ -88,26 +89,23 @@ def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
     formats = service.card.formats
     if wish.separate_reasoning is False:
         formats = structs.replace(formats, thinking=None)
-    is_demanded = wish.tool_choice == "required" or isinstance(wish.tool_choice, dict)
-    if formats.thinking is None and not is_demanded and not (tools and formats.tools):
+    if formats.thinking is None and not demands(wish) and not (tools and formats.tools):
         return None
     return Reading(service=service, formats=formats, tools=tools, one_call=wish.parallel_tool_calls is False,
-                   is_continued=bool(wish.continue_final_message), is_demanded=is_demanded,
+                   is_continued=bool(wish.continue_final_message), is_demanded=demands(wish),
                    shows_thoughts=wish.include_reasoning is not False, streams_thoughts=wish.stream_reasoning is not False)
 
 
-def _behind_thoughts(reading: Reading | None, rule: Rule | None) -> dict[str, Any]:
-    """What the markers of the answer's format mean for sampling: rules hold behind thoughts."""
-    fields: dict[str, Any] = {}
-    if reading is None:
-        return fields
-    thoughts = reading.formats.thoughts
-    if rule is not None and reading.formats.thinking == CHANNELS and not reading.is_demanded:
-        fields["constraint_after"] = FINAL
-    if rule is not None and thoughts is not None:
-        is_sure = reading.formats.is_told or thoughts.is_forced
-        fields |= {"constraint_after": thoughts.end, "constraint_behind": "" if is_sure else thoughts.begin}
-    return fields
+def _behind_thoughts(formats: Formats, rule: Rule | None, *, is_demanded: bool) -> dict[str, str]:
+    """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or not."""
+    if rule is None:
+        return {}
+    if formats.thinking == CHANNELS:
+        return {} if is_demanded else {"constraint_after": FINAL}
+    if (thoughts := formats.thoughts) is None:
+        return {}
+    is_sure = formats.is_told or thoughts.is_forced
+    return {"constraint_after": thoughts.end, "constraint_behind": "" if is_sure else thoughts.begin}
 
 
 class ChatDialect:

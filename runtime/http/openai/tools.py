@@ -36,12 +36,17 @@ def schemas_of(given: list[dict[str, Any]]) -> Tools:
     return tools
 
 
+def demands(body: ChatBody) -> bool:
+    """Whether the answer has to call a tool."""
+    return body.tool_choice == "required" or isinstance(body.tool_choice, dict)
+
+
 def demanded(body: ChatBody, tools: Tools) -> Rule | None:
     """The rule of an answer that is a list of calls, where a call is demanded. Raises InvalidRequest."""
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return None
-    if choice != "required" and not isinstance(choice, dict):
+    if not demands(body):
         raise InvalidRequest(f"tool_choice {choice} is unknown; use auto, none, required or a function", param="tool_choice")
     if not tools:
         raise InvalidRequest("tool_choice demands a call, but there are no tools", param="tool_choice")
@@ -67,7 +72,7 @@ def calls_schema(tools: Tools) -> dict[str, Any]:
             for key, definition in (parameters.get(word) or {}).items():
                 if shared.setdefault(word, {}).setdefault(key, definition) != definition:
                     raise InvalidRequest(f"two tools define {word}.{key} differently; give one of them another name", param="tools")
-        arguments = {key: value for key, value in parameters.items() if key not in DEFINITIONS} or {"type": "object"}
+        arguments = {"type": "object"} | {key: value for key, value in parameters.items() if key not in DEFINITIONS}
         items.append({"type": "object", "properties": {"name": {"const": name}, "arguments": arguments},
                       "required": ["name", "arguments"], "additionalProperties": False})
     return {"type": "array", "items": items[0] if len(items) == 1 else {"anyOf": items}} | shared

@@ -132,7 +132,8 @@ async def test_rules_hold_behind_thoughts() -> None:
     service = FakeService(formats=Formats(thinking="deepseek-v3"))
     told = FakeService(formats=Formats(thinking="qwen3", is_told=True))
     special = FakeService(formats=Formats(tools="mistral"))
-    for one, fields in ((service, {"response_format": {"type": "json_object"}}), (told, {"tool_choice": "required"}), (special, {})):
+    rule: dict[str, Any] = {"response_format": {"type": "json_object"}, "extra_body": {"separate_reasoning": False}}
+    for one, fields in ((service, rule), (told, {"tool_choice": "required"}), (special, {})):
         async with client_of(one) as client:
             await client.chat.completions.create(**ASK, **fields)
     params = [one.asks[0].params for one in (service, told, special)]
