@@ -23,7 +23,7 @@ def _generate(limits: Limits) -> tuple[int, SamplingParams]:
 
 
 def _prefill(limits: Limits) -> tuple[int, SamplingParams]:
-    return max(1, min(limits.longest - 1, 8192)), SamplingParams(max_new_tokens=1, temperature=0.0)
+    return max(1, min(limits.longest_prompt, 8192)), SamplingParams(max_new_tokens=1, temperature=0.0)
 
 
 def _grammar(limits: Limits) -> tuple[int, SamplingParams]:
@@ -48,7 +48,8 @@ async def warm_up(names: list[str], submit: Submit, limits: Limits) -> None:
         begin = time.monotonic()
         length, params = WARMUPS[name](limits)
         end = End()
-        submit(Ask(id=f"warmup-{uuid4().hex}", prompt=Tokens([TOKEN] * length), params=params, arrival_s=begin), end)
+        submit(Ask(id=f"warmup-{uuid4().hex}", prompt=Tokens([TOKEN] * length), params=params, arrival_s=begin,
+                   pools=limits.min_new == 0), end)
         await end.event.wait()
         if end.error is not None:
             log.get("start").warning("a warm-up failed", name=name, error=end.error.message)

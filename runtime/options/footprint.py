@@ -13,6 +13,7 @@ from msgspec import Struct
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig
+from runtime.models.encoder_config import Encoder
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -99,6 +100,8 @@ def kv_heads(model: ModelConfig, ranks: int) -> int:
 
 def cached_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that a layer keeps of a token: keys and values of one rank's heads, or the latent and the rotary part of them all."""
+    if model.encoder is not None:
+        return 0
     if model.latent is not None:
         return model.latent.kv_rank + model.latent.rope_dim
     return 2 * kv_heads(model, ranks) * model.head_dim
@@ -106,10 +109,23 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
 
 def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1) -> int:
     """Numbers that one rank holds in the model's dtype."""
+    if model.encoder is not None:
+        return encoder_count(model, model.encoder, ranks)
     hidden = model.hidden_size
-    vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied else 2)
+    vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
+    vocabulary += model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
     feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks) for i in range(model.num_layers))
     return model.num_layers * (attention_count(model, ranks) + 2 * hidden) + feed_forwards + hidden + vocabulary
+
+
+def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
+    """Numbers that one rank holds of an encoder: embeddings, layers, and a classifier's head."""
+    hidden, inner, heads = model.hidden_size, model.intermediate_size // ranks, model.num_heads // ranks * model.head_dim
+    embeddings = (-(-model.vocab_size // ranks) + encoder.num_positions + encoder.num_types + 2) * hidden
+    layer = 3 * (hidden + 1) * heads + (heads + 1) * hidden + (hidden + 1) * inner + (inner + 1) * hidden + 4 * hidden
+    is_scoring = model.pooling is not None and model.pooling.task == "classify"
+    head = (hidden + 1) * (hidden + model.pooling.size) if model.pooling is not None and is_scoring else 0
+    return embeddings + model.num_layers * layer + head
 
 
 def attention_count(model: ModelConfig, ranks: int) -> int:

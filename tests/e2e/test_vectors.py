@@ -17,6 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import runtime
+from runtime.http.openai.kept import ENDPOINTS
 from runtime.text.vocabulary import Vocabulary
 from tests.models.make_pooled import make_pooled, write_modules
 from tests.models.reference import Reference
@@ -83,7 +84,7 @@ async def test_dimensions_and_length(tmp_path: Path) -> None:
 
 
 async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
-    async with posting(make_pooled("bert", "embed", tmp_path)) as post:
+    async with posting(make_pooled("bert", "embed", tmp_path), warmups="generate,prefill,grammar") as post:
         for path, body, param in (
                 ("/v1/embeddings", {"input": []}, "input"), ("/v1/embeddings", {"input": ["a", 1]}, "input"),
                 ("/v1/embeddings", {"input": [[]]}, "input"), ("/v1/embeddings", {"input": [[10**6]]}, "input"),
@@ -97,6 +98,8 @@ async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
         assert len(rows(await post("/v1/embeddings", input="a" * 126))) == 1  # the longest text that fits
         assert len(rows(await post("/v1/embeddings", input="a" * 127, truncate_prompt_tokens=-1))) == 1
         assert (await post.client.get("/health_generate")).status_code == 200
+        batched = await ENDPOINTS["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()  # as a line of a batch
+        assert len(rows(batched)) == 2
 
 
 async def test_a_cross_encoder_reads_both_texts(tmp_path: Path) -> None:

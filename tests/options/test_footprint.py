@@ -13,6 +13,7 @@ from runtime.options.footprint import Footprint, footprint, stored_weights, weig
 from runtime.options.given import from_values
 from runtime.options.plan import Plan, plan_for
 from tests.models.make import FAMILIES, make_checkpoint
+from tests.models.make_pooled import make_pooled
 
 MACHINE = MachineFacts(cores=2, memory_bytes=2**30, entropy=1)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -33,6 +34,23 @@ def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_pat
     stored = stored_weights(folder)
     assert stored.files > 1 and stored.dtype == "F32"
     assert found.weights_bytes == stored.num_bytes
+
+
+@pytest.mark.parametrize(("family", "top"), [("bert", "embed"), ("roberta", "classify"), ("distilbert", "classify"), ("qwen3", "classify")])
+def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
+    """Of their weights and their pages, which encoders do not have."""
+    from runtime.devices.base import open_device
+    from runtime.settings import start_rank
+
+    folder = make_pooled(family, top, tmp_path)
+    plan, found = planned(folder, max_total_tokens=4096)
+    rank = open_device("cpu", 0)
+    try:
+        ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
+    finally:
+        rank.close()
+    assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (found.weights_bytes, found.pages_bytes, found.num_pages)
+    assert (found.pages_bytes == 0) == (family != "qwen3")
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("mistral", "float16"), ("qwen2", "float32"), ("qwen3", "bfloat16"),

@@ -24,10 +24,11 @@ from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, a
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.replies import json, taking, telling
+from runtime.http.vectors.embeddings import embeddings
 from runtime.options.plan import Plan
 from runtime.service import Service
 
-ENDPOINTS: dict[str, Serve] = {"/v1/chat/completions": chat, "/v1/completions": completions}
+ENDPOINTS: dict[str, Serve] = {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/embeddings": embeddings}
 FORM_BYTES = 1 << 20  # of an upload besides the file itself
 MAX_BATCH_BODY = 1 << 16
 NEEDS_PATH = "this server keeps no files; start it with --file-storage-path FOLDER"
