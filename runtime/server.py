@@ -5,6 +5,7 @@ Everything that the process does is started here: read `main` top to bottom.
 
 import signal
 import ssl
+from collections.abc import Awaitable, Callable
 
 import anyio
 import uvloop
@@ -15,7 +16,7 @@ from runtime.core import Core
 from runtime.errors import OptionsError, StartError
 from runtime.http.app import http_app
 from runtime.http.face import face_of
-from runtime.http.openai.kept import open_kept
+from runtime.http.openai.kept import Kept, open_kept
 from runtime.http.server import listen, serve, tls_context
 from runtime.options.plan import Plan
 
@@ -35,30 +36,36 @@ async def main(plan: Plan) -> int:
     core = Core(plan)
     kept = open_kept(core, plan)
     stop = anyio.Event()  # the HTTP server closes
+    door = _grpc_door(core, plan, tls) if plan.grpc_mode else _http_door(core, plan, kept, tls)  # listens from here on
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
         tasks.start_soon(kept.run)
-        if plan.grpc_mode:
-            await _serve_grpc(core, plan, stop, tls)
-        else:
-            sockets = listen(plan.host, plan.port)
-            _tell("http", plan, sockets[0].getsockname()[1])
-            await serve(http_app(core, face_of(plan), kept), sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
+        await door(stop)
         tasks.cancel_scope.cancel()
     if isinstance(core.failure, StartError):
         raise core.failure
     return 0 if core.failure is None else 1
 
 
-async def _serve_grpc(core: Core, plan: Plan, stop: anyio.Event, tls: ssl.SSLContext | None) -> None:
+Door = Callable[[anyio.Event], Awaitable[None]]  # serves until the event
+
+
+def _http_door(core: Core, plan: Plan, kept: Kept, tls: ssl.SSLContext | None) -> Door:
+    app = http_app(core, face_of(plan), kept)
+    sockets = listen(plan.host, plan.port)
+    _tell("http", plan, sockets[0].getsockname()[1])
+    return lambda stop: serve(app, sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
+
+
+def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
     try:
         from runtime.rpc import server as rpc
     except ImportError:
         raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
     server = rpc.Rpc(core, face_of(plan), plan.host, plan.port, rpc.credentials_of(plan, tls))
     _tell("grpc", plan, server.port)
-    await server.serve(stop)
+    return server.serve
 
 
 def _tell(scheme: str, plan: Plan, port: int) -> None:

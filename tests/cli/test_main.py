@@ -1,5 +1,6 @@
 """The command line as a whole: commands, exit codes, one line for each problem."""
 
+import socket
 import subprocess
 import sys
 
@@ -36,3 +37,12 @@ def test_help_of_each_command_loads_no_torch(command: str) -> None:
     code = f"import sys; from runtime.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n" \
            "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys(), 'slow imports'"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("more", [[], ["--grpc-mode"]])
+def test_a_port_that_is_taken_is_one_line(more: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = ["serve", "--device", "null", "--port", str(taken.getsockname()[1]), *more]
+        ended = subprocess.run([sys.executable, "-m", "runtime", *argv], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "cannot listen on 127.0.0.1" in ended.stderr and "--port" in ended.stderr and "Traceback" not in ended.stderr
