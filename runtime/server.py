@@ -63,7 +63,8 @@ def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
         from runtime.rpc import server as rpc
     except ImportError:
         raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
-    server = rpc.Rpc(core, face_of(plan), plan.host, plan.port, rpc.credentials_of(plan, tls))
+    credentials = rpc.credentials_of(plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs, tls)
+    server = rpc.Rpc(core, face_of(plan), plan.host, plan.port, credentials)
     _tell("grpc", plan, server.port)
     return server.serve
 

@@ -109,9 +109,6 @@ class Socket:
                 tasks.cancel_scope.cancel()
         except* (WebSocketDisconnect, TimeoutError):
             pass  # whoever was sending saw it first
-        finally:
-            if self.open:
-                log.get("socket").info("a client left its requests", open=len(self.open))
 
     async def _hear(self, data: bytes, tasks: TaskGroup) -> None:
         try:

@@ -13,7 +13,6 @@ import grpc.aio
 from runtime.errors import InternalFault, RequestError, StartError
 from runtime.http.doors import Level
 from runtime.http.face import Face
-from runtime.options.plan import Plan
 from runtime.rpc.calls import Calls, Headered
 from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service
@@ -100,13 +99,14 @@ async def _refuse(error: Exception, context: Context) -> None:
     await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
 
-def credentials_of(plan: Plan, checked: ssl.SSLContext | None) -> grpc.ServerCredentials | None:
+def credentials_of(certfile: str | None, keyfile: str | None, password: str | None, ca_certs: str | None,
+                   checked: ssl.SSLContext | None) -> grpc.ServerCredentials | None:
     """`checked` is what the same files gave the HTTP server: gRPC reads them later and says less. Raises StartError."""
-    if checked is None or plan.ssl_certfile is None:
+    if checked is None or certfile is None:
         return None
-    if plan.ssl_keyfile_password is not None:
+    if password is not None:
         raise StartError("--ssl-keyfile-password does not work with --grpc-mode; give a key without a password")
-    chain = Path(plan.ssl_certfile).read_bytes()
-    key = chain if plan.ssl_keyfile is None else Path(plan.ssl_keyfile).read_bytes()
-    ca_certs = None if plan.ssl_ca_certs is None else Path(plan.ssl_ca_certs).read_bytes()
-    return grpc.ssl_server_credentials([(key, chain)], ca_certs, ca_certs is not None)
+    chain = Path(certfile).read_bytes()
+    key = chain if keyfile is None else Path(keyfile).read_bytes()
+    authorities = None if ca_certs is None else Path(ca_certs).read_bytes()
+    return grpc.ssl_server_credentials([(key, chain)], authorities, authorities is not None)

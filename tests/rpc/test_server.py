@@ -1,7 +1,9 @@
 """The gRPC face with grpc's own client: the same answers, checks and keys as over HTTP."""
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,10 +17,12 @@ from runtime.errors import InternalFault, InvalidRequest, Overloaded, StartError
 from runtime.http.app import http_app
 from runtime.http.doors import Keys
 from runtime.http.face import DEFAULT, Face
+from runtime.http.server import tls_context
 from runtime.rpc.schema import SERVICE, SOURCE, load, read
-from runtime.rpc.server import Rpc
+from runtime.rpc.server import Rpc, credentials_of
 from tests.http.fake import FakeService
 from tests.http.serving import stepping
+from tests.http.test_tls import make
 
 pytestmark = pytest.mark.anyio
 TYPES, METHODS = load()
@@ -171,6 +175,25 @@ async def test_a_port_in_use_is_an_error_of_the_start() -> None:
     with pytest.raises(StartError, match="--port"):
         Rpc(FakeService(), DEFAULT, "127.0.0.1", first.port)
     await first.server.stop(0)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+async def test_tls_is_that_of_the_files(tmp_path: Path) -> None:
+    certificate = make(tmp_path, "server")
+    key = str(certificate.with_suffix(".key"))
+    checked = tls_context(str(certificate), key, None, None)
+    credentials = credentials_of(str(certificate), key, None, None, checked)
+    assert credentials is not None and credentials_of(None, None, None, None, None) is None
+    with pytest.raises(StartError, match="--ssl-keyfile-password"):
+        credentials_of(str(certificate), key, "secret", None, checked)
+    shutdown = anyio.Event()
+    rpc = Rpc(FakeService(), DEFAULT, "127.0.0.1", 0, credentials)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rpc.serve, shutdown)
+        trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+        async with grpc.aio.secure_channel(f"127.0.0.1:{rpc.port}", trusted) as channel:
+            assert await Client(channel).collect(text="hi")
+        shutdown.set()
 
 
 def test_the_file_is_read_to_its_last_line() -> None:

@@ -33,8 +33,9 @@ def messages(service: Service, body: bytes) -> Answer:
         ask, reading, names = chat.prepare(service, chat_body(wish), message_id)
     except RequestError as error:
         raise renamed(error, NAMES) from None
-    dialect = MessageDialect(message_id, service.card.name)
-    return Answer(service, [ask], dialect, is_stream=bool(wish.stream), names=names | NAMES, reading=reading)
+    is_stream = bool(wish.stream)
+    dialect = MessageDialect(message_id, service.card.name, is_stream=is_stream)
+    return Answer(service, [ask], dialect, is_stream=is_stream, names=names | NAMES, reading=reading)
 
 
 async def count_tokens(service: Service, wish: CountBody) -> Any:
@@ -55,10 +56,10 @@ def model_fields(card: ModelCard) -> Payload:
 class MessageDialect:
     """One message, or the events of its growth."""
 
-    def __init__(self, message_id: str, model: str) -> None:
+    def __init__(self, message_id: str, model: str, *, is_stream: bool = False) -> None:
         self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
                                  "stop_reason": None, "stop_sequence": None, "usage": usage(0, 0, 0)}
-        self.writer = Writer(self.message["content"])
+        self.writer = Writer(self.message["content"], is_stream=is_stream)
         self.finish: Finish | None = None
         self.has_begun = False
 

@@ -14,10 +14,11 @@ GROWS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delt
 
 
 class Writer:
-    """One answer. `content` grows; each call returns the events that it is worth."""
+    """One answer. `content` grows; each call returns the events that it is worth. A stream's texts are in its events alone."""
 
-    def __init__(self, content: list[Payload]) -> None:
+    def __init__(self, content: list[Payload], *, is_stream: bool = False) -> None:
         self.content = content
+        self.is_stream = is_stream
         self.has_calls = False  # at least one, written to its end
         self._open: Payload | None = None  # the last block, while it grows
         self._arguments = ""  # of the call that is open
@@ -56,7 +57,8 @@ class Writer:
         if self._open is None or self._open["type"] != kind:
             payloads = self._begin({"type": kind, field: ""} | ({"signature": ""} if kind == "thinking" else {}))
         assert self._open is not None
-        self._open[field] += text
+        if not self.is_stream:
+            self._open[field] += text
         return [*payloads, self._delta({"type": delta, field: text})]
 
     def _begin(self, block: Payload) -> list[Payload]:
