@@ -14,7 +14,10 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
+from websockets.sync.client import connect
 
+from runtime.http.app import served
+from runtime.http.face import DEFAULT
 from runtime.http.operations import OPERATIONS, Operation
 from tests.e2e.test_server import Server, serve
 
@@ -24,6 +27,7 @@ LEFT_OUT = ("/pause_generation", "/start_profile")  # these would change what th
 QUICK = settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck),
                  phases=[Phase.explicit, Phase.generate])
 ROWS = [operation for operations in OPERATIONS.values() for operation in operations if operation.path not in LEFT_OUT]
+SERVED = served(DEFAULT)
 POSTS = [operation for operation in ROWS if "POST" in operation.methods]
 
 
@@ -110,3 +114,17 @@ def test_headers_with_something_wrong_in_them(server: Server) -> None:
             headers = [(random.choice(NAMES).encode(), random.choice(VALUES).encode()) for _ in range(random.randrange(1, 4))]
             answer = http.post(operation.path, headers=headers, json=dict(operation.example))
             assert answer.status_code not in (500, 501, 502) and answer.headers["x-request-id"], (headers, answer.text)
+
+
+def test_messages_over_a_socket_with_something_wrong_in_them(server: Server) -> None:
+    random = Random(7)
+    rows = [row for row in POSTS if row.path in SERVED]
+    with connect(server.url.replace("http", "ws") + "/v1/ws") as socket:
+        for count in range(150):
+            row = random.choice(rows)
+            message = json.dumps({"id": f"x{count}", "path": row.path, "body": {**row.example, "stream": count % 2 == 0}}).encode()
+            socket.send(broken(message, random), text=False)
+        socket.send(json.dumps({"id": "last", "path": "/generate", "body": {"text": "hi", "sampling_params": {"max_new_tokens": 2}}}))
+        while "last" != (told := json.loads(socket.recv(timeout=TIMEOUT_S))).get("id"):
+            assert told.get("status", 0) < 500, told
+        assert "answer" in told
