@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from runtime.errors import ModelError
 
+EXPANDED = 1 << 24  # most numbers of keys and values that a device makes from latents at once; those of one head may be more
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
 

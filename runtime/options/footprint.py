@@ -14,6 +14,7 @@ from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
+from runtime.models.latent import EXPANDED
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -183,4 +184,5 @@ def _activations(plan: Plan, model: ModelConfig, item: int) -> int:
     else:  # queries, also as they are brought to the latents, and what they find
         attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
     widest = max(3 * inner // ranks, attention)
-    return plan.max_step_tokens * (2 * model.hidden_size + widest) * item + plan.max_running_requests * model.vocab_size * 4
+    made = 0 if latent is None else 2 * EXPANDED + plan.context_length * (latent.kv_rank + latent.rope_dim)  # and what it is made from
+    return (plan.max_step_tokens * (2 * model.hidden_size + widest) + made) * item + plan.max_running_requests * model.vocab_size * 4

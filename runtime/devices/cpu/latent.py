@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 
 from runtime.devices.cpu.attention import AttentionPlan, attend_decodes, attend_extend
 from runtime.devices.cpu.narrow import read_as
-
-EXPANDED = 1 << 24  # most numbers of expanded keys and values at once; heads go one by one where even two are more
+from runtime.models.latent import EXPANDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,15 +44,16 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
 def apply(ops: CpuOps, x: Tensor, ids: Tensor, weights: Tensor, experts: list[tuple[Any, Any]]) -> Tensor:
     """Sums in float32 and in the order of the experts, so that a token's sum does not depend on its company."""
     out = torch.zeros(x.shape, dtype=torch.float32)
-    chosen, weights = ids.flatten(), weights.flatten()
+    chosen = ids.flatten()
     order = chosen.argsort(stable=True)
+    tokens, shares = order // ids.shape[1], weights.flatten().index_select(0, order).unsqueeze(1)
     counts = torch.bincount(chosen.clamp(-1, len(experts)) + 1, minlength=len(experts) + 2).tolist()
     at = counts[0]  # those before and after the experts of this rank are other ranks'
     for (gate_up, down), count in zip(experts, counts[1:-1], strict=True):
         if count:
-            picks = order[at : at + count]
-            tokens = picks // ids.shape[1]
-            inner = ops.silu_and_mul(ops.linear(x.index_select(0, tokens), gate_up, None))
-            out.index_add_(0, tokens, ops.linear(inner, down, None) * weights[picks].unsqueeze(1))
-            at += count
+            end = at + count
+            rows = tokens[at:end]
+            inner = ops.silu_and_mul(ops.linear(x.index_select(0, rows), gate_up, None))
+            out.index_add_(0, rows, ops.linear(inner, down, None) * shares[at:end])
+            at = end
     return out.to(x.dtype)
