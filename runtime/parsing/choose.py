@@ -21,7 +21,7 @@ DEMANDED = Format(items=(Json(begins=("[",)),), at_start=("[",))
 LATER = {  # names that the reference has, and whose formats are not here yet
     "--tool-call-parser": ("apertus2509", "dots", "gigachat3", "gigachat35", "inkling", "k2_horizon", "kimi_k3", "ling3", "minicpm5",
                            "minimax-m3", "muse", "poolside_v1", "spark25"),
-    "--reasoning-parser": ("apertus2509", "cohere_command4", "hunyuan", "inkling", "kimi_k3", "minimax-m3", "poolside_v1", "telechat4"),
+    "--reasoning-parser": ("apertus2509", "hunyuan", "inkling", "kimi_k3", "minimax-m3", "poolside_v1", "telechat4"),
 }
 
 # marks in a template -> the format that has them; the first row of which all are there counts
@@ -59,6 +59,7 @@ _THINKING: tuple[tuple[str, Sequence[str]], ...] = (
     ("mistral", ("[THINK]",)),
     ("kimi", ("◁think▷",)),
     ("seed_oss", ("<seed:think>",)),
+    ("cohere_command4", ("<|START_THINKING|>",)),
     ("kimi_k2", ("<think>", "<|tool_calls_section_begin|>")),
     ("glm45", ("<think>", "<arg_key>")),
     ("qwen3", ("<think>", "<tool_call>")),

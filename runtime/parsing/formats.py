@@ -93,6 +93,8 @@ _QWEN = Thinking(models="Qwen3, Intern-S1, MiMo", also_ends=("<tool_call>",))
 _FORCED = Thinking(models="DeepSeek-R1, R1-0528, Step3, Qwen3-Thinking, QwQ", is_forced=True)
 
 THINKING: dict[str, Thinking] = {
+    "cohere_command4": Thinking(models="Command A Reasoning", begin="<|START_THINKING|>", end="<|END_THINKING|>",
+                                also_ends=("<|START_ACTION|>",)),
     "seed_oss": Thinking(models="Seed-OSS", begin="<seed:think>", end="</seed:think>", also_ends=("<seed:tool_call>",)),
     "deepseek-r1": _FORCED,
     "deepseek-v3": _PLAIN,

@@ -1,0 +1,71 @@
+"""What reading thoughts and tool calls out of an answer costs the event loop, for each format.
+
+    python -m bench.parsers
+
+Answers think, say something, and call a function with a long text, a list and a number, written as the format has it; tokens are
+pieces of four characters. `us_per_token` has everything of http/reading.py: the parser, what is told, the count of thoughts. The worst
+text is one in which nearly every token might begin a call and none does.
+"""
+
+from collections.abc import Callable
+from time import thread_time
+
+from bench.record import record
+from runtime.http.reading import Reader, Reading
+from runtime.parsing.choose import CHANNELS, Formats
+from runtime.parsing.formats import FORMATS
+from runtime.request import Delta, Finish, FinishReason
+from tests.http.fake import FakeService
+from tests.parsing.render import render
+
+SIZE = 4  # characters of a token
+REPEATS = 7
+PROSE = "It is a long established fact that whoever reads a page looks at its layout, and at its letters (some, at least). " * 12
+CALLS = [("write", {"path": "/tmp/a b.txt", "text": PROSE, "lines": [1, 2, 3], "mode": 420})] * 2
+TOOLS = {"write": {"properties": {"path": {"type": "string"}, "text": {"type": "string"}, "lines": {"type": "array"},
+                                  "mode": {"type": "integer"}}}}
+END = Finish(FinishReason.STOP, None, 1, 1, 0)
+
+
+def answers(name: str) -> dict[str, str]:
+    """Texts by what they are full of."""
+    if name == CHANNELS:
+        frame = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
+        return {"prose": frame.format(PROSE, PROSE), "worst": "<|channel|>final<|message|>" + "<|chan <|sta" * 200,
+                "calls": frame.format(PROSE, PROSE) + render(name, CALLS)}
+    form = FORMATS[name]
+    begin = [*[section.begin for section in form.sections], *form.loose][0]
+    return {"prose": f"<think>{PROSE}</think>{PROSE}", "worst": f"x{begin[:-1]} " * 200, "calls": render(name, CALLS)}
+
+
+def cost(formats: Formats, text: str) -> float:
+    """Microseconds a token, the best of some runs."""
+    pieces = [text[i:i + SIZE] for i in range(0, len(text), SIZE)]
+    reading = Reading(service=FakeService(), formats=formats, tools=TOOLS)
+
+    def run() -> float:
+        reader, deltas = Reader(reading), [Delta(0, piece, [1]) for piece in pieces]
+        deltas[-1].finish = END
+        begin = thread_time()
+        for delta in deltas:
+            reader.read(delta)
+        return (thread_time() - begin) / len(pieces) * 1e6
+
+    return best(run)
+
+
+def best(run: Callable[[], float]) -> float:
+    return round(min(run() for _ in range(REPEATS)), 2)
+
+
+def main() -> None:
+    results = {}
+    for name in [*FORMATS, CHANNELS]:
+        formats = Formats(name, CHANNELS if name == CHANNELS else "qwen3")
+        results[name] = {kind: cost(formats, text) for kind, text in answers(name).items()}
+        print(f"{name:16}", "  ".join(f"{kind} {us:6.2f}" for kind, us in results[name].items()), "us/token")
+    print(record("parsers", {"us_per_token": results}))
+
+
+if __name__ == "__main__":
+    main()
