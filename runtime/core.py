@@ -67,6 +67,7 @@ class Core:
         self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
                               sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
                               preferred=preferred, pooling=self.model.pooling, formats=answer_formats(plan),
+                              has_tags=plan.grammar_backend == "xgrammar",
                               weight_version=plan.weight_version, storage=plan.hicache_storage_backend,
                               has_cache_report=plan.enable_cache_report,
                               reads_items_apart=plan.multi_item_scoring_delimiter is not None)

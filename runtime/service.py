@@ -39,6 +39,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     sampling_defaults: dict[str, Any] = {}  # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
     formats: Formats = Formats()  # of its answers
     preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
+    has_tags: bool = False  # free text can be held to structural tags (--grammar-backend xgrammar)
     pooling: Pooling | None = None  # None: it generates
     reads_items_apart: bool = False  # --multi-item-scoring-delimiter
     weight_version: str = "default"  # as the operator calls it

@@ -28,6 +28,7 @@ class Format(Struct, frozen=True, kw_only=True):
     loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
     at_start: tuple[str, ...] = ()  # beginnings that count at the start of the answer, when they call a function that exists
     separators: str = ",;"  # between items, besides white space
+    frame: tuple[str, str] | None = None  # what stands before and behind a call's arguments, with NAME: where its text is JSON
     id_chars: int = 0  # letters and digits of a call's id, where the template takes no others
     models: str = ""
 

@@ -4,7 +4,8 @@ from runtime.parsing.answer import Format, Section, Thinking
 from runtime.parsing.items import Json, Named, Tagged
 from runtime.parsing.literals import Bare, Pythonic
 
-_HERMES = Format(models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, pocket", items=(Json(),), sections=(Section("<tool_call>", "</tool_call>"),))
+_HERMES = Format(models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, pocket", items=(Json(),), sections=(Section("<tool_call>", "</tool_call>"),),
+                 frame=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
 _QWEN_XML = Tagged(begin="<function=", name_end=">", key="<parameter=", key_end=">", value_end="</parameter>", ends=("</function>",),
                    is_trimmed=True)
 _QWEN_CODER = Format(models="Qwen3-Coder, Qwen3-Next-Coder, Qwen3.5, Step-3.5, MiMo, Nemotron 3", items=(_QWEN_XML,),

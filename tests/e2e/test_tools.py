@@ -53,6 +53,21 @@ def test_a_demanded_call_keeps_to_the_schema(server: Server, choice: Any) -> Non
     assert streamed(server, **fields) == told(answer.message)
 
 
+def test_a_strict_function_keeps_to_its_schema_where_the_model_calls_it_by_itself(server: Server) -> None:
+    """Its days are many, which the model does not know; thoughts and text stand before the call as the model likes."""
+    schema = WEATHER["function"]["parameters"]
+    days = {"type": "integer", "minimum": 41, "maximum": 49}
+    tool = {"type": "function", "function": WEATHER["function"] | {
+        "strict": True, "parameters": schema | {"properties": schema["properties"] | {"days": days}}}}
+    for effort in ("none", "high"):
+        fields = {"tools": [tool, TIME], "reasoning_effort": effort, "parallel_tool_calls": False}
+        content, thoughts, calls = told(server.client.chat.completions.create(**ASK | fields).choices[0].message)
+        assert calls and calls[0][0] == "get_weather" and 41 <= calls[0][1]["days"] <= 49 and bool(thoughts) == (effort == "high")
+        assert streamed(server, **fields) == (content, thoughts, calls)
+    assert not told(server.client.chat.completions.create(**ASK | {"tools": [tool], "messages": [
+        {"role": "user", "content": "Count from 1 to 5."}]}).choices[0].message)[2]
+
+
 @pytest.mark.parametrize(("fields", "thinks", "calls"), [
     ({"tools": [WEATHER]}, False, ["get_weather"]), ({"reasoning_effort": "high"}, True, []),
     ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, True, []),

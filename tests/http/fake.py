@@ -119,6 +119,7 @@ class FakeService:
     aborted: list[str] = field(default_factory=list)
     state: Any = "ready"
     formats: Formats = Formats()
+    has_tags: bool = False
     says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)
 
@@ -126,7 +127,8 @@ class FakeService:
     def card(self) -> ModelCard:
         limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
         return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
-                         preferred=self.preferred, formats=self.formats, storage=self.storage, has_cache_report=self.has_cache_report)
+                         preferred=self.preferred, formats=self.formats, has_tags=self.has_tags,
+                         storage=self.storage, has_cache_report=self.has_cache_report)
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         if self.refuse is not None:

@@ -20,7 +20,7 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import check_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.tools import demanded, demands, tools_of
+from runtime.http.openai.tools import demanded, demands, strict, tools_of
 from runtime.http.openai.types import ChatBody
 from runtime.http.reading import Reading, events_of
 from runtime.http.salts import salts
@@ -30,7 +30,7 @@ from runtime.parsing.choose import CHANNELS, Formats, marks_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
 from runtime.request import Delta, Finish, TokenLogprob
-from runtime.service import Service
+from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # ends the object name of a chunk
 NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompt": "messages", "input_ids": "messages",
@@ -61,7 +61,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     formats, tools = service.card.formats, tools_of(wish)
-    rule, where = _rule(wish, tools)
+    rule, where = _rule(wish, tools, service.card)
     reading = _reading(service, wish, tools)
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
     params = sampling_params(
@@ -74,9 +74,11 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     return ask, reading, names
 
 
-def _rule(wish: ChatBody, tools: Tools) -> tuple[Rule | None, dict[str, str]]:
+def _rule(wish: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:
     rule, where = constraint_of(wish)
     calls = demanded(wish, tools)
+    if calls is None and rule is None and card.has_tags:
+        return strict(wish, tools, card.formats.calls), {"constraint": "tools"}
     if calls is None:
         return rule, where
     if rule is not None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.constraint import JsonSchema, Rule
+from runtime.constraint import JsonSchema, Rule, StructuralTag
 from runtime.errors import InvalidRequest
 from runtime.http.openai.types import ChatBody
+from runtime.parsing.answer import Format
 from runtime.parsing.typed import Tools
 
 DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referred to from its root
@@ -61,6 +62,20 @@ def demanded(body: ChatBody, tools: Tools) -> Rule | None:
     is_one = isinstance(choice, dict) or body.parallel_tool_calls is False
     schema = calls_schema(tools) | {"minItems": 1} | ({"maxItems": 1} if is_one else {})
     return JsonSchema(msgspec.json.encode(schema).decode())
+
+
+def strict(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
+    """Free text, in which calls in the model's own format keep to the schemas of those tools that are `strict`; None: nothing is."""
+    names = {tool["function"]["name"] for tool in body.tools or () if tool["function"].get("strict") is True}
+    if form is None or form.frame is None or names.isdisjoint(tools):
+        return None
+    begin, end = form.frame
+    tags = [{"type": "tag", "begin": begin.replace("NAME", name), "end": end, "content": {
+        "type": "json_schema", "json_schema": (parameters if name in names else None) or {"type": "object"}}}
+        for name, parameters in tools.items()]
+    wish = {"type": "triggered_tags", "triggers": [form.sections[0].begin], "tags": tags,
+            "stop_after_first": body.parallel_tool_calls is False}
+    return StructuralTag(msgspec.json.encode({"type": "structural_tag", "format": wish}).decode())
 
 
 def calls_schema(tools: Tools) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from runtime.constraint import JsonSchema
+from runtime.constraint import JsonObject, JsonSchema, StructuralTag
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
 from runtime.http.openai.kept import Kept
@@ -190,3 +190,21 @@ def test_definitions_move_to_the_root() -> None:
     jsonschema.validate([{"name": "f", "arguments": {"p": {"x": 1}}}], schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate([{"name": "f", "arguments": {"p": {}}}], schema)
+
+
+async def test_strict_functions_keep_to_their_schemas_where_the_backend_can() -> None:
+    tools = [{"type": "function", "function": ADD["function"] | {"strict": True}}, NOW]
+    asked = []
+    for has_tags, fields in ((True, {}), (True, {"parallel_tool_calls": False}), (False, {}), (True, {"tools": [ADD]}),
+                             (True, {"tool_choice": "none"}), (True, {"response_format": {"type": "json_object"}})):
+        service = FakeService(formats=HERMES, says=SAYS, has_tags=has_tags)
+        async with client_of(service) as client:
+            await client.chat.completions.create(**ASK | {"tools": tools} | fields)
+        asked.append(service.asks[0].params.constraint)
+    assert isinstance(asked[0], StructuralTag) and isinstance(asked[1], StructuralTag)
+    first, second = [json.loads(rule.tag)["format"] for rule in asked[:2]]
+    assert first["triggers"] == ["<tool_call>"] and [tag["content"]["json_schema"] for tag in first["tags"]] == [
+        ADD["function"]["parameters"], {"type": "object"}]
+    assert first["tags"][0]["begin"] == '<tool_call>\n{"name": "add", "arguments": '
+    assert (first["stop_after_first"], second["stop_after_first"]) == (False, True)
+    assert asked[2:5] == [None, None, None] and isinstance(asked[5], JsonObject)
