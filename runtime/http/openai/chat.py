@@ -77,7 +77,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
 def _rule(wish: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:
     rule, where = constraint_of(wish)
     calls = demanded(wish, tools)
-    if calls is None and rule is None and card.has_tags:
+    if calls is None and rule is None and card.has_tags and not wish.ignore_eos:
         return strict(wish, tools, card.formats.calls), {"constraint": "tools"}
     if calls is None:
         return rule, where
