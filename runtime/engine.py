@@ -15,7 +15,7 @@ No signal handlers, no loop policy, no root logger, no environment: those belong
 live in one process.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from time import monotonic
 from types import TracebackType
@@ -196,6 +196,7 @@ class LLM:
     """A blocking face of Engine for scripts: its loop runs in a thread of its own."""
 
     def __init__(self, **options: Any) -> None:
+        self._is_closed = False
         self._engine = Engine(**options)
         self._portal_context = start_blocking_portal("asyncio", {"use_uvloop": True})
         self._portal = self._portal_context.__enter__()
@@ -206,30 +207,35 @@ class LLM:
             self._portal_context.__exit__(None, None, None)
             raise
 
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._is_closed:
+            raise Unavailable("this LLM is closed; make another one")
+        return self._portal.call(function, *args)
+
     def generate(self, prompts: PromptLike | list[str], **sampling: Any) -> Any:
         """An Answer for one prompt (text, token ids or chat messages), a list of them for a list of texts."""
         if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
-            return self._portal.call(self._generate_all, prompts, sampling)
-        return self._portal.call(self._generate_one, prompts, sampling)
+            return self._call(self._generate_all, prompts, sampling)
+        return self._call(self._generate_one, prompts, sampling)
 
     def flush_cache(self) -> int:
         """See Engine; so for the next five."""
-        return self._portal.call(self._engine.flush_cache)
+        return self._call(self._engine.flush_cache)
 
     def pause_generation(self, mode: PauseMode = "abort") -> None:
-        self._portal.call(self._engine.pause_generation, mode)
+        self._call(self._engine.pause_generation, mode)
 
     def continue_generation(self) -> None:
-        self._portal.call(self._engine.continue_generation)
+        self._call(self._engine.continue_generation)
 
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
-        return self._portal.call(lambda: self._engine.abort_request(rid, abort_all=abort_all))
+        return self._call(lambda: self._engine.abort_request(rid, abort_all=abort_all))
 
     def open_session(self, capacity: int, session_id: str | None = None) -> str:
-        return self._portal.call(self._engine.open_session, capacity, session_id)
+        return self._call(self._engine.open_session, capacity, session_id)
 
     def close_session(self, session_id: str) -> None:
-        self._portal.call(self._engine.close_session, session_id)
+        self._call(self._engine.close_session, session_id)
 
     async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
         return await self._engine.generate(prompt, **sampling)
@@ -249,6 +255,10 @@ class LLM:
         return answers
 
     def close(self) -> None:
+        """Ends what runs. Once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._engine_context.__exit__(None, None, None)
         self._portal_context.__exit__(None, None, None)
 
@@ -311,9 +321,10 @@ def _params(sampling: dict[str, Any]) -> SamplingParams:
 def _prompt(prompt: PromptLike) -> Prompt:
     if isinstance(prompt, str):
         return Text(prompt)
-    if all(isinstance(item, int) for item in prompt):
+    is_list = isinstance(prompt, Sequence)
+    if is_list and all(isinstance(item, int) for item in prompt):
         return Tokens([int(item) for item in prompt])  # type: ignore[arg-type]
-    if all(isinstance(item, dict) for item in prompt):
+    if is_list and all(isinstance(item, dict) for item in prompt):
         return Chat([dict(item) for item in prompt])  # type: ignore[arg-type]
     raise InvalidRequest("a prompt is a text, a list of token ids, or a list of chat messages", param="prompt")
 

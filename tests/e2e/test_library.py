@@ -147,6 +147,12 @@ def test_blocking(checkpoint: Checkpoint) -> None:
         assert many[0].text == one.text and len(many) == 2
         with pytest.raises(InvalidRequest):
             llm.generate(["x"], temperature=-1)
+        for nothing in (None, 7):
+            with pytest.raises(InvalidRequest, match="a prompt is"):
+                llm.generate(nothing)  # type: ignore[arg-type]
+    llm.close()
+    with pytest.raises(Unavailable, match="closed"):
+        llm.generate("Hello")
 
 
 def test_blocking_in_another_thread(checkpoint: Checkpoint) -> None:

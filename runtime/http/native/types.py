@@ -41,9 +41,8 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    # later steps
-    stop_regex: Any = None
     custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None  # for the request's custom_logit_processor
+    stop_regex: Any = None  # refused: SAMPLING_LATER
 
 
 class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,14 +62,14 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     session_params: SessionParams | None = None
     timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
     queue_timeout: Seconds | None = None  # from arrival to the first step; as x-queue-timeout
-    # later steps
+    custom_logit_processor: str | None = None  # the name of one of --logit-processors
+    # refused: LATER
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
     input_embeds: Any = None
     return_hidden_states: Any = None
     lora_path: Any = None
-    custom_logit_processor: str | None = None  # the name of one of --logit-processors
     priority: Priority | None = None
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's

@@ -102,7 +102,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "lora_path": "there are no adapters", "return_hidden_states": "ranks report tokens only",
         "return_routed_experts": "ranks report tokens only", "routed_experts_start_len": "ranks report tokens only",
         "return_cached_tokens_details": "usage has the sum", "return_meta_info": "/generate has it",
-        "custom_params": "there are no custom logit processors", "custom_logit_processor": "no code is taken from requests",
+        "custom_params": "for a logit processor", "custom_logit_processor": "named ones are served by /generate: processors.md",
         "session_params": "sessions are served by /generate", "images_config": _IMAGES, "max_dynamic_patch": _IMAGES,
         "min_dynamic_patch": _IMAGES, "use_audio_in_video": _IMAGES, "bootstrap_host": _DISAGGREGATION, "bootstrap_port": _DISAGGREGATION,
         "bootstrap_room": _DISAGGREGATION, "routed_dp_rank": _DATA_PARALLEL, "disagg_prefill_dp_rank": _DATA_PARALLEL,
