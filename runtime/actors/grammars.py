@@ -24,6 +24,8 @@ from runtime.grammar.process import Check, Verdict
 AT_ONCE = 4  # children that compile
 REMEMBERED = 1024  # verdicts
 START_S = 60.0  # for the process to load its library
+ENDED = "the compile process ended"
+ANSWER_S = 10.0  # beyond the time limit of a check, for a process that has answered before
 
 
 class _Pending:
@@ -54,6 +56,7 @@ class Grammars:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._frames = Frames()
+        self._has_answered = False  # this process
         self._last_id = 0
 
     async def check(self, grammar: Grammar) -> None:
@@ -76,22 +79,29 @@ class Grammars:
     async def _ask(self, grammar: Grammar) -> None:
         """Others who want the same wait for this one; if it is given up, the next of them asks again."""
         pending = self._pending[grammar] = _Pending()
-        self._last_id += 1
-        check = Check(self._last_id, grammar, self._limit_s)
         try:
             async with self._places:
-                self._by_id[check.id] = pending
-                await self._send(framed(msgspec.msgpack.encode(check)))
-                with anyio.move_on_after(START_S + self._limit_s):
-                    await pending.done.wait()
-                if pending.verdict is None:
-                    pending.settle(Verdict(check.id, "the process that compiles grammars does not answer", True))
-                    self.stop()
+                verdict = await self._try(grammar) or await self._try(grammar)  # what ended the first process may not be this grammar
+            pending.settle(verdict or Verdict(0, "the process that compiles grammars ended twice; the server's log has the details", True))
         finally:
-            self._by_id.pop(check.id, None)
             del self._pending[grammar]
             pending.done.set()
         self._remember(grammar, pending.verdict)
+
+    async def _try(self, grammar: Grammar) -> Verdict | None:
+        """None: the process ended, or hung and was ended."""
+        self._last_id += 1
+        check = Check(self._last_id, grammar, self._limit_s)
+        asked = self._by_id[check.id] = _Pending()
+        try:
+            await self._send(framed(msgspec.msgpack.encode(check)))
+            with anyio.move_on_after(self._limit_s + (ANSWER_S if self._has_answered else START_S)):
+                await asked.done.wait()
+            if not asked.done.is_set():
+                self._lost("the compile process did not answer")
+            return asked.verdict
+        finally:
+            del self._by_id[check.id]
 
     def _remember(self, grammar: Grammar, verdict: Verdict | None) -> None:
         assert verdict is not None
@@ -115,7 +125,7 @@ class Grammars:
                 try:
                     await asyncio.get_running_loop().sock_sendall(self._socket, frame)
                 except OSError:
-                    self._lost()
+                    self._lost(ENDED)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -125,7 +135,7 @@ class Grammars:
                 [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments], env=environment(1),
                 stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], process_group=0)
         ours.setblocking(False)
-        self._socket, self._frames = ours, Frames()
+        self._socket, self._frames, self._has_answered = ours, Frames(), False
         asyncio.get_running_loop().add_reader(ours, self._on_data)
         self._prepare(None)
         log.get("grammars").info("compile process started", backend=self._setup.backend, pid=self._process.pid)
@@ -139,17 +149,18 @@ class Grammars:
         except OSError:
             data = b""
         if not data:
-            return self._lost()
+            return self._lost(ENDED)
         for frame in self._frames.feed(data):
+            self._has_answered = True
             verdict = msgspec.msgpack.decode(frame, type=Verdict)
             if (pending := self._by_id.get(verdict.id)) is not None:  # else nobody waits any more
                 pending.settle(verdict)
 
-    def _lost(self) -> None:
+    def _lost(self, why: str) -> None:
         self.stop()
-        log.get("grammars").error("the compile process ended")
-        for id, pending in self._by_id.items():
-            pending.settle(Verdict(id, "the process that compiles grammars ended; the server's log has the details", True))
+        log.get("grammars").error(why)
+        for asked in self._by_id.values():
+            asked.done.set()
 
     def stop(self) -> None:
         """Ends the process, if there is one. The next check starts another."""

@@ -83,14 +83,39 @@ async def test_who_leaves_does_not_take_the_others_along(grammars: Grammars) -> 
     await grammars.check(GOOD)
 
 
-async def test_a_process_that_is_killed_fails_its_check_and_is_replaced(grammars: Grammars) -> None:
+async def _kill(grammars: Grammars, after: int) -> int:
+    """The process that follows the one with pid `after`. -> its pid"""
+    while (process := grammars._process) is None or process.pid == after:
+        await anyio.wait_all_tasks_blocked()
+    os.kill(process.pid, signal.SIGKILL)
+    return process.pid
+
+
+async def test_a_process_that_is_killed_is_replaced_and_asked_again(grammars: Grammars) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(grammars.check, GOOD)
+        await _kill(grammars, 0)
+    await grammars.check(GOOD)
+
+
+async def test_two_that_are_killed_fail_their_check(grammars: Grammars) -> None:
     async with anyio.create_task_group() as tasks:
         async def waiting() -> None:
             with pytest.raises(InternalFault, match="ended"):
                 await grammars.check(ENDLESS)
 
         tasks.start_soon(waiting)
-        while grammars._process is None:
-            await anyio.wait_all_tasks_blocked()
-        os.kill(grammars._process.pid, signal.SIGKILL)
+        await _kill(grammars, await _kill(grammars, 0))
     await grammars.check(GOOD)
+
+
+async def test_a_process_that_hangs_is_replaced_for_all_who_wait(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    await grammars.check(GOOD)
+    assert grammars._process is not None
+    hanging = grammars._process.pid
+    os.kill(hanging, signal.SIGSTOP)
+    monkeypatch.setattr("runtime.actors.grammars.ANSWER_S", -59.5)  # of the limit's 60
+    async with anyio.create_task_group() as tasks:
+        for letters in (4, 5):
+            tasks.start_soon(grammars.check, Grammar("regex", f"[a-z]{{{letters}}}"))
+    assert grammars._process is not None and grammars._process.pid != hanging
