@@ -68,7 +68,7 @@ def _choice(body: CountBody) -> dict[str, Any]:
             wish: Any = {"type": "function", "function": {"name": name}}
         case _:
             wish = "required" if isinstance(choice, AnyChoice) else "auto"
-    return {"tool_choice": wish, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+    return {"tool_choice": wish} | ({"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {})
 
 
 def _thinking(body: CountBody) -> dict[str, Any]:

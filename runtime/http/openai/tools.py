@@ -59,7 +59,8 @@ def demanded(body: ChatBody, tools: Tools) -> Rule | None:
         if name not in tools:
             raise InvalidRequest(f"tool_choice names {name}, which is none of the tools", param="tool_choice")
         tools = {name: tools[name]}
-    is_one = isinstance(choice, dict) or body.parallel_tool_calls is False
+    # small models go on calling until they are cut off; who wants several calls from them asks for that
+    is_one = isinstance(choice, dict) or not body.parallel_tool_calls
     schema = calls_schema(tools) | {"minItems": 1} | ({"maxItems": 1} if is_one else {})
     return JsonSchema(msgspec.json.encode(schema).decode())
 

@@ -112,14 +112,19 @@ async def test_what_is_told(fields: dict[str, Any], content: str, reasoning: str
 async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:
     service = FakeService(says=['[{"name": "add", "argu', 'ments": {"a": 2}}]'])
     async with client_of(service) as client:
-        for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-            whole = await client.chat.completions.create(**ASK, tool_choice=choice)
+        for choice, several in (("required", True), ({"type": "function", "function": {"name": "add"}}, None), ("required", None)):
+            more = {} if several is None else {"parallel_tool_calls": several}
+            whole = await client.chat.completions.create(**ASK, tool_choice=choice, **more)
             assert calls(whole.choices[0].message) == [("add", {"a": 2})] and whole.choices[0].message.content is None
             assert whole.choices[0].finish_reason == "tool_calls"
-    required, named = [json.loads(ask.params.constraint.schema) for ask in service.asks]  # type: ignore[union-attr]
+    required, named, one = [json.loads(ask.params.constraint.schema) for ask in service.asks]  # type: ignore[union-attr]
     both = [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]
     jsonschema.validate(both, required)
     jsonschema.validate(both[:1], named)
+    for wish in both:
+        jsonschema.validate([wish], one)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(both, one)
     for wrong in ([], [{"name": "sub", "arguments": {}}], [{"name": "add", "arguments": {"a": "x"}}]):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, required)
