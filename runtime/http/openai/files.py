@@ -4,6 +4,7 @@ Each file is two in the folder: NAME (its bytes) and NAME.json (what is known ab
 and is what makes the file exist; so a server that is killed leaves whole files, and strays that the next start sweeps away.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -100,16 +101,23 @@ class Files:
             raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", param="purpose")
         size = source.seek(0, os.SEEK_END)
         if self.num_bytes + size > self.max_bytes:
-            raise StorageFull(f"{self.num_bytes} bytes of files are kept already, and this server keeps {self.max_bytes} "
-                              "(--file-storage-bytes); delete some")
+            remedy = "delete some" if size <= self.max_bytes else "send smaller ones"
+            raise StorageFull(f"{self.num_bytes} bytes are kept already, this file has {size}, and this server keeps {self.max_bytes} "
+                              f"(--file-storage-bytes); {remedy}")
         source.seek(0)
         file_id = new_id("file")
-        with self.path(file_id).open("wb") as target:
-            while piece := source.read(2**20):
-                target.write(piece)
-            target.flush()
-            os.fsync(target.fileno())
-        return self.adopt(file_id, filename, purpose)
+        try:
+            with self.path(file_id).open("wb") as target:
+                while piece := source.read(2**20):
+                    target.write(piece)
+                target.flush()
+                os.fsync(target.fileno())
+            return self.adopt(file_id, filename, purpose)
+        except OSError as error:
+            self.path(file_id).unlink(missing_ok=True)  # a full disk would stay full of it
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise StorageFull("the disk of --file-storage-path is full; delete some files") from None
 
     def adopt(self, file_id: str, filename: str, purpose: str) -> File:
         """Makes a file of bytes that lie at `path(file_id)` already."""

@@ -1,5 +1,6 @@
 """Files and batches, with the openai client and a scripted service."""
 
+import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -236,3 +237,15 @@ async def test_without_a_folder_the_answer_names_the_option() -> None:
         for path in ("/v1/files", "/v1/files/x/content", "/v1/batches", "/v1/batches/x/cancel"):
             answer = await http.post(path)
             assert answer.status_code == 404 and "--file-storage-path" in answer.json()["error"]["message"]
+
+
+async def test_a_full_disk_keeps_no_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with keeping(tmp_path) as (client, _):
+        before = set(tmp_path.rglob("*"))
+        monkeypatch.setattr("runtime.http.openai.files.os.fsync", full)
+        with pytest.raises(openai.APIStatusError, match="the disk of --file-storage-path is full") as refused:
+            await client.files.create(file=b"x" * 100, purpose="batch")
+        assert refused.value.status_code == 507 and set(tmp_path.rglob("*")) == before
