@@ -1,7 +1,8 @@
 """The runtime without a face, on the null device: doors that close, and what it tells of itself."""
 
+import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -55,12 +56,20 @@ async def test_a_full_queue_refuses_and_says_so() -> None:
         assert b'runtime_refused_requests_total{status="429"} 1' in core.metrics()
 
 
-async def test_warm_ups_come_before_ready(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What is logged."""
+    stream = io.StringIO()
+    log.setup("info", "json", stream)
+    yield stream
+    log.silence()
+
+
+async def test_warm_ups_come_before_ready(lines: io.StringIO) -> None:
     """The null device refuses grammars: that one fails, and the server serves."""
-    log.setup("info", "json")
     async with running(warmups="generate, prefill,grammar") as core:
         assert core.health().state == "ready" and core.load().steps >= 3 and not core.load().running
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    told = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert [(line["event"], line["name"]) for line in told if "name" in line] == [
         ("warm", "generate"), ("warm", "prefill"), ("a warm-up failed", "grammar")]
     with pytest.raises(OptionsError, match="generate, prefill, grammar"):
