@@ -52,8 +52,10 @@ def calls(message: Any) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("n", [1, 2])
 async def test_calls_and_thoughts(n: int) -> None:
     async with client_of(FakeService(formats=HERMES, says=SAYS)) as client:
-        whole = await client.chat.completions.create(**ASK, n=n, logprobs=True)
-        async with client.chat.completions.stream(**ASK, n=n, logprobs=True, stream_options={"include_usage": True}) as stream:
+        # older clients join streams only where all tools are strict
+        ask = ASK | {"tools": [tool | {"function": tool["function"] | {"strict": True}} for tool in (ADD, NOW)]}
+        whole = await client.chat.completions.create(**ask, n=n, logprobs=True)
+        async with client.chat.completions.stream(**ask, n=n, logprobs=True, stream_options={"include_usage": True}) as stream:
             async for _ in stream:
                 pass
             streamed = await stream.get_final_completion()
