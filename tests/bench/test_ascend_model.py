@@ -1,0 +1,46 @@
+"""The cost model counts what models hold: every weight is read once in a step of one token."""
+
+import pytest
+
+from bench.ascend_model import A3, REFERENCES, Layout, Load, Operator, Reach, Reference, predict, step
+from bench.shapes import shape
+from runtime.options.footprint import weight_count
+
+
+def matrix_bytes(operators: list[Operator]) -> float:
+    return sum(o.count * o.num_bytes for o in operators if o.kind == "matrix")
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b"])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_step_reads_the_weights_once(name: str, ranks: int) -> None:
+    model = shape(name)
+    operators = list(step(model, Layout(attention_ranks=ranks), Load(tokens=1e-9, context=1)))
+    embedding, norms = model.vocab_size // ranks * model.hidden_size, (2 * model.num_layers + 1) * model.hidden_size
+    norms += 2 * model.head_dim * model.num_layers * model.qk_norm
+    assert matrix_bytes(operators) == pytest.approx(2 * (weight_count(model, ranks) - embedding - norms), rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "expert_ranks"), [("deepseek-r1", 32), ("qwen3-235b-a22b", 16)])
+def test_many_tokens_hit_all_experts(name: str, expert_ranks: int) -> None:
+    model = shape(name)
+    operators = step(model, Layout(attention_ranks=1, expert_ranks=expert_ranks), Load(tokens=1e5, context=1))
+    assert model.mixture is not None
+    read = sum(o.count * o.num_bytes for o in operators if o.name.startswith("npu_grouped_matmul"))
+    own = model.mixture.num_experts // expert_ranks * 3 * model.hidden_size * model.mixture.intermediate_size
+    assert read == pytest.approx(2 * own * sum(model.mixture.layers))
+
+
+def test_longer_contexts_and_fewer_devices_take_longer() -> None:
+    def seconds(load: Load, layout: Layout) -> float:
+        return sum(o.seconds(A3, Reach()) for o in step(shape("qwen3-32b"), layout, load))
+
+    alone, shared = Layout(attention_ranks=1), Layout(attention_ranks=8)
+    assert seconds(Load(tokens=16, context=1000), shared) < seconds(Load(tokens=16, context=16000), shared)
+    assert seconds(Load(tokens=16, context=1000), shared) < seconds(Load(tokens=16, context=1000), alone)
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: f"{reference.model}-{reference.prompt}")
+def test_predictions_are_of_the_size_of_what_was_published(reference: Reference) -> None:
+    row = predict(reference, A3, Reach())
+    assert 0.3 < row["published_over_step"] < 3
