@@ -146,8 +146,12 @@ class Ops(Protocol):
         """(rms_norm(x + residual), x + residual); may overwrite `residual`."""
         ...
 
+    def rotary_tables(self, cos: "Tensor", sin: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Once a step: cosines and sines of a token's angles, float32 [T, D / 2], in the form that `rotary` likes best."""
+        ...
+
     def rotary(self, x: "Tensor", cos: "Tensor", sin: "Tensor") -> "Tensor":
-        """Turns x [T, heads, D] by cos, sin [T, 1, D]; the second half of D pairs with the first (Su et al., 2021)."""
+        """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al., 2021)."""
         ...
 
     def silu_and_mul(self, x: "Tensor") -> "Tensor":

@@ -15,28 +15,28 @@ import math
 import torch
 from torch import Tensor
 
+from runtime.devices.base import Ops
 from runtime.models.config import Rope
 
 
 class Rotary:
     """Cosines and sines for the positions of a step; frequencies in float32, as the reference computes them."""
 
-    def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, place: torch.device) -> None:
+    def __init__(self, rope: Rope, head_dim: int, ops: Ops, place: torch.device) -> None:
         self.rope = rope
-        self.dtype = dtype
+        self.ops = ops
         self.exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).to(place)
         self.frequencies = FREQUENCIES[rope.rope_type](rope, self.exponents)
         self.scale = yarn_scale(rope) if rope.rope_type == "yarn" else 1.0
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [T] -> cos and sin, [T, 1, D]. The first half of sin is negated, ready for Ops.rotary."""
+        """int64 [T] -> cos and sin for Ops.rotary."""
         places = positions.float().unsqueeze(1)
         angles = places * (self._dynamic(places) if self.rope.rope_type == "dynamic" else self.frequencies)
         cos, sin = angles.cos(), angles.sin()
         if self.scale != 1.0:
             cos, sin = cos * self.scale, sin * self.scale
-        return (torch.cat((cos, cos), dim=1).unsqueeze(1).to(self.dtype),
-                torch.cat((-sin, sin), dim=1).unsqueeze(1).to(self.dtype))
+        return self.ops.rotary_tables(cos, sin)
 
     def _dynamic(self, places: Tensor) -> Tensor:
         rope, dim = self.rope, 2 * len(self.exponents)

@@ -97,7 +97,7 @@ class Llama(Layer):
             self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, tied)
         elif config.pooling.task == "classify":
             self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
-        self.rotary = Rotary(config.rope, config.head_dim, dtype, device.place)
+        self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.place)
 
     @property
     def attentions(self) -> list[Attention | LatentAttention]:

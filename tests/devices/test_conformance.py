@@ -68,7 +68,7 @@ def test_rotary(bench: Bench) -> None:
     x, angles = bench.randn(6, 3, 8), bench.randn(6, 4).double()
     pairs = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
-    tables = [torch.cat(halves, 1).unsqueeze(1).to(bench.dtype) for halves in ((cos, cos), (-sin, sin))]
+    tables = bench.ops.rotary_tables(cos.float().to(bench.place), sin.float().to(bench.place))
     bench.near(bench.ops.rotary(x, *tables), torch.cat((pairs.real, pairs.imag), -1))
 
 

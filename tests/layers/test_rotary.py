@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from runtime.devices.cpu.ops import CpuOps
 from runtime.layers.rotary import Rotary
 from runtime.models.config import Rope
 
@@ -29,7 +30,7 @@ def test_frequencies_and_scale(parameters: dict[str, Any], theta: float) -> None
     config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=512,
                          rope_parameters=parameters | {"rope_theta": theta})
     frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
-    rotary = Rotary(Rope(**parameters, rope_theta=theta, max_position_embeddings=512), 64, torch.float32, torch.device("cpu"))
+    rotary = Rotary(Rope(**parameters, rope_theta=theta, max_position_embeddings=512), 64, CpuOps(torch.float32), torch.device("cpu"))
     torch.testing.assert_close(rotary.frequencies, frequencies, atol=0, rtol=2e-6)
     assert rotary.scale == pytest.approx(scale)
 
@@ -39,7 +40,7 @@ def test_dynamic_turns_as_the_last_of_so_many(length: int) -> None:
     parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=512, rope_parameters=parameters)
     frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=length)
-    rotary = Rotary(Rope(rope_type="dynamic", factor=4.0, max_position_embeddings=512), 64, torch.float32, torch.device("cpu"))
+    rotary = Rotary(Rope(rope_type="dynamic", factor=4.0, max_position_embeddings=512), 64, CpuOps(torch.float32), torch.device("cpu"))
     cos, sin = rotary.tables(torch.tensor([3, length - 1, 2000]))
     angles = (length - 1) * frequencies
     torch.testing.assert_close(cos[1, 0], torch.cat((angles, angles)).cos(), atol=2e-3, rtol=0)

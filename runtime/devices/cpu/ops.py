@@ -51,6 +51,10 @@ class CpuOps:
         total = residual.add_(x)
         return self.rms_norm(total, weight, eps), total
 
+    def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, 1, D] each; sines for the first half are negated, so that a roll is all that is left to do."""
+        return (torch.cat((cos, cos), 1).unsqueeze(1).to(self.dtype), torch.cat((-sin, sin), 1).unsqueeze(1).to(self.dtype))
+
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
