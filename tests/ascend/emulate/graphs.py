@@ -1,0 +1,116 @@
+"""Captured graphs: what a capture records, and both protocols that change a recorded call before a replay.
+
+The real torch_npu runs its own capture, replay and update code on the simulated runtime; these functions stand around it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_npu
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from tests.ascend.emulate.table import need
+
+
+@dataclass
+class Call:
+    """A recorded operator: how to compute it, and where in the device's memory its results belong (None: not there)."""
+
+    name: str
+    run: Callable[[], Any]
+    fresh: tuple[Tensor | None, ...]
+
+    def execute(self) -> None:
+        found = tree_flatten(self.run())[0]
+        for to, made in zip(self.fresh, found, strict=False):
+            if to is not None and isinstance(made, Tensor):
+                to.copy_(made)
+
+
+@dataclass
+class _State:
+    calls: list[Call] | None = None  # of the capture that is open
+    group: int | None = None  # the first call of the task group that is open
+    update: Call | None = None  # the call that the next operator replaces
+
+
+_state = _State()
+_groups: dict[int, tuple[Any, Call]] = {}  # id of a handle -> the handle, which keeps the id its own, and the call
+
+
+def capturing() -> list[Call] | None:
+    return _state.calls
+
+
+def record(call: Call) -> None:
+    assert _state.calls is not None
+    _state.calls.append(call)
+
+
+def updating() -> Call | None:
+    return _state.update
+
+
+def update(name: str, run: Callable[[], Any]) -> None:
+    """The replays to come run this in place of what was captured."""
+    assert _state.update is not None
+    need(_state.update.name == name, f"an update of {_state.update.name} by {name}")
+    _state.update.run = run
+
+
+def install() -> None:
+    module = torch_npu.npu.graphs
+    _wrap_graph(module.NPUGraph)
+    _wrap_groups(module)
+
+
+def _wrap_graph(graph_type: Any) -> None:
+    begin, end, replay = graph_type.capture_begin, graph_type.capture_end, graph_type.replay
+
+    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+        begin(graph, *args, **kwargs)
+        _state.calls = []
+
+    def capture_end(graph: Any) -> None:
+        graph.calls, _state.calls, _state.group = _state.calls, None, None
+        end(graph)
+
+    def replay_calls(graph: Any) -> None:
+        replay(graph)
+        for call in graph.calls:
+            call.execute()
+
+    graph_type.capture_begin, graph_type.capture_end, graph_type.replay = capture_begin, capture_end, replay_calls
+
+
+def _wrap_groups(module: Any) -> None:
+    group_begin, group_end = module.graph_task_group_begin, module.graph_task_group_end
+    update_begin, update_end = module.graph_task_update_begin, module.graph_task_update_end
+
+    def begin(stream: Any) -> None:
+        group_begin(stream)
+        assert _state.calls is not None
+        _state.group = len(_state.calls)
+
+    def end(stream: Any) -> Any:
+        handle = group_end(stream)
+        assert _state.calls is not None and _state.group is not None
+        need(len(_state.calls) == _state.group + 1, "a task group holds one operator here")
+        _groups[id(handle)] = (handle, _state.calls[_state.group])
+        return handle
+
+    def start_update(stream: Any, handle: Any) -> None:
+        update_begin(stream, handle)
+        _state.update = _groups[id(handle)][1]
+
+    def stop_update(stream: Any) -> None:
+        _state.update = None
+        update_end(stream)
+
+    for name, function in (("graph_task_group_begin", begin), ("graph_task_group_end", end),
+                           ("graph_task_update_begin", start_update), ("graph_task_update_end", stop_update)):
+        setattr(module, name, function)
+        setattr(torch.npu, name, function)
