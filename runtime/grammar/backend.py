@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -64,6 +64,15 @@ class Backend(Protocol):
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises GrammarError."""
         ...
+
+    def fill(self, matchers: list[Any], bits: np.ndarray) -> list[int]:
+        """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> places of those that gave up"""
+        ...
+
+
+def fill_each(matchers: list[Matcher], bits: np.ndarray) -> list[int]:
+    """`Backend.fill` where the library has nothing faster."""
+    return [place for place, (matcher, row) in enumerate(zip(matchers, bits, strict=True)) if not matcher.fill(row)]
 
 
 def open_backend(setup: GrammarSetup) -> Backend:

@@ -39,6 +39,12 @@ class LLGuidance:
         if not terms.is_compact:
             self._json["whitespace_pattern"] = terms.whitespace_pattern or rf"[ \n\r\t]{{1,{MAX_BLANKS}}}"
 
+    def fill(self, matchers: "list[LLMatch]", bits: np.ndarray) -> list[int]:
+        address, size = bits.ctypes.data, bits.strides[0]
+        for place, matcher in enumerate(matchers):
+            matcher.inner.unsafe_compute_mask_ptr(address + place * size, size)
+        return [place for place, matcher in enumerate(matchers) if matcher.inner.is_error()]
+
     def compile(self, grammar: Grammar) -> "LLCompiled":
         source = self._source(grammar)
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
@@ -78,14 +84,14 @@ class LLMatch:
     """The Matcher."""
 
     def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+        self.inner = matcher
 
     def accept(self, token: int) -> bool:
-        return self._matcher.consume_token(token)
+        return self.inner.consume_token(token)
 
     def fill(self, bits: np.ndarray) -> bool:
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        return not self._matcher.is_error()
+        self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return not self.inner.is_error()
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -7,7 +7,7 @@ import outlines_core
 from outlines_core import json_schema
 
 from runtime.constraint import Grammar
-from runtime.grammar.backend import GrammarError, Terms, first_line
+from runtime.grammar.backend import GrammarError, Terms, fill_each, first_line
 from runtime.grammar.choices import choices_as_regex
 from runtime.grammar.schema import prepare
 
@@ -29,6 +29,9 @@ class Outlines:
         self._eos_id = terms.eos_ids[0]
         self._vocabulary = outlines_core.Vocabulary(self._eos_id, places)
         self._whitespace = "" if terms.is_compact else terms.whitespace_pattern
+
+    def fill(self, matchers: "list[OutlinesMatcher]", bits: np.ndarray) -> list[int]:
+        return fill_each(list(matchers), bits)
 
     def compile(self, grammar: Grammar) -> "OutlinesCompiled":
         try:

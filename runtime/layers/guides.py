@@ -5,6 +5,7 @@ A token is known here first, so its grammar is here too: no mask ever waits for 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -48,15 +49,6 @@ class Guided:
         if self.pending is not None:
             token, self.pending = self.pending, None
             self.tell(token)
-
-    def fill(self, bits: np.ndarray) -> None:
-        """Bits of the tokens that may come next. Where the text may end, all that can end it may come; a lost slot ends."""
-        if self.is_lost or not self.matcher.fill(bits):  # type: ignore[union-attr]
-            self.is_lost = True
-            bits.fill(0)
-            _allow(bits, self.guide.stop_ids)
-        elif any(bits[i >> 5] >> (i & 31) & 1 for i in self.guide.stop_ids):
-            _allow(bits, self.guide.stop_ids)
 
     @property
     def is_masked(self) -> bool:
@@ -112,10 +104,31 @@ class Guides:
                 guided.settle()
                 if guided.is_masked:
                     places.append(place)
-        bits = np.empty((len(places), self._width), np.int32)
-        for row, place in zip(bits, places, strict=True):
-            self.slots[slots[place]].fill(row)
-        return places, bits
+        return places, self._fill([self.slots[slots[place]] for place in places])
+
+    def _fill(self, rows: list[Guided]) -> np.ndarray:
+        """Bits of the tokens that may come next. Where the text may end, all that can end it may come; a lost slot ends."""
+        bits = np.empty((len(rows), self._width), np.int32)
+        if any(guided.is_lost for guided in rows):
+            found = [row for row, guided in enumerate(rows) if not guided.is_lost]
+            bits[found] = self._fill([rows[row] for row in found])
+        elif rows:
+            assert self._backend is not None
+            for row in self._backend.result().fill([guided.matcher for guided in rows], bits):
+                rows[row].is_lost = True
+        kinds: dict[tuple[int, ...], list[int]] = {}  # rows by what can end them
+        for row, guided in enumerate(rows):
+            if guided.is_lost:
+                bits[row] = 0
+                allow(bits, [row], guided.guide.stop_ids)
+            elif len(guided.guide.stop_ids) > 1:
+                kinds.setdefault(guided.guide.stop_ids, []).append(row)
+        for stop_ids, alike in kinds.items():
+            words, ones = split(stop_ids)
+            ending = (bits[np.ix_(alike, words)] & ones).any(axis=1)
+            if ending.any():
+                allow(bits, np.array(alike)[ending], stop_ids)
+        return bits
 
     def unguided(self, slots: list[int]) -> list[int]:
         """Places in `slots` whose grammar could not be followed to here."""
@@ -130,6 +143,12 @@ def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:
         return None
 
 
-def _allow(bits: np.ndarray, ids: tuple[int, ...]) -> None:
-    for i in ids:
-        bits.view(np.uint32)[i >> 5] |= np.uint32(1 << (i & 31))
+def split(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The words of a mask that hold these tokens, and their bits in them."""
+    tokens = np.array(ids)
+    return tokens >> 5, (1 << (tokens & 31)).astype(np.uint32).view(np.int32)
+
+
+def allow(bits: np.ndarray, rows: Sequence[int] | np.ndarray, ids: tuple[int, ...]) -> None:
+    for word, one in zip(*split(ids), strict=True):
+        bits[rows, word] |= one

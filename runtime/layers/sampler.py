@@ -22,6 +22,7 @@ from runtime.devices.base import Draw
 FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
 BANNED = -4 * FAR  # by a grammar: below everything else, also below stop ids before the minimum length
 NUM_CANDIDATES = 256  # top_k and top_p are decided among so many where that is exact
+LOWEST, TINY = -87.0, 2e-38  # exp(LOWEST) is a normal float32 below TINY
 
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -36,11 +37,16 @@ def clean(logits: Tensor) -> Tensor:
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """Ops.mask in plain torch: see devices/base.py."""
     ones = torch.ones(1, dtype=torch.int32, device=bits.device) << torch.arange(32, dtype=torch.int32, device=bits.device)
-    banned = (bits.unsqueeze(2) & ones).eq(0).flatten(1)[:, : logits.shape[1]]
+    bound(logits, rows, (bits.unsqueeze(2) & ones).ne(0).flatten(1)[:, : logits.shape[1]])
+
+
+def bound(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
+    """Bans what is 0 in `allowed` [M, V]. Without branches: a fill by such a mask measured five times slower on the cpu."""
+    most = allowed.float().mul_(-2 * BANNED).add_(BANNED)
     if len(rows) == len(logits):  # the same rows, in the same order
-        logits.masked_fill_(banned, BANNED)
+        torch.minimum(logits, most, out=logits)
     else:
-        logits[rows] = logits[rows].masked_fill_(banned, BANNED)
+        logits[rows] = torch.minimum(logits[rows], most)
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -85,9 +91,13 @@ def _where(mask: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
-    """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1."""
+    """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1; those below TINY are 0.
+
+    Bounded first, because exp of what has no normal result, such as a banned token's, takes the cpu ten times as long.
+    """
     chosen = logits[rows]
-    return ((chosen - chosen.amax(dim=1, keepdim=True)) / draw.temperature[rows, None]).exp_()
+    powers = ((chosen - chosen.amax(dim=1, keepdim=True)) / draw.temperature[rows, None]).clamp_(min=LOWEST)
+    return torch.threshold_(powers.exp_(), TINY, 0.0)
 
 
 def _choose_cut(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:

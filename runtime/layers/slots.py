@@ -99,14 +99,14 @@ class Slots:
         adjusted = self.adjuster.apply(logits, names, lengths.tolist())
         if self.processors.slots:
             adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
+        width = int(self.top_logprobs[slots].max())
         if self.guides.slots:
-            adjusted = self._guide(ops, adjusted, names, is_own=adjusted is not logits)
+            adjusted = self._guide(ops, adjusted, names, is_own=width < 0 or adjusted is not logits)
         if self.is_random[slots].any():
             tokens = ops.sample(adjusted, self._draw(slots, lengths))
         else:
             tokens = adjusted.argmax(dim=1)
         self.adjuster.add(names, tokens)
-        width = int(self.top_logprobs[slots].max())
         if width < 0:
             return tokens, None
         found = logprobs(logits, tokens, width)

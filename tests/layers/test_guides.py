@@ -1,12 +1,14 @@
 """Which tokens a slot with a grammar may take, with a backend that can be looked through: its texts are "aa" after "b"."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.devices.cpu.ops import CpuOps
-from runtime.grammar.backend import GrammarError
+from runtime.grammar.backend import GrammarError, fill_each
 from runtime.layers import guides as guides_module
 from runtime.layers.guides import Guides
 from runtime.layers.sampler import BANNED, FAR
@@ -30,6 +32,9 @@ class Counting:
             raise GrammarError("bad")
         return Counting(int(grammar.text))
 
+    def fill(self, bits: Any, given: np.ndarray | None = None) -> Any:
+        return self._fill(bits) if given is None else fill_each(bits, given)
+
     def matcher(self) -> "Counting":
         return Counting(self.total)
 
@@ -37,7 +42,7 @@ class Counting:
         self.count += 1
         return token == 4 + self.count
 
-    def fill(self, bits: np.ndarray) -> bool:
+    def _fill(self, bits: np.ndarray) -> bool:
         bits.fill(0)
         token = 2 if self.count == self.total else 5 + self.count
         bits[token // 32] |= 1 << (token % 32)

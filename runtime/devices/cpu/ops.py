@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,7 +11,7 @@ from runtime.devices.base import Draw
 from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
 from runtime.devices.cpu.latent import Up, attend_latents
 from runtime.devices.cpu.narrow import store_as
-from runtime.layers.sampler import choose, mask
+from runtime.layers.sampler import bound, choose
 from runtime.messages import StepPlan
 
 
@@ -74,4 +75,5 @@ class CpuOps:
         return choose(logits, draw)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        mask(logits, rows, bits)
+        allowed = np.unpackbits(bits.numpy().view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        bound(logits, rows, torch.from_numpy(allowed))
