@@ -1,6 +1,6 @@
 """What a device is: a folder of this package that provides an Executor, and, for torch devices, five small protocols.
 
-    Executor      what the rank's main loop drives: start, step, close                    (every device)
+    Executor      what the rank's main loop drives: start, launch, close                  (every device)
     Ops           the arithmetic that differs from device to device                       (torch devices)
     Experts       choosing experts, and their grouped matrix products                     (torch devices)
     Memory        how much there is, how pages are laid out, and copies to host memory    (torch devices)
@@ -40,6 +40,18 @@ DEVICES = {
 }
 
 
+class Pending(Protocol):
+    """A step that was launched. Many devices compute it while the host launches the next."""
+
+    def is_done(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
+    def result(self) -> StepResult | None:
+        """Waits for the step, in any thread and as often as you like; the ranks that do not report return None at once."""
+        ...
+
+
 class Executor(Protocol):
     """One rank's share of the model on one device."""
 
@@ -47,8 +59,8 @@ class Executor(Protocol):
         """Loads weights and takes memory. Raises StartError with a one-line remedy."""
         ...
 
-    def step(self, plan: StepPlan) -> StepResult | None:
-        """Runs one step; the ranks that do not report return None."""
+    def launch(self, plan: StepPlan) -> Pending:
+        """Hands one step to the device, behind those launched before."""
         ...
 
     def profile(self, wish: Profile) -> None:
@@ -230,7 +242,8 @@ class Copies(Protocol):
         ...
 
     def finish(self) -> None:
-        """Returns when every copy of the step is done. Raises what went wrong in one."""
+        """Called behind the step's other work: what is launched later, the way of the step's result to the host included, follows every
+        copy of the step. The cpu waits here and raises what went wrong in one; a device with streams lets its main stream wait."""
         ...
 
     def close(self) -> None: ...
@@ -309,3 +322,4 @@ class Device:
     collectives: Collectives
     graphs: Graphs | None
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
+    streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns

@@ -1,14 +1,9 @@
-"""The Executor of all torch devices: builds a batch from a plan, runs the model over it, chooses tokens.
+"""The Executor of all torch devices: loads a model, takes memory, and hands each plan to a rank that can take steps."""
 
-Every rank of a model computes the same batch on its share of the weights; rank 0 alone chooses tokens and reports them.
-"""
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,31 +11,26 @@ from torch import Tensor
 
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.constraint import Grammar
-from runtime.devices.base import Arrivals, Batch, Copies, Device, Facts, Progress
+from runtime.devices.base import Device, Facts, Pending, Progress
 from runtime.devices.host import HostPages, open_host
+from runtime.devices.loaded import Loaded
 from runtime.errors import StartError
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
-from runtime.layers.rows import plan_picks, plan_rows
-from runtime.layers.sampler import Logprobs, clean, logprobs
-from runtime.layers.slots import Slots, to_device
-from runtime.messages import Failing, Moves, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.layers.slots import Slots
+from runtime.messages import Profile, RankReady, StartRank, StepPlan
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
-from runtime.pooling import Pooling
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-PROMPT_LOGITS = 1 << 24  # most logits of a prompt held at once
-NO_TOKENS = np.empty(0, np.int32)
-NO_LOGPROBS = (np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 class Runner:
-    """One rank on one torch device. `start` once, `step` many times, `close` once."""
+    """One rank on one torch device. `start` once, `launch` many times, `close` once."""
 
     def __init__(self, rank: int, open_device: OpenDevice, facts: Facts) -> None:
         self.rank = rank
@@ -94,10 +84,10 @@ class Runner:
         parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
         return open_host(start, self.rank, sizes[0] - 1, parts, device.memory.free_host_bytes(cache_bytes))
 
-    def step(self, plan: StepPlan) -> StepResult | None:
-        assert self.loaded is not None, "step before start"
+    def launch(self, plan: StepPlan) -> Pending:
+        assert self.loaded is not None, "a step before start"
         with torch.inference_mode():
-            return self.loaded.step(plan)
+            return self.loaded.launch(plan)
 
     def prepare(self, grammar: Grammar | None) -> None:
         assert self.loaded is not None, "a grammar before start"
@@ -116,147 +106,10 @@ class Runner:
             self.loaded = None
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A rank that can take steps."""
-
-    device: Device
-    model: Any  # of a class that models/registry.py names
-    slots: Slots
-    kv: list[tuple[Tensor, Tensor]]
-    page_size: int
-    windows: tuple[int, ...]
-    copies: Copies | None  # where there is a host tier
-    pooling: Pooling | None  # of a model that does not generate
-
-    def step(self, plan: StepPlan) -> StepResult | None:
-        begin = perf_counter()
-        arrivals = None if plan.moves is None else self.move(plan.moves)
-        self.slots.update(plan)
-        if len(plan.slots) == 0:
-            return self.finish_moves(plan, begin)
-        hidden = self.model.forward(self.batch(plan, arrivals))
-        if self.pooling is not None:
-            return self.pool(plan, hidden, self.pooling, begin)
-        prompt = list(self.prompt_logprobs(plan, hidden))
-        tokens, found = self.sample(plan, hidden)
-        if plan.moves is not None and self.copies is not None:
-            self.copies.finish()
-        if self.device.collectives.rank != 0:
-            return None
-        token_ids = tokens.int().cpu().numpy()
-        width = -1 if found is None else found.top_ids.shape[1]
-        values, top_ids, top = NO_LOGPROBS if found is None else _host(found)
-        failed = self.took(plan, token_ids) if self.slots.follows else {}
-        return StepResult(plan.step, token_ids, width, values, top_ids, top, prompt, perf_counter() - begin, failed)
-
-    def pool(self, plan: StepPlan, hidden: Tensor, pooling: Pooling, begin: float) -> StepResult | None:
-        """A vector of each row that is complete, where other models sample a token."""
-        rows = np.flatnonzero(plan.samples)
-        picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.place)
-        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0)
-        if plan.moves is not None and self.copies is not None:
-            self.copies.finish()
-        if self.device.collectives.rank != 0:
-            return None
-        return StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], perf_counter() - begin, vectors=vectors.flatten().cpu().numpy())
-
-    def took(self, plan: StepPlan, token_ids: np.ndarray) -> dict[int, Failing]:
-        """Tells grammars and processors what was sampled. -> places of tokens that mean nothing, and why"""
-        slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
-        failed = dict.fromkeys(self.slots.guides.unguided(slots), Failing.GRAMMAR)
-        self.slots.guides.took(slots, tokens)
-        return failed | dict.fromkeys(self.slots.processors.took(slots, tokens), Failing.PROCESSOR)
-
-    def move(self, moves: Moves) -> Arrivals | None:
-        """Saves, and begins to load."""
-        assert self.copies is not None, "moves, but no host tier"
-        if len(moves.save_pages):
-            self.copies.save(moves.save_pages, moves.save_hosts)
-        return self.copies.load(moves.load_hosts, moves.load_pages) if len(moves.load_pages) else None
-
-    def finish_moves(self, plan: StepPlan, begin: float) -> StepResult | None:
-        """The end of a plan without rows, which no forward has ordered among the ranks: rank 0's result says that all of them are done."""
-        if self.copies is not None:
-            self.copies.finish()
-        self.device.collectives.all_reduce(torch.zeros(1, device=self.device.place)).cpu()
-        if self.device.collectives.rank != 0:
-            return None
-        return StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], perf_counter() - begin)
-
-    def batch(self, plan: StepPlan, arrivals: Arrivals | None) -> Batch:
-        """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
-        place = self.device.place
-        counts = plan.counts.astype(np.int64)
-        ends = counts.cumsum()
-        host_positions = np.repeat(plan.starts - (ends - counts), counts)
-        host_positions += np.arange(len(host_positions))
-        positions = to_device(host_positions, place)
-        token_slots = to_device(np.repeat(plan.slots, counts), place)
-        token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
-        if len(plan.token_ids):
-            token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
-        if not self.kv:  # an encoder
-            is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
-            types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
-            return Batch(token_ids, positions, (), self.kv, plan_rows(counts, place), to_device(types, place), arrivals)
-        pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
-        locations = (pages * self.page_size + positions % self.page_size).unbind()
-        attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals)
-
-    def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
-        """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
-        rows, place = np.flatnonzero(plan.samples), self.device.place
-        if len(rows) == 0:
-            return torch.empty(0, dtype=torch.int64, device=place), None
-        if len(rows) < len(hidden):
-            hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, place))
-        logits = self.model.logits(hidden)
-        slots, lengths = plan.slots[rows], (plan.starts + plan.counts)[rows]
-        if self.device.collectives.rank == 0:
-            tokens, found = self.slots.sample(self.device.ops, logits, slots, lengths)
-        else:
-            tokens, found = torch.empty(len(rows), dtype=torch.int64, device=place), None
-        tokens = self.device.collectives.broadcast(tokens)
-        self.slots.last_token[to_device(slots, place)] = tokens
-        return tokens, found
-
-    def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> Iterator[PromptLogprobs]:
-        """Of each extend row of a slot that wants them."""
-        if len(plan.prompt_targets) == 0:
-            return
-        first, used = plan.num_decodes, 0
-        for slot, count in zip(plan.slots[first:].tolist(), plan.counts[first:].tolist(), strict=True):
-            width = int(self.slots.prompt_logprobs[slot])
-            if width >= 0:
-                yield self.row_logprobs(slot, width, hidden[first : first + count], plan.prompt_targets[used : used + count])
-                used += count
-            first += count
-
-    def row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptLogprobs:
-        """In chunks, as the logits of a whole prompt would fill the memory."""
-        known = to_device(np.maximum(targets, 0), self.device.place)
-        chunk = max(1, PROMPT_LOGITS // self.slots.vocab_size)
-        parts = []
-        for at in range(0, len(targets), chunk):
-            logits = clean(self.model.logits(hidden[at : at + chunk]))
-            found = logprobs(logits, known[at : at + chunk], width)
-            if slot in self.slots.picks:
-                self.slots.pick(found, logits, slice(None), slot, width)
-            parts.append(_host(found))
-        values, ids, top = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return PromptLogprobs(slot, width, np.where(targets < 0, np.float32(np.nan), values), ids, top)
-
-
 def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values of one layer, or what it keeps in their place."""
     allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
     return allocate(layer.key_dim, dtype), allocate(layer.value_dim, dtype)
-
-
-def _host(found: Logprobs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return found.chosen.cpu().numpy(), found.top_ids.cpu().numpy().ravel(), found.top.cpu().numpy().ravel()
 
 
 def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]) -> Pools:

@@ -3,6 +3,7 @@
     plans    reads    StartRank, then StepPlan ..., then StopRank
     results  writes   LoadProgress ..., RankReady, then (rank 0) a StepResult for each StepPlan; RankFailed before it ends in error
 
+A device that computes while the host goes on has several steps at once: this loop launches what comes, and a thread waits for results.
 Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model cannot be started. Between steps the rank waits in
 the kernel. It dies with its parent, even if that is killed. SIGUSR1 makes it write its stack to stderr and end,
 even where Python code cannot run, in a collective that never returns; so does a crash. SIGUSR2 makes it write its stack and go on.
@@ -15,8 +16,12 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import NoReturn
 
-from runtime.devices.base import Executor, open_device
+from runtime.devices.base import Executor, Pending, open_device
 from runtime.devices.ring import Reader, RingFds, Writer
 from runtime.errors import RingError, StartError
 from runtime.messages import FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
@@ -24,6 +29,34 @@ from runtime.wire import Wire
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
+
+
+class Later:
+    """A thread that waits for steps in order and has their results sent. The device needs its host for nothing else meanwhile."""
+
+    def __init__(self, send: Callable[[Pending], None], fail: Callable[[Exception], None]) -> None:
+        """`fail` is told the exception of a step, after which nothing is sent any more."""
+        self._send = send
+        self._fail = fail
+        self._steps = SimpleQueue[Pending | None]()
+        self._thread = Thread(target=self._run, name="results", daemon=True)
+        self._thread.start()
+
+    def put(self, step: Pending) -> None:
+        self._steps.put(step)
+
+    def finish(self) -> None:
+        """Returns when all results have been sent. Nothing comes later."""
+        self._steps.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (step := self._steps.get()) is not None:
+            try:
+                self._send(step)
+            except Exception as error:
+                self._fail(error)
+                return
 
 
 class Rank:
@@ -35,6 +68,8 @@ class Rank:
         self._writer = Writer(results, generation)
         self._plans = Wire[ToRank](ToRank)
         self._results = Wire[FromRank](FromRank)
+        self._sending = Lock()
+        self._later: Later | None = None  # from the first step on that was not done when it was launched
         self._last_step = 0
         self._profile_until: int | None = None  # the step after which a profile is written
 
@@ -55,11 +90,8 @@ class Rank:
                 if isinstance(plan, Profile):
                     self._profile(executor, plan)
                     continue
-                if (result := executor.step(plan)) is not None:
-                    self._send(result)
-                if self._profile_until == plan.step:
-                    self._profile(executor, Profile())
-                self._last_step = plan.step
+                self._launch(executor, plan)
+            self._settle()
             if not isinstance(plan, StopRank):
                 raise RingError(f"a {type(plan).__name__} came where a StepPlan or StopRank was due")
             executor.close()
@@ -67,13 +99,45 @@ class Rank:
         except StartError as error:
             self._send(RankFailed(self._rank, str(error), True))
             return 2
-        except Exception as error:  # the parent gets the class only: the text may hold what a client must not see
-            traceback.print_exc(file=sys.stderr)
-            self._send(RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False))
-            return 1
+        except Exception as error:
+            self._settle()  # what was launched before is done, or fails as well
+            return self._fail(error, doing)
+
+    def _launch(self, executor: Executor, plan: StepPlan) -> None:
+        step = executor.launch(plan)
+        if self._later is None and not step.is_done():
+            self._later = Later(self._report, self._end)
+        if self._later is None:
+            self._report(step)
+        else:
+            self._later.put(step)
+        if self._profile_until == plan.step:
+            self._profile(executor, Profile())
+        self._last_step = plan.step
+
+    def _report(self, step: Pending) -> None:
+        if (result := step.result()) is not None:
+            self._send(result)
+
+    def _settle(self) -> None:
+        """Returns when the results of all steps have been sent."""
+        if self._later is not None:
+            self._later.finish()
+            self._later = None
+
+    def _fail(self, error: Exception, doing: str) -> int:
+        """The parent gets the class only: the text may hold what a client must not see."""
+        traceback.print_exception(error, file=sys.stderr)
+        self._send(RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False))
+        return 1
+
+    def _end(self, error: Exception) -> None:
+        """A step failed on the device, in the thread that waits for results; the main one may be anywhere."""
+        exit_now(self._fail(error, "running a step"))
 
     def _profile(self, executor: Executor, wish: Profile) -> None:
         """A profile that cannot be made or written harms no request."""
+        self._settle()
         self._profile_until = None if wish.num_steps is None else self._last_step + wish.num_steps
         try:
             executor.profile(wish)
@@ -86,7 +150,8 @@ class Rank:
         return self._plans.decode(body)
 
     def _send(self, message: FromRank) -> None:
-        self._writer.publish(self._results.encode(message))
+        with self._sending:
+            self._writer.publish(self._results.encode(message))
 
     def _progress(self, phase: str, fraction: float) -> None:
         self._send(LoadProgress(self._rank, phase, fraction))
@@ -99,6 +164,13 @@ def bind_to_parent(parent_pid: int, name: str) -> bool:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     return os.getppid() == parent_pid
+
+
+def exit_now(code: int) -> NoReturn:
+    """Without unloading libraries, which take long or hang after a failure; close() has done what matters."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,7 +190,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # at once: close() has done what matters, and libraries take long to unload or hang after a failure
+    exit_now(main())

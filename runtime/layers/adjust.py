@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.layers.sampler import FAR, clean
+from runtime.layers.upload import floats, integers, to_device
 from runtime.messages import Admit, SlotSampling
 
 
@@ -36,11 +37,11 @@ class Counts:
         if not self.free:
             self._grow()
         row = self.rows[slot] = self.free.pop()
-        history = torch.from_numpy(admit.history.astype("int64")).to(self.place)
+        history = to_device(admit.history, self.place)
         self.in_prompt[row] = False
         self.in_prompt[row, history[: admit.prompt_len]] = True
         self.generated[row] = torch.bincount(history[admit.prompt_len :], minlength=self.vocab_size)
-        self.penalties[row] = torch.tensor([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty])
+        self.penalties[row] = floats([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty], self.place)
 
     def _grow(self) -> None:
         old = len(self.generated)
@@ -54,8 +55,8 @@ class Counts:
 
     def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
         """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
-        index = torch.tensor([self.rows[slot] for slot in slots], device=self.place)
-        at = torch.tensor(places, device=self.place)
+        index = integers([self.rows[slot] for slot in slots], self.place)
+        at = integers(places, self.place)
         frequency, presence, repetition = self.penalties[index].unsqueeze(2).unbind(1)
         generated = self.generated[index]
         rows = logits[at]
@@ -65,8 +66,8 @@ class Counts:
 
     def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
-        index = torch.tensor([self.rows[slot] for slot in slots], device=self.place)
-        self.generated[index, tokens[torch.tensor(places, device=self.place)]] += 1
+        index = integers([self.rows[slot] for slot in slots], self.place)
+        self.generated[index, tokens[integers(places, self.place)]] += 1
 
 
 class Adjuster:
@@ -84,9 +85,9 @@ class Adjuster:
         self.biases.pop(slot, None)
         self.bans.pop(slot, None)
         if sampling.bias_ids:
-            self.biases[slot] = (torch.tensor(sampling.bias_ids, device=self.place), torch.tensor(sampling.bias_values, device=self.place))
+            self.biases[slot] = (integers(sampling.bias_ids, self.place), floats(sampling.bias_values, self.place))
         if sampling.stop_ids and sampling.min_len > 0:
-            self.bans[slot] = (sampling.min_len, torch.tensor(sampling.stop_ids, device=self.place))
+            self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.place))
 
     def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
         """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runtime.layers.upload import upload
 from runtime.pooling import Mode
 
 LIKE = 0.75  # of the longest row in a group, the shortest one
@@ -56,9 +57,9 @@ def _group(starts: np.ndarray, counts: np.ndarray, longest: int, place: torch.de
     tokens = np.where(exists, starts[:, None] + offsets, starts[:, None]).ravel()
     is_full = bool(exists.all())
     kept = np.flatnonzero(exists)
-    return Group(len(counts), longest, torch.from_numpy(tokens).to(place),
-                 None if is_full else torch.from_numpy(exists[:, None, None]).to(place),
-                 None if is_full else torch.from_numpy(kept).to(place), torch.from_numpy(tokens[kept]).to(place))
+    return Group(len(counts), longest, upload(tokens, place),
+                 None if is_full else upload(exists[:, None, None], place),
+                 None if is_full else upload(kept, place), upload(tokens[kept], place))
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
@@ -96,4 +97,4 @@ class Picks:
 def plan_picks(mode: Mode, counts: np.ndarray, rows: np.ndarray, place: torch.device) -> Picks:
     """`rows`: those that are complete, of all with `counts` tokens."""
     starts = counts.cumsum() - counts
-    return Picks(mode, torch.from_numpy(starts[rows]).to(place), torch.from_numpy(counts[rows]).to(place))
+    return Picks(mode, upload(starts[rows], place), upload(counts[rows], place))

@@ -13,12 +13,8 @@ from runtime.layers.adjust import Adjuster
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
+from runtime.layers.upload import floats, integers, to_device
 from runtime.messages import Admit, SlotSampling, StepPlan
-
-
-def to_device(array: np.ndarray, place: torch.device) -> Tensor:
-    """A fresh int64 tensor; the array may be read-only, as those of a ring are."""
-    return torch.from_numpy(array.astype(np.int64)).to(place)
 
 
 class Slots:
@@ -67,12 +63,12 @@ class Slots:
             if sampling.logprob_ids:
                 self._admit_picks(admit.slot, sampling)
         wishes = [admit.sampling for admit in admits]
-        index = torch.tensor([admit.slot for admit in admits], device=self.place)
-        self.floats[index] = torch.tensor([[w.temperature, w.top_p, w.min_p] for w in wishes], device=self.place)
-        self.ints[index] = torch.tensor([[w.seed, w.top_k] for w in wishes], device=self.place)
+        index = integers([admit.slot for admit in admits], self.place)
+        self.floats[index] = floats([[w.temperature, w.top_p, w.min_p] for w in wishes], self.place)
+        self.ints[index] = integers([[w.seed, w.top_k] for w in wishes], self.place)
 
     def _admit_picks(self, slot: int, sampling: SlotSampling) -> None:
-        self.picks[slot] = torch.tensor(sampling.logprob_ids, device=self.place)
+        self.picks[slot] = integers(sampling.logprob_ids, self.place)
         for widths in (self.top_logprobs, self.prompt_logprobs):
             if widths[slot] >= 0:
                 widths[slot] += len(sampling.logprob_ids)

@@ -119,7 +119,7 @@ class Planner:
     def run(self, decodes: list[Row], extends: list[tuple[Row, int]]) -> StepResult | None:
         """One step; appends what was sampled to the rows."""
         plan = self.plan(decodes, extends)
-        result = self.executor.step(plan)
+        result = self.executor.launch(plan).result()
         if result is None:
             return None
         sampled = [row for row, does in zip([*decodes, *(row for row, _ in extends)], plan.samples, strict=True) if does]

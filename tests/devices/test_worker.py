@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 
-from runtime.devices import ring
-from runtime.messages import FromRank, LoadProgress, RankFailed, RankReady, StepResult, StopRank, ToRank
+from runtime.devices import ring, worker
+from runtime.messages import FromRank, LoadProgress, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
 from runtime.wire import Wire
 from tests.devices.drive import start_rank
 from tests.devices.plans import decodes, start_null
@@ -103,6 +105,71 @@ def test_a_signal_makes_a_rank_write_its_stack_and_end(process: Process) -> None
     process.popen.send_signal(signal.SIGUSR1)
     code, log = process.end()
     assert code == -signal.SIGUSR1 and "in run" in log  # it may not yet wait for a plan
+
+
+def test_what_was_launched_before_a_failure_is_reported(process: Process) -> None:
+    process.say(start_null(step_s=0.05, fail_at_step=2))
+    process.hear_ready()
+    for step in range(3):
+        process.say(decodes(step))
+    heard = [process.hear() for _ in range(3)]
+    assert [result.step for result in heard[:2] if isinstance(result, StepResult)] == [0, 1]
+    assert isinstance(heard[2], RankFailed) and process.end()[0] == 1
+
+
+class Busy:
+    """An executor whose steps are done when the next one was launched; the last fails on the device."""
+
+    def __init__(self, last: int) -> None:
+        self.launched = [Event() for _ in range(last + 1)]
+
+    def start(self, start: StartRank, progress: object) -> RankReady:
+        return RankReady(rank=0, num_pages=2, weights_bytes=0, pages_bytes=0, device_name="busy", phases_s={})
+
+    def launch(self, plan: StepPlan) -> "BusyStep":
+        self.launched[plan.step].set()
+        return BusyStep(self.launched[plan.step + 1 :], plan.step)
+
+    def close(self) -> None:
+        return None
+
+
+class BusyStep:
+    def __init__(self, later: list[Event], step: int) -> None:
+        self.later = later
+        self.step = step
+
+    def is_done(self) -> bool:
+        return False
+
+    def result(self) -> StepResult:
+        if not self.later:
+            raise MemoryError
+        assert self.later[0].wait(PATIENCE_S), "the next step was not launched before this one's result was there"
+        return StepResult(self.step, np.zeros(1, np.int32), -1, *(np.empty(0, np.float32) for _ in range(3)), [], 0.0)
+
+
+def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def end(code: int) -> None:
+        ended.append(code)
+
+    monkeypatch.setattr(worker, "open_device", lambda name, rank: Busy(3))
+    monkeypatch.setattr(worker, "exit_now", end)
+    plans, results = ring.create(), ring.create()
+    rank = worker.Rank(0, 1, plans, results)
+    writer, reader, wire = ring.Writer(plans, 1), ring.Reader(results, 1), Wire[Any](ToRank)
+    for message in (start_null(), *(decodes(step) for step in range(4)), StopRank()):
+        writer.publish(wire.encode(message))
+    rank.run()  # to its end, as the exit is only noted here
+    heard = []
+    while (body := reader.read_nowait()) is not None:
+        heard.append(Wire[FromRank](FromRank).decode(body))
+    assert [message.step for message in heard if isinstance(message, StepResult)] == [0, 1, 2] and ended == [1]
+    assert isinstance(heard[-1], RankFailed) and "MemoryError" in heard[-1].message
+    for opened in (writer, reader, plans, results):
+        opened.close()
 
 
 @pytest.mark.parametrize("messages,reason", [

@@ -40,7 +40,7 @@ def vectors(folder: Path, prompts: list[list[int]], chunk: int = 1000, second_at
         plan = planner.plan([], extends)
         if second_at:
             plan = replace(plan, admits=[replace(admit, second_at=second_at.get(admit.slot, 0)) for admit in plan.admits])
-        result = executor.step(plan)
+        result = executor.launch(plan).result()
         assert result is not None and result.vectors is not None and len(result.token_ids) == 0
         done = [row.slot for (row, _), is_last in zip(extends, plan.samples, strict=True) if is_last]
         found |= dict(zip(done, result.vectors.reshape(len(done), -1) if done else (), strict=True))

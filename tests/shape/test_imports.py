@@ -24,6 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
+    ("runtime.devices.transfers",),
+    ("runtime.devices.loaded",),
     ("runtime.devices.runner",),
     ("runtime.devices.cpu", "runtime.devices.null", "runtime.devices.cuda", "runtime.devices.ascend"),
     ("runtime.devices.worker",),
@@ -37,8 +39,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {"runtime.actors": (), "runtime.devices": (
-    "runtime.devices.base", "runtime.devices.host", "runtime.devices.ring", "runtime.devices.runner")}
-RANK_SIDE = ("runtime.devices.runner", "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
+    "runtime.devices.base", "runtime.devices.host", "runtime.devices.ring", "runtime.devices.runner", "runtime.devices.loaded",
+    "runtime.devices.transfers")}
+RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.transfers",
+             "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
               "runtime.models.tasks", "runtime.models.encoder_config", "runtime.devices.worker")

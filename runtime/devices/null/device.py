@@ -53,12 +53,29 @@ class NullOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     poison: Literal["raise", "kill", "hang"] = "raise"  # an exception; the end of the process as by the OOM killer; nothing, for ever
 
 
+class Timed:
+    """A step that is done when its time has come. Steps follow each other, as they do on a device."""
+
+    def __init__(self, result: StepResult | None, done_s: float) -> None:
+        self._result = result
+        self._done_s = done_s
+
+    def is_done(self) -> bool:
+        return self._result is None or time.perf_counter() >= self._done_s
+
+    def result(self) -> StepResult | None:
+        if not self.is_done():
+            time.sleep(max(0.0, self._done_s - time.perf_counter()))
+        return self._result
+
+
 class NullExecutor:
     """One rank of it. Keeps of each slot what the formula needs."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._recording: tuple[str, cProfile.Profile] | None = None  # and the folder to write it to
+        self._free_s = 0.0  # when the steps launched so far are done
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         """Raises StartError when `device_options` cannot be used."""
@@ -79,7 +96,7 @@ class NullExecutor:
                          num_host_pages=host.num_pages if host else 0, host_page_bytes=HOST_PAGE_BYTES if host else 0,
                          host_part_bytes=(HOST_PAGE_BYTES,) if host else ())
 
-    def step(self, plan: StepPlan) -> StepResult | None:
+    def launch(self, plan: StepPlan) -> "Timed":
         begin_s = time.perf_counter()
         options = self._options
         if plan.step == options.fail_at_step:
@@ -93,9 +110,9 @@ class NullExecutor:
         if options.token_s:
             duration_s += options.token_s * int(plan.counts.sum())
         if duration_s:
-            time.sleep(max(0.0, begin_s + duration_s - time.perf_counter()))
-            result = result and msgspec.structs.replace(result, compute_s=time.perf_counter() - begin_s)
-        return result
+            self._free_s = max(begin_s, self._free_s) + duration_s
+            result = result and msgspec.structs.replace(result, compute_s=duration_s)
+        return Timed(result, self._free_s)
 
     def prepare(self, grammar: Grammar | None) -> None:
         """Nothing here keeps to a grammar; nobody is promised that it does (--grammar-backend is none)."""

@@ -26,7 +26,7 @@ def admit(slot: int, prompt_len: int, **wishes: Any) -> Admit:
 
 
 def run(executor: Executor, plan: StepPlan) -> StepResult:
-    result = executor.step(plan)
+    result = executor.launch(plan).result()
     assert result is not None and result.step == plan.step
     return result
 
@@ -81,7 +81,7 @@ def test_prompt_logprobs_follow_the_targets() -> None:
 
 
 def test_only_rank_0_reports() -> None:
-    assert opened(rank=1).step(decodes(0)) is None
+    assert opened(rank=1).launch(decodes(0)).result() is None
 
 
 @pytest.mark.parametrize("max_total_tokens,num_pages", [(None, 1 + DEFAULT_POOL_TOKENS // 4), (40, 11), (41, 11)])
@@ -111,7 +111,7 @@ def test_it_fails_where_it_is_told_to() -> None:
     executor = opened(fail_at_step=2)
     run(executor, decodes(1))
     with pytest.raises(RuntimeError, match="step 2"):
-        executor.step(decodes(2))
+        executor.launch(decodes(2)).result()
 
 
 def test_poison_works_in_a_prompt_and_as_the_last_token() -> None:

@@ -1,0 +1,97 @@
+"""What a step sends to its device and brings back, without making the host wait.
+
+Up: host arrays in pinned memory, copied in the order of the device's work. Down: tensors copied behind that work on a stream of their
+own, so that the next step need not wait for the copy, with an event that says when they have come. torch's allocators of pinned and of
+device memory keep both ends alive until the device is done with them, and give the memory to nobody else before.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Fetched(Protocol):
+    """Tensors on their way to the host."""
+
+    def is_done(self) -> bool:
+        """Whether `arrays` returns at once."""
+        ...
+
+    def arrays(self) -> list[np.ndarray]:
+        """Waits for them, in any thread."""
+        ...
+
+
+class Transfers(Protocol):
+    """Copies of one device, called by the thread that launches its work."""
+
+    def upload(self, array: np.ndarray, to: Tensor) -> None:
+        """Copies into a tensor that stays where it is; behind the work launched so far, and before what is launched later."""
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Brings tensors as the work launched so far leaves them, which later work must not overwrite."""
+        ...
+
+
+class Here:
+    """Tensors that were never anywhere else."""
+
+    def __init__(self, arrays: list[np.ndarray]) -> None:
+        self._arrays = arrays
+
+    def is_done(self) -> bool:
+        return True
+
+    def arrays(self) -> list[np.ndarray]:
+        return self._arrays
+
+
+class Direct:
+    """Of a device whose calls are done when they return."""
+
+    def upload(self, array: np.ndarray, to: Tensor) -> None:
+        to.copy_(torch.from_numpy(array))
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Here:
+        return Here([tensor.cpu().numpy() for tensor in tensors])
+
+
+class OnTheWay:
+    """Pinned copies, and the event behind them."""
+
+    def __init__(self, copies: list[Tensor], event: Any) -> None:
+        self._copies = copies
+        self._event = event
+
+    def is_done(self) -> bool:
+        return bool(self._event.query())
+
+    def arrays(self) -> list[np.ndarray]:
+        self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]
+
+
+class Streamed:
+    """Of a device with streams; `streams` is torch's module of it, with Stream, Event, stream and current_stream."""
+
+    def __init__(self, streams: Any) -> None:
+        self._streams = streams
+        self._down = streams.Stream()
+
+    def upload(self, array: np.ndarray, to: Tensor) -> None:
+        to.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> OnTheWay:
+        self._down.wait_stream(self._streams.current_stream())
+        copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        with self._streams.stream(self._down):
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor, non_blocking=True)
+                tensor.record_stream(self._down)
+            event = self._streams.Event()
+            event.record(self._down)
+        return OnTheWay(copies, event)
