@@ -175,6 +175,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     num_threads: int | None  # CPU threads of a rank; None: the device decides
     rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
     seed: int
+    environment: dict[str, str] = {}  # variables of the rank's process
     device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
     state_ratio: float = 0.0  # memory of recurrent layers' states for each byte of keys and values
     num_states: int | None = None  # of them, which overrides the ratio; None: as many as it gives

@@ -36,7 +36,7 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         max_slots=plan.max_running_requests, max_len=plan.context_length,
         max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
         max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
-        device_options=plan.device_options, window_ratio=plan.window_ratio,
+        device_options=plan.device_options, environment=plan.rank_environment, window_ratio=plan.window_ratio,
         state_ratio=plan.mamba_full_memory_ratio, num_states=plan.max_mamba_cache_size,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,

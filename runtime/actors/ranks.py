@@ -230,7 +230,7 @@ class Ranks:
                      "--plans", str(plans), "--results", str(results)]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.devices.worker", *arguments],
-            env=environment(self._start.num_threads),
+            env=environment(self._start.num_threads) | self._start.environment,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a library prints must not get into our output
             pass_fds=[*plans.flat(), *results.flat(), *shared, *self._start.host_fds[index : index + 1]],

@@ -32,9 +32,11 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all groups of options: unknown names are errors. A group's docstring is its title in help and docs."""
 
 
-def option(help: str, *, aliases: tuple[str, ...] = (), note: str = "", later: tuple[str, ...] = (), secret: bool = False) -> Meta:
-    """An option that works. `later` are choices that are known but refused for now; `secret` values are never printed."""
-    return _meta("works", help, aliases=aliases, note=note, later=later, secret=secret)
+def option(help: str, *, aliases: tuple[str, ...] = (), note: str = "", later: tuple[str, ...] = (), secret: bool = False,
+           devices: tuple[str, ...] = ()) -> Meta:
+    """An option that works, on all devices or on those that are named. `later` are choices that are known but refused for now; `secret`
+    values are never printed."""
+    return _meta("works", help, aliases=aliases, note=note, later=later, secret=secret, devices=devices)
 
 
 def planned(help: str, *, aliases: tuple[str, ...] = (), note: str = "", secret: bool = False) -> Meta:

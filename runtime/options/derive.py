@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 import runtime
+from runtime.options.environment import RANK_VARIABLES
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
 
 TEXTS_TOGETHER = 2  # times the chunk of a prompt: no decodes wait for a step of texts
@@ -118,6 +119,16 @@ def chunked_prefill_size(device: DeviceFacts, model: ModelFacts) -> Derived:
     if model.pooling is not None and model.pooling.is_whole:
         return Derived(-1, "the model must see all of a text in one step")
     return Derived(device.chunk_tokens, f"it keeps {device.name} busy for one step without making decodes wait long")
+
+
+def rank_variable(option: str, device: DeviceFacts, machine: MachineFacts) -> Derived:
+    """What the ranks' libraries find in their environment; None: nothing of ours."""
+    variable, usual, reason = RANK_VARIABLES[option]
+    if device.name != "npu":
+        return Derived(None, "ranks on npu devices read it")
+    if variable in machine.environment:
+        return Derived(machine.environment[variable], f"the environment sets {variable}")
+    return Derived(usual, reason)
 
 
 def random_seed(machine: MachineFacts) -> Derived:

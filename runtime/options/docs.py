@@ -43,8 +43,9 @@ def note(row: Row) -> str:
     """What there is to say besides the help: the device, what does the job, or why a default differs."""
     if row.status == "other-device":
         return f"for {row.device} devices" + (f"; {row.note}" if row.note else "")
+    devices = f"on {' and '.join(row.devices)} devices" if row.devices else ""
     later = f"not here yet: {', '.join(row.later)}" if row.later else ""
-    return "; ".join(part for part in (row.note, later) if part)
+    return "; ".join(part for part in (devices, row.note, later) if part)
 
 
 def schema() -> dict[str, Any]:
@@ -68,7 +69,7 @@ def markdown() -> str:
             "Where an option is still planned, the check is not coming back with it.\n\n"
             f"{removed}\n\n## Environment\n\n"
             "There is no second system of settings by environment. What the tuning guide for Ascend sets there has a place each;\n"
-            "`runtime check doctor` shows the current values. The Ascend device itself is not in this version yet.\n\n"
+            "`runtime check doctor` shows the current values.\n\n"
             f"{environment}\n")
 
 

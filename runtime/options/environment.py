@@ -1,7 +1,7 @@
 """Environment variables and system settings that the tuning guide for Ascend sets, and the place that each has here.
 
-Three kinds of place: an option of ours; a setting that the Ascend rank makes for itself, from options and facts, as soon as that device
-is here; and a setting of the machine, which `runtime check doctor` compares with the value that the guide recommends.
+Three kinds of place: an option of ours; a variable that the ranks' libraries read and that an option of ours sets in their environment (what
+the server itself finds there stays, unless the option is given); and a setting of the machine, which `runtime check doctor` compares with the value that the guide recommends.
 """
 
 from typing import Literal
@@ -22,8 +22,20 @@ class Setting(Struct, frozen=True, kw_only=True):
     probe: str = ""
 
 
+# option -> the variable that Ascend's libraries read, what ranks get where neither option nor environment says otherwise, and why
+RANK_VARIABLES: dict[str, tuple[str, str | None, str]] = {
+    "npu_alloc_conf": ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "segments that grow waste less memory"),
+    "npu_streams": ("STREAMS_PER_DEVICE", "32", "copies and collectives have streams of their own"),
+    "npu_task_queue": ("TASK_QUEUE_ENABLE", "1", "kernels that no graph replays are launched from a queue"),
+    "hccl_buffer_mb": ("HCCL_BUFFSIZE", "400", "enough for decodes; the profiles of prompts take more"),
+    "hccl_expansion_mode": ("HCCL_OP_EXPANSION_MODE", "AIV", "vector cores start small collectives fastest"),
+}
+
+
 def _rank(name: str, about: str, recommended: str | None) -> Setting:
-    return Setting(name=name, kind="rank", place="the Ascend rank sets it for its own process", about=about, recommended=recommended)
+    """A variable of the rank's libraries, which an option sets."""
+    option = next(option for option, (variable, _, _) in RANK_VARIABLES.items() if variable == name)
+    return Setting(name=name, kind="rank", place="--" + option.replace("_", "-"), about=about, recommended=recommended)
 
 
 def _option(name: str, place: str, about: str, recommended: str | None = None) -> Setting:
@@ -53,10 +65,10 @@ ENVIRONMENT: tuple[Setting, ...] = (
     _option("SGLANG_ENABLE_SPEC_V2", "always so: verify steps are steps like others", "speculation with steps in flight", "1"),
     _option("ASCEND_MF_STORE_URL", "derived from --dist-init-addr and --disaggregation-bootstrap-port", "where both halves find pages"),
     _option("SGLANG_NPU_FUSED_MOE_MODE", "--moe-runner-backend and --moe-a2a-backend", "how much of the experts' work is fused", "1 or 2"),
-    _rank("SGLANG_NPU_USE_MLAPO", "fused preparation of MLA", "1"),
-    _rank("SGLANG_USE_FIA_NZ", "cache in the NZ layout, together with the fused preparation", "1"),
-    _rank("SGLANG_NPU_USE_MULTI_STREAM", "shared and routed experts on two streams", "1"),
-    _rank("SGLANG_USE_AG_AFTER_QLORA", "gather after the low-rank projection of queries", "1"),
+    _option("SGLANG_NPU_USE_MLAPO", "--npu-mla-prolog", "fused preparation of MLA", "1"),
+    _option("SGLANG_USE_FIA_NZ", "--npu-nz-cache", "cache in the NZ layout, together with the fused preparation", "1"),
+    _option("SGLANG_NPU_USE_MULTI_STREAM", "--npu-multi-stream", "shared and routed experts on two streams", "1"),
+    _option("SGLANG_USE_AG_AFTER_QLORA", "--npu-gather-after-q", "gather after the low-rank projection of queries", "1"),
     Setting(name="kernel: cpufreq scaling_governor", kind="machine", place="runtime check doctor", about="keep the cores at full speed",
             recommended="performance", probe="/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     _sysctl("vm.swappiness", "keep memory out of swap", "0"),

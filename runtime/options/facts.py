@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.models.sparse import Mixture
+from runtime.options.environment import RANK_VARIABLES
 from runtime.pooling import Pooling
 
 
@@ -78,6 +79,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     cores: int  # that this process may use
     memory_bytes: int  # available, within the limit of the control group
     entropy: int  # a fresh random number, for seeds
+    environment: dict[str, str] = {}  # of what RANK_VARIABLES names
     grammar_backends: tuple[str, ...] = ("xgrammar", "llguidance", "outlines")  # that are installed
 
 
@@ -94,6 +96,7 @@ def this_machine() -> MachineFacts:
     """Reads the machine once; everything after it is a pure function of the result."""
     return MachineFacts(cores=len(os.sched_getaffinity(0)), memory_bytes=_available_bytes(),
                         entropy=int.from_bytes(os.urandom(4), "little"),
+                        environment={name: os.environ[name] for name, _, _ in RANK_VARIABLES.values() if name in os.environ},
                         grammar_backends=tuple(name for name, package in GRAMMAR_PACKAGES.items() if find_spec(package) is not None))
 
 

@@ -3,6 +3,8 @@
     given = from_argv(["--port", "0", "--config", "server.yaml"])
     given.options.http.port      0
     given.sources["port"]        "flag --port"
+
+What is said more than once: flags win over the file of --config, and that over the --profile.
 """
 
 import difflib
@@ -15,7 +17,8 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.conflicts import broken
-from runtime.options.table import Row, by_flag, canonical, rows
+from runtime.options.profile import read_profile
+from runtime.options.table import Row, by_flag, by_name, canonical, rows
 from runtime.options.tree import Options
 
 
@@ -23,7 +26,8 @@ class Given(Struct, frozen=True):
     """What the user said: the options, where each one that is not a default came from, and what to tell the user at start."""
 
     options: Options
-    sources: dict[str, str]  # by option name: "flag --x", "file server.yaml", "argument"
+    sources: dict[str, str]  # by option name: "flag --x", "file server.yaml", "argument", "profile x"
+    reasons: dict[str, str] = {}  # by option name, where the source gives one
     notices: list[str] = []
 
 
@@ -34,6 +38,7 @@ class Setting(Struct, frozen=True):
     value: Any
     spelling: str
     source: str
+    reason: str = ""
 
 
 def from_argv(argv: Sequence[str]) -> Given:
@@ -49,6 +54,22 @@ def from_values(values: Mapping[str, Any], source: str = "argument") -> Given:
     """Options by name, as the library takes them. Raises OptionsError with every problem found."""
     problems: list[str] = []
     return _gather(list(_named(values, source, "", problems)), problems)
+
+
+def _from_profile(settings: list[Setting], problems: list[str], notices: list[str]) -> list[Setting]:
+    """What the profile says that the settings name, if they do."""
+    named = [setting.value for setting in settings if setting.row.name == "profile" and setting.value]
+    if not named:
+        return []
+    try:
+        profile = read_profile(str(named[-1]))
+    except OptionsError as error:
+        problems.append(str(error))
+        return []
+    if profile.later:
+        notices.append(f"profile {named[-1]} leaves out what is not here yet: {', '.join(profile.later)}")
+    lines = profile.options.items()
+    return [Setting(by_name()[name], line.value, f"{name} of profile {named[-1]}", f"profile {named[-1]}", line.why) for name, line in lines]
 
 
 def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
@@ -130,8 +151,9 @@ def _unknown(spelling: str, known: list[str], kind: str) -> str:
 def _gather(settings: list[Setting], problems: list[str]) -> Given:
     tree: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     notices: list[str] = []
-    for setting in settings:
+    for setting in [*_from_profile(settings, problems, notices), *settings]:
         meant = _meaning(setting, notices)
         if meant is None:
             continue
@@ -141,12 +163,12 @@ def _gather(settings: list[Setting], problems: list[str]) -> Given:
         if (problem := _refusal(meant.row, meant.spelling)) is not None:
             problems.append(problem)
         if _convert(meant, tree, problems):
-            sources[meant.row.name] = meant.source
+            sources[meant.row.name], reasons[meant.row.name] = meant.source, setting.reason
     said = {row.name: tree.get(row.group, {}).get(row.name, row.default) for row in rows()}
     problems += broken(said)
     if problems:
         raise OptionsError(list(dict.fromkeys(problems)))
-    return Given(msgspec.convert(tree, Options), sources, list(dict.fromkeys(notices)))
+    return Given(msgspec.convert(tree, Options), sources, reasons, list(dict.fromkeys(notices)))
 
 
 def _meaning(setting: Setting, notices: list[str]) -> Setting | None:

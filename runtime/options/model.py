@@ -39,6 +39,8 @@ class Model(Group, frozen=True, kw_only=True):
     download_dir: A[str | None, planned("Folder for models that are fetched from the hub.")] = None
     model_checksum: A[str | None, planned("Check the weight files against this list of checksums before loading.")] = None
     json_model_override_args: A[Json, planned("Values that replace those of config.json, as JSON.")] = {}
+    profile: A[str | None, option(
+        "Settings for a known model on known hardware, by name or as a YAML file; --config and flags win over it.")] = None
     config: A[str | None, option("YAML file of options, one `name: value` a line; flags win over it.")] = None
     enable_tokenizer_batch_encode: A[bool, superseded(
         "Encode the prompts of a batch request together.",

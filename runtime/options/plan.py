@@ -12,6 +12,7 @@ from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options import derive
 from runtime.options.derive import Derived
+from runtime.options.environment import RANK_VARIABLES
 from runtime.options.events import KVEvents
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
 from runtime.options.given import Given
@@ -136,6 +137,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     random_seed: int
     log_level: str
     log_format: str
+    npu_alloc_conf: str | None  # this and the next four: what ranks on npu devices find in their environment; None: nothing of ours
+    npu_streams: str | int | None
+    npu_task_queue: str | int | None
+    hccl_buffer_mb: str | int | None
+    hccl_expansion_mode: str | None
+    profile: str | None
     null_step_s: float
     null_token_s: float
     null_vocab_size: int
@@ -162,6 +169,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.mamba_track_interval if self.mamba_scheduler_strategy == "extra_buffer" else 0
 
     @property
+    def rank_environment(self) -> dict[str, str]:
+        """Variables that the ranks' libraries read."""
+        said = {variable: getattr(self, option) for option, (variable, _, _) in RANK_VARIABLES.items()}
+        return {variable: str(value) for variable, value in said.items() if value is not None}
+
+    @property
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device != "null":
@@ -178,7 +191,7 @@ class Choice:
         for row in rows():
             if row.status == "works":
                 value = getattr(getattr(given.options, row.group), row.name)
-                self.why[row.name] = Provenance(value, given.sources.get(row.name, "default"))
+                self.why[row.name] = Provenance(value, given.sources.get(row.name, "default"), given.reasons.get(row.name, ""))
 
     def __getitem__(self, name: str) -> Any:
         return self.why[name].value
@@ -226,6 +239,8 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
     c.auto("graph_sizes", derive.graph_sizes, device, c["max_running_requests"])
     c.auto("random_seed", derive.random_seed, machine)
+    for name in RANK_VARIABLES:
+        c.auto(name, derive.rank_variable, name, device, machine)
     c.auto("null_vocab_size", derive.null_vocab_size, model)
     values = {field.name: c[field.name] for field in structs.fields(Plan) if field.name not in ("why", "notices")}
     plan = Plan(**values, why=c.why, notices=given.notices)

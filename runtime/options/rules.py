@@ -75,6 +75,16 @@ def windows_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFa
     return None
 
 
+def options_suit_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Some options act on some devices only."""
+    wrong = [row for name, row in by_name().items() if row.devices and device.name not in row.devices
+             and plan.why[name].source not in ("default", "derived") and plan.why[name].value != row.default]
+    if not wrong:
+        return None
+    wanted = " or ".join(wrong[0].devices)
+    return f"{', '.join(row.flag for row in wrong)} does nothing on --device {device.name}; leave it out, or take --device {wanted}"
+
+
 STATE_OPTIONS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_scheduler_strategy", "mamba_track_interval")
 
 
@@ -141,6 +151,7 @@ def texts_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> 
 
 
 RULES: tuple[Rule, ...] = (
+    options_suit_the_device,
     processors_have_logits,
     heads_divide,
     kv_heads_divide,

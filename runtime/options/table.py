@@ -29,6 +29,7 @@ class Row(Struct, frozen=True, kw_only=True):
     later: tuple[str, ...]  # choices that are refused for now
     status: Status
     device: str  # status other-device: whose option it is
+    devices: tuple[str, ...] = ()  # status works: the devices that it works on; none: all
     help: str
     note: str  # status superseded: what does it here; else why it differs from the reference
     secret: bool
@@ -82,7 +83,8 @@ def _row(field: structs.FieldInfo, meta: inspect.Type, group: str, title: str) -
     default = field.default_factory() if field.default is NODEFAULT else field.default
     return Row(name=field.name, flag="--" + field.name.replace("_", "-"), aliases=meta.extra.get("aliases", ()), group=group,
                title=title, type=text, takes=takes, default=default, choices=choices, later=meta.extra.get("later", ()),
-               status=meta.extra["status"], device=meta.extra.get("device", ""), note=meta.extra.get("note", ""),
+               status=meta.extra["status"], device=meta.extra.get("device", ""), devices=meta.extra.get("devices", ()),
+               note=meta.extra.get("note", ""),
                help=(meta.extra_json_schema or {})["description"], secret=meta.extra.get("secret", False), convert=field.type)
 
 

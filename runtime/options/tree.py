@@ -2,6 +2,7 @@
 
 from msgspec import field
 
+from runtime.options.ascend import Ascend
 from runtime.options.debug import Debug
 from runtime.options.declare import Group
 from runtime.options.disaggregation import Disaggregation
@@ -47,5 +48,6 @@ class Options(Group, frozen=True, kw_only=True):
     tiers: Tiers = field(default_factory=Tiers)
     disaggregation: Disaggregation = field(default_factory=Disaggregation)
     multimodal: Multimodal = field(default_factory=Multimodal)
+    ascend: Ascend = field(default_factory=Ascend)
     debug: Debug = field(default_factory=Debug)
     null: Null = field(default_factory=Null)

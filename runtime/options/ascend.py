@@ -1,0 +1,24 @@
+"""What Ascend's libraries read from a rank's environment, as options; environment.py has the names of the variables."""
+
+from typing import Annotated as A
+from typing import Literal
+
+from runtime.options.declare import Auto, Count, Group, option, planned
+
+
+class Ascend(Group, frozen=True, kw_only=True):
+    """Ascend"""
+
+    npu_alloc_conf: A[str | Auto, option(
+        "Settings of torch_npu's allocator, such as expandable_segments:True.", devices=("npu",))] = "auto"
+    npu_streams: A[Count | Auto, option("Most streams of one device.", devices=("npu",))] = "auto"
+    npu_task_queue: A[Literal[0, 1, 2] | Auto, option(
+        "How kernels wait for their launch: 0 not at all, 1 in a queue, 2 in a queue that merges work, for prompts.",
+        devices=("npu",))] = "auto"
+    hccl_buffer_mb: A[Count | Auto, option("Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",))] = "auto"
+    hccl_expansion_mode: A[Literal["AIV", "AI_CPU", "HOST"] | Auto, option(
+        "What schedules collectives: vector cores, the device's own CPU, or the host.", devices=("npu",))] = "auto"
+    npu_mla_prolog: A[bool, planned("Prepare queries and latents of MLA in one fused operator.")] = False
+    npu_nz_cache: A[bool, planned("Keep latents in the NZ layout; goes with --npu-mla-prolog.")] = False
+    npu_multi_stream: A[bool, planned("Compute shared and routed experts on two streams.")] = False
+    npu_gather_after_q: A[bool, planned("Gather after the low-rank projection of queries, so that fewer bytes are sent.")] = False
