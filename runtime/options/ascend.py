@@ -15,7 +15,8 @@ class Ascend(Group, frozen=True, kw_only=True):
     npu_task_queue: A[Literal[0, 1, 2] | Auto, option(
         "How kernels wait for their launch: 0 not at all, 1 in a queue, 2 in a queue that merges work, for prompts.",
         devices=("npu",))] = "auto"
-    hccl_buffer_mb: A[Count | Auto, option("Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",))] = "auto"
+    hccl_buffer_mb: A[Count | Auto, option(
+        "Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",))] = "auto"
     hccl_expansion_mode: A[Literal["AIV", "AI_CPU", "HOST"] | Auto, option(
         "What schedules collectives: vector cores, the device's own CPU, or the host.", devices=("npu",))] = "auto"
     npu_mla_prolog: A[bool, planned("Prepare queries and latents of MLA in one fused operator.")] = False

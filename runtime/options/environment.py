@@ -1,7 +1,8 @@
 """Environment variables and system settings that the tuning guide for Ascend sets, and the place that each has here.
 
-Three kinds of place: an option of ours; a variable that the ranks' libraries read and that an option of ours sets in their environment (what
-the server itself finds there stays, unless the option is given); and a setting of the machine, which `runtime check doctor` compares with the value that the guide recommends.
+Three kinds of place: an option of ours; a variable that the ranks' libraries read and that an option of ours sets in their environment
+(what the server itself finds there stays, unless the option is given); and a setting of the machine, which `runtime check doctor` compares
+with the value that the guide recommends.
 """
 
 from typing import Literal

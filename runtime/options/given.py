@@ -68,8 +68,8 @@ def _from_profile(settings: list[Setting], problems: list[str], notices: list[st
         return []
     if profile.later:
         notices.append(f"profile {named[-1]} leaves out what is not here yet: {', '.join(profile.later)}")
-    lines = profile.options.items()
-    return [Setting(by_name()[name], line.value, f"{name} of profile {named[-1]}", f"profile {named[-1]}", line.why) for name, line in lines]
+    source = f"profile {named[-1]}"
+    return [Setting(by_name()[name], line.value, f"{name} of {source}", source, line.why) for name, line in profile.options.items()]
 
 
 def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:

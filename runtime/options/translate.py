@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options import vllm
-from runtime.options.environment import ENVIRONMENT
+from runtime.options.environment import ENVIRONMENT, RANK_VARIABLES
 from runtime.options.table import Row, by_flag, canonical
 
 System = Literal["sglang", "rtp_llm", "vllm"]
@@ -24,6 +24,7 @@ COMMANDS: tuple[tuple[str, System], ...] = (
     (r"(.*/)?vllm|vllm\..*", "vllm"),
 )
 SHELL = {"&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>"}  # what ends a command
+VARIABLE_FLAGS = {variable: "--" + option.replace("_", "-") for option, (variable, _, _) in RANK_VARIABLES.items()}
 # RTP-LLM takes these from flags or from the environment; None: nothing of the kind is needed here
 RTP_LLM_BASICS: dict[str, str | None] = {
     "--checkpoint-path": "--model-path", "--tokenizer-path": "--tokenizer-path", "--start-port": "--port",
@@ -102,7 +103,8 @@ def _split(words: list[str]) -> tuple[list[str], System, list[str]]:
 
 
 def _environment(words: Sequence[str], system: System, notes: list[str]) -> list[str]:
-    """Flags for the VARIABLE=value words that RTP-LLM takes as such. Others get a note: there are no settings by environment."""
+    """Flags for the VARIABLE=value words that have one: those of Ascend's libraries, and what RTP-LLM takes as such. Others get a note:
+    there are no settings by environment."""
     out: list[str] = []
     places = {setting.name.removeprefix("sysctl: "): setting.place for setting in ENVIRONMENT}
     for word in words:
@@ -110,7 +112,9 @@ def _environment(words: Sequence[str], system: System, notes: list[str]) -> list
         flag = canonical("--" + name.lower())
         if not equals or not name.replace(".", "_").isidentifier():
             continue
-        if name in places:
+        if name in VARIABLE_FLAGS:
+            out += [VARIABLE_FLAGS[name], value]
+        elif name in places:
             notes.append(f"{name} is left out; its place here: {places[name]}")
         elif system == "rtp_llm" and (flag in by_flag() or flag in RTP_LLM_BASICS):
             out += [flag, value]

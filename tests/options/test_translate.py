@@ -24,7 +24,7 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     (SGLANG + "--cuda-graph-bs 1 2 4 --port 1", "--cuda-graph-bs 1 2 4 --port 1", "--cuda-graph-bs is an option of cuda and npu devices"),
     (SGLANG + "--enable-deepep-moe", "--moe-a2a-backend deepep", "--enable-deepep-moe (--moe-a2a-backend) deepep is not here yet"),
     (SGLANG + "--does-not-exist 3 --port 1", "--port 1", "--does-not-exist is unknown here"),
-    ("HCCL_BUFFSIZE=400 FOO=1 " + SGLANG + "--port 1", "--port 1", "HCCL_BUFFSIZE is left out; its place here: the Ascend rank"),
+    ("HCCL_BUFFSIZE=400 FOO=1 " + SGLANG + "--port 1", "--hccl-buffer-mb 400 --port 1", "FOO is left out"),
     ("FOO=1 " + SGLANG + "--port 1", "--port 1", "FOO is left out: the runtime takes no settings"),
     ("sysctl -w vm.swappiness=0 && /opt/vllm/python -m sglang.launch_server --port 1 > log 2>&1 &", "--port 1", "vm.swappiness is left"),
     ("docker run -p 1:1 --env KEY=s3cret example/sglang python3 -m sglang.launch_server --port 1", "--port 1", "KEY is left out"),
