@@ -11,6 +11,7 @@
     │   ├── NotFound         404   no such model, route or object
     │   ├── Busy             400   not while requests run (400 and not 409, because clients of SGLang look for it)
     │   ├── TooLarge         413   the body is over the limit
+    │   ├── HeadTooLarge     431   the target and headers are
     │   ├── Overloaded       429   the queue is full; try again later
     │   ├── InternalFault    500   our bug, or a death of the ranks, pinned on this request; the log has the details, the message has not
     │   └── Unavailable      503   draining, or the ranks died for good; try again
@@ -90,6 +91,12 @@ class TooLarge(RequestError):
     """The request body is over the size limit."""
 
     status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class HeadTooLarge(RequestError):
+    """The request's target and headers are over the size limit."""
+
+    status, type, code = 431, "invalid_request_error", "head_too_large"
 
 
 class Overloaded(RequestError):

@@ -2,6 +2,10 @@
 
 In our own server a stream of tokens is written here directly, in the step's fan-out, without a task switch per token.
 A connection that takes nothing for `stuck_s` seconds is cut, whatever it was being sent.
+
+The end of what a client sends may mean that it has left, or that it has said all and listens. Which of the two it is, only writing
+tells: who has left answers with a reset. So a client that closes its side before the head of its answer is out is sent an interim
+response, which HTTP/1.1 allows at any time, and looked at until the answer is out. Later, in the middle of an answer, closing is leaving.
 """
 
 import asyncio
@@ -15,13 +19,17 @@ HIGH_WATER_BYTES = 64 * 1024  # above: deltas are kept back and coalesced
 LOW_WATER_BYTES = 16 * 1024
 UNSENT_BYTES = 128 * 1024  # most that the kernel keeps unsent; without it megabytes hide a slow reader
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, no seconds
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0  # between looks at a client that may have left, twice as long each time
+TCP_CLOSE = 7  # of the kernel's states of a connection: reset, or closed by both
 
 
 class Connection(asyncio.StreamReaderProtocol):
     """Protocol of an accepted connection: feeds hypercorn's reader, and tells the stream in progress about the transport.
 
     `is_full` is true while nothing should be written: the write buffer is above its mark or the connection is lost.
-    `on_drain` is called when there is room again. `on_leave` is called once, when the client closes or is cut off.
+    `on_drain` is called when there is room again. `on_leave` is called once, when the client leaves or is cut off. `waits_for_head` tells
+    whether it may be sent an interim response now; None: the connection can't be half closed.
     """
 
     def __init__(self, opened: Callable[["Connection", asyncio.StreamReader, asyncio.StreamWriter], None], stuck_s: float) -> None:
@@ -32,6 +40,7 @@ class Connection(asyncio.StreamReaderProtocol):
         self.is_lost = False
         self.on_drain: Callable[[], None] | None = None
         self.on_leave: Callable[[], None] | None = None
+        self.waits_for_head: Callable[[], bool | None] | None = None
         self.stuck_s = stuck_s
         self.loop = loop
         self.stuck_timer: asyncio.TimerHandle | None = None
@@ -67,7 +76,10 @@ class Connection(asyncio.StreamReaderProtocol):
             self.on_drain()
 
     def eof_received(self) -> bool | None:
-        self._leave()
+        if self.waits_for_head is None or self.waits_for_head() is None:
+            self._leave()
+        else:
+            self.loop.call_later(FIRST_LOOK_S, self._look, FIRST_LOOK_S, False)
         return super().eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -81,6 +93,18 @@ class Connection(asyncio.StreamReaderProtocol):
         left, self.on_leave = self.on_leave, None
         if left is not None:
             left()
+
+    def _look(self, pause_s: float, has_asked: bool) -> None:
+        """Whether a client that sends no more is still there."""
+        if self.is_lost:
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+            self.cut()
+            return
+        if not has_asked and self.waits_for_head is not None and self.waits_for_head():
+            self.transport.write(INTERIM)
+            has_asked = True
+        self.loop.call_later(pause_s, self._look, min(2 * pause_s, LAST_LOOK_S), has_asked)
 
     def _watch_progress(self) -> None:
         unsent = self.transport.get_write_buffer_size()

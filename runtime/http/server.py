@@ -1,7 +1,8 @@
 """Our own server: a small shell that accepts connections and hands them to hypercorn's protocols (HTTP/1.1, HTTP/2).
 
-It adds three things to hypercorn's own: plain HTTP/1.1 connections can be written to directly (see connection.py), a client that
-leaves is noticed even while requests are pipelined, and the application has no lifespan: whoever calls `serve` starts and stops it.
+It adds to hypercorn's own: plain HTTP/1.1 connections can be written to directly (see connection.py), a client that leaves is
+noticed even while requests are pipelined, one that closes its own side only is answered, request targets may be absolute, heads are
+bounded whatever their pieces, and the application has no lifespan: whoever calls `serve` starts and stops it.
 """
 
 import asyncio
@@ -9,23 +10,29 @@ import logging
 import socket
 import ssl
 from typing import Any
+from urllib.parse import unquote
 
 import anyio
+import h11
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Closed, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H11Protocol
 from starlette.types import ASGIApp
 
-from runtime.errors import StartError
+from runtime.errors import HeadTooLarge, StartError
+from runtime.http.body import refusing
 from runtime.http.connection import EXTENSION, Connection
+from runtime.http.errors import error_response
 from runtime.http.socket import TERMINATED
 
 LOG = logging.getLogger("runtime.http")
 
 BACKLOG = 2048
 READ_BYTES = 2**16
+MAX_HEAD_BYTES = 2**16  # of a request: its target and headers
 GRACE_S = 30.0  # for running answers, after shutdown was asked for
 STUCK_S = 30.0  # that a client may take nothing of what waits for it
 KEEP_ALIVE_S = 75.0  # for idle connections; clients and proxies close theirs earlier, so no request meets a closing one
@@ -100,14 +107,16 @@ class _Shell:
         return Connection(self._opened, self.stuck_s)
 
     def _opened(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open[connection] = self.tasks.create_task(self._run(connection, reader, writer))
-
-    async def _run(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_plain = writer.get_extra_info("ssl_object") is None
         app = _Entry(self.app, connection if is_plain else None, self.context)
         server = _Server(app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer)
         server.close_s = self.stuck_s
+        server.over = asyncio.Event()
         connection.on_leave = server.leave
+        connection.waits_for_head = server.waits_for_head if is_plain else None
+        self.open[connection] = self.tasks.create_task(self._run(connection, server))
+
+    async def _run(self, connection: Connection, server: "_Server") -> None:
         try:
             await server.run()
         except Exception:  # of one connection: the others go on
@@ -141,11 +150,36 @@ class _Entry:
         self.connection = connection
 
     async def __call__(self, scope: Any, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+        if not scope["path"].startswith("/"):
+            _make_relative(scope)
+        if scope["type"] == "http" and _head_bytes(scope) > MAX_HEAD_BYTES:
+            error = HeadTooLarge(f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes")
+            await refusing(error_response(error, scope["path"]))(scope, receive, send)
+            return
         if self.connection is not None and scope["type"] == "http" and scope["http_version"] == "1.1":
             scope["extensions"][EXTENSION] = (self.connection, send)
         elif scope["type"] == "websocket":
             scope["extensions"][TERMINATED] = self.context.terminated.wait
         await self.app(scope, receive, send)
+
+
+def _make_relative(scope: Any) -> None:
+    """A target with scheme and host, as proxies are sent: what counts is its path, and its host is the request's (RFC 9112, 3.2.2)."""
+    target = scope["raw_path"].partition(b"//")
+    if target[0].lower() not in (b"http:", b"https:"):
+        return
+    host, slash, path = target[2].partition(b"/")
+    scope["raw_path"] = slash + path or b"/"
+    scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+    scope["headers"] = [(b"host", host), *[header for header in scope["headers"] if header[0] != b"host"]]
+
+
+def _head_bytes(scope: Any) -> int:
+    """About as many as came."""
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    for name, value in scope["headers"]:
+        size += len(name) + len(value) + 4
+    return size
 
 
 class _Server(TCPServer):
@@ -157,12 +191,29 @@ class _Server(TCPServer):
     close_s = STUCK_S  # that the last bytes may take
     has_left = False
     handling: anyio.CancelScope | None = None
+    over: asyncio.Event  # the client has left, or an answer is out
+
+    def waits_for_head(self) -> bool | None:
+        """Whether an HTTP/1.1 client waits for the head of its answer; None: it is in the middle of one, or speaks something else."""
+        if not hasattr(self, "protocol"):  # nothing has been read yet
+            return False
+        protocol = self.protocol.protocol
+        h1 = protocol.connection if isinstance(protocol, H11Protocol) else None
+        if not isinstance(h1, h11.Connection) or h1.our_state is h11.SEND_BODY or h1.their_http_version == b"1.0":
+            return None
+        return h1.our_state is h11.SEND_RESPONSE
 
     def leave(self) -> None:
         """The client has closed: what was sent before is still handled, but nothing waits any more."""
         self.has_left = True
+        self.over.set()
         if self.handling is not None:
             self.handling.cancel()
+
+    async def protocol_send(self, event: Event) -> None:
+        await super().protocol_send(event)
+        if isinstance(event, Updated) and event.idle:
+            self.over.set()
 
     async def _read_data(self) -> None:
         while not self.reader.at_eof():
@@ -175,6 +226,10 @@ class _Server(TCPServer):
                 if self.has_left:
                     self.handling.cancel()  # takes effect when it waits
                 await self.protocol.handle(RawData(data))
+        protocol = self.protocol.protocol
+        while isinstance(protocol, H11Protocol) and protocol.stream is not None and not self.has_left:
+            self.over.clear()
+            await self.over.wait()  # it has said all, and listens
         await self.protocol.handle(Closed())
         await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
 
@@ -207,6 +262,6 @@ def _config(root_path: str) -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 2**62  # a busy client keeps its connection
-    config.h11_max_incomplete_size = 64 * 1024  # of a request's head
+    config.h11_max_incomplete_size = MAX_HEAD_BYTES  # in pieces; in one, it may be twice as long
     config.root_path = root_path
     return config

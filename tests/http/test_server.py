@@ -1,6 +1,7 @@
 """The shell on raw sockets: clients that leave, read slowly or not at all, pipeline, and servers that stop."""
 
 import json
+import socket
 from collections.abc import Callable
 
 import anyio
@@ -12,7 +13,7 @@ import pytest
 from runtime.errors import StartError
 from runtime.http import exchange
 from runtime.http.app import http_app
-from runtime.http.server import listen
+from runtime.http.server import MAX_HEAD_BYTES, listen
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 
@@ -57,6 +58,53 @@ async def test_a_client_that_leaves_is_aborted_once(path: str, said: int, is_str
                 await client.until(b"data: ")
         await until(lambda: not service.running)
     assert service.aborted == [service.asks[0].id]
+
+
+@EVERY_ROUTE
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_client_that_closes_its_side_only_is_answered(path: str, is_stream: bool) -> None:
+    service = FakeService(hold=True)
+    async with serving(service) as address, Raw.connected(address) as client:
+        await client.send(path, body(path, stream=is_stream))
+        client.sock.shutdown(socket.SHUT_WR)
+        await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")  # the server wants to know whether anybody is there
+        assert service.running
+        service.run()
+        answer = await client.to_end()
+    assert answer.startswith(b"HTTP/1.1 200") and service.aborted == []
+    assert answer.endswith(b"0\r\n\r\n") if is_stream else answer.endswith(b"}")
+
+
+async def test_a_client_that_asks_twice_and_closes_its_side_is_answered_twice() -> None:
+    async with serving(FakeService()) as address, Raw.connected(address) as client:
+        await client.send("/generate", body("/generate"))
+        await client.send("/generate", body("/generate"))
+        client.sock.shutdown(socket.SHUT_WR)
+        assert (await client.to_end()).count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize(("target", "status"), [
+    ("http://elsewhere.example/health", 200), ("HTTP://h:1/v1/models?x=1", 200), ("http://h", 404), ("http://h/v1/nothing", 404),
+    ("ftp://h/health", 404), ("/health", 200)])
+async def test_targets_may_name_scheme_and_host(target: str, status: int) -> None:
+    async with serving(FakeService()) as address, Raw.connected(address) as client:
+        await client.say(f"GET {target} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+        assert (await client.until(b"\r\n")).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(("size", "is_target"), [(70_000, False), (70_000, True), (300_000, False)])
+async def test_long_heads_are_refused(size: int, is_target: bool) -> None:
+    service = FakeService()
+    async with serving(service) as address, Raw.connected(address) as client:
+        target, value = ("/health?x=" + "x" * size, "y") if is_target else ("/health", "y" * size)
+        head = f"GET {target} HTTP/1.1\r\nhost: test\r\nlong: {value}\r\n\r\n".encode()
+        try:
+            await client.say(head)
+            answer = await client.until(b"\r\n")
+        except ConnectionError:
+            assert size > 2 * MAX_HEAD_BYTES  # the end of the connection, while more came than is ever read
+        else:
+            assert answer.startswith(b"HTTP/1.1 431 ")
 
 
 async def test_a_client_that_leaves_with_a_request_in_the_pipeline_is_aborted() -> None:
