@@ -50,6 +50,9 @@ from runtime.supervisor import Supervisor
 from runtime.text.infill import find_format
 from runtime.text.vocabulary import Vocabulary
 
+SHUT: dict[State, str] = {  # why no request comes in
+    "draining": "the server is draining; try again later", "failed": "the server has failed",
+    "closed": "this engine is closed; open another one"}
 DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
 
 
@@ -107,6 +110,8 @@ class Core:
         except RuntimeFault as fault:
             self._fail(fault)
         finally:
+            if self._state != "failed":
+                self._state = "closed"
             self.control.close(Unavailable("the server is stopping; try again later"))
             self._router.fail_all(Unavailable("the server is stopping; try again later"))
             with anyio.CancelScope(shield=True):
@@ -126,7 +131,7 @@ class Core:
 
     async def drain(self, deadline_s: float) -> None:
         """No new requests; returns when the open ones have ended, or after `deadline_s`, when they are told to come again."""
-        if self._state != "failed":
+        if self._state not in ("failed", "closed"):
             self._state = "draining"
         if len(self._outputs):
             self._is_empty = anyio.Event()
@@ -222,8 +227,8 @@ class Core:
                 self.control.sessions.ended(ask.id)
 
     def _check_open(self) -> None:
-        if self._state in ("draining", "failed"):
-            raise Unavailable(f"the server is {self._state}; try again later" if self._state == "draining" else "the server has failed")
+        if (shut := SHUT.get(self._state)) is not None:
+            raise Unavailable(shut)
         running = self._scheduler.roster.num_running_requests if self._scheduler is not None else 0
         if self._router.num_open - running >= self.plan.max_queued_requests:
             raise Overloaded(f"{self.plan.max_queued_requests} requests are waiting already (--max-queued-requests); try again later")

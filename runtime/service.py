@@ -14,7 +14,7 @@ from runtime.pooling import Pooling
 from runtime.request import Sink
 from runtime.sampling import Limits
 
-State = Literal["loading", "ready", "paused", "recovering", "draining", "failed"]
+State = Literal["loading", "ready", "paused", "recovering", "draining", "failed", "closed"]
 
 
 class Health(Struct, frozen=True):

@@ -22,7 +22,9 @@ def run(argv: Sequence[str]) -> int:
     form.add_argument("--yaml", action="store_true", help="print a file for --config")
     form.add_argument("--json", action="store_true", help="print an object: system, command, settings, notes")
     parser.add_argument("--only-working", action="store_true", help="leave out options that this version refuses")
-    arguments = parser.parse_args(own)
+    arguments, stray = parser.parse_known_args(own)
+    if stray:
+        raise OptionsError([f"put -- before the command: runtime translate -- {shlex.join(stray)}"])
     translation = translate(theirs or _read(), only_working=arguments.only_working)
     if arguments.json:
         print(msgspec.json.encode({"system": translation.system, "command": translation.words(), "settings": dict(translation.settings),
@@ -40,6 +42,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _read() -> list[str]:
+    if sys.stdin.isatty():
+        raise OptionsError(["there is no command; give it behind --, as in: runtime translate -- vllm serve MODEL"])
     text = sys.stdin.read().replace("\\\n", " ")
     try:
         return shlex.split(text, comments=True)

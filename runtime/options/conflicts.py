@@ -352,6 +352,7 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
     states_align_with_pages,
     doors.keys_fit_a_header,
     doors.root_path_is_a_path,
+    doors.grpc_serves_no_http,
     storage_settings_are_known,
 )
 

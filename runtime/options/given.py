@@ -10,7 +10,7 @@ What is said more than once: flags win over the file of --config, and that over 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -202,7 +202,10 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
         converted = msgspec.convert(value, row.convert, strict=False)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: surrogates; RecursionError: JSON of great depth
         if row.takes == "json" and isinstance(error, msgspec.ValidationError):
-            problems.append(f"{setting.spelling} {_show(row, value)} is not possible: {str(error)[:1].lower()}{str(error)[1:]}")
+            problems.append(f"{setting.spelling} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}")
+            return False
+        if row.takes == "json" and isinstance(error, msgspec.DecodeError):
+            problems.append(f"{setting.spelling} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}")
             return False
         problems.append(f"{setting.spelling} {_show(row, value)} is not possible; expected {row.type}")
         return False
@@ -212,6 +215,24 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
         return False
     tree.setdefault(row.group, {})[row.name] = converted
     return True
+
+
+def _first_lower(error: Exception) -> str:
+    return str(error)[:1].lower() + str(error)[1:]
+
+
+def _json_example(row: Row) -> str:
+    """What one may write instead."""
+    fields = _fields(row.convert)
+    of = f" of {', '.join(fields)}" if fields else ""
+    return f"give an object{of} in quotes, like {row.flag} '{{\"{fields[0] if fields else 'name'}\": ...}}'"
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    """Of the struct that an option's type is, or has in it."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return kind.__struct_fields__
+    return next((fields for part in get_args(kind) if (fields := _fields(part))), ())
 
 
 def _show(row: Row, value: Any) -> str:

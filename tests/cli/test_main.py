@@ -18,6 +18,10 @@ from runtime.cli import COMMANDS, main
     (["serve", "--help", "lora"], 0, "--enable-lora", ""),
     (["serve", "--help", "nothing"], 2, "", "there is no group nothing"),
     (["serve", "--prt", "1"], 2, "", "did you mean --port?"),
+    (["translate", "vllm", "serve", "x", "--port", "1"], 2, "", "put -- before the command: runtime translate -- vllm serve x --port 1"),
+    (["serve", "--kv-events-config", "{bad"], 2, "", "--kv-events-config {bad is not JSON: "),
+    (["serve", "--kv-events-config", "{bad"], 2, "", "give an object of publisher, endpoint, "),
+    (["serve", "--kv-events-config", '{"a": 1}'], 2, "", "unknown field `a`; give an object of publisher, endpoint, "),
     (["serve", "--model-path", "/does/not/exist"], 2, "", "/does/not/exist"),
 ])
 def test_commands(argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,8 @@ async def test_pause_flush_and_abort(checkpoint: Checkpoint) -> None:
         assert engine.abort_request("mi") == 1 and engine.abort_request("") == 0
         last = [delta async for delta in stream][-1]
         assert last.finish is not None and last.finish.reason == "abort"
+    with pytest.raises(Unavailable, match="this engine is closed"):
+        await engine.generate("Hello")
 
 
 @pytest.mark.anyio

@@ -22,6 +22,8 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [  # wrong values, par
     ({"served_model_name": "a:b"}, "holds a colon", {"served_model_name": "ab"}),
     ({"api_key": "a b"}, "can't carry", {"api_key": "ab"}),
     ({"fastapi_root_path": "llm/"}, "must begin with /", {"fastapi_root_path": "/llm"}),
+    ({"grpc_mode": True, "cors_origins": ("*",), "stream_interval": 4}, "--cors-origins, --stream-interval: no effect on gRPC",
+     {"grpc_mode": False}),
     ({"null_step_s": 0.1}, "--device null", {"device": "null"}),
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),

@@ -55,7 +55,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
     ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
     ("--load-format gguf", "--load-format gguf is not here yet; choose one of auto, dummy, safetensors"),
     ("--disable-radix-cache=7", "expected bool"),
-    ("--json-model-override-args {", "is not possible; expected json"),
+    ("--json-model-override-args {", "is not JSON: "),
     ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
     ("--json-model-override-args \udc80", "is not possible; expected json"),
     ("--enable-lora", "--enable-lora is planned and not here yet; leave it out"),
