@@ -38,6 +38,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]
     whitespace_pattern: str | None = None
     is_compact: bool = False
+    special: dict[str, int] = {}  # special tokens by their texts, which `tokens` does not have
 
 
 class Matcher(Protocol):
@@ -79,7 +80,8 @@ def open_backend(setup: GrammarSetup) -> Backend:
     """Reads the tokenizer and imports the library: seconds."""
     vocabulary = Vocabulary.load(Path(setup.tokenizer_path), setup.vocab_size)
     terms = Terms(tokens=token_bytes(vocabulary, setup), encode=partial(vocabulary.encode, add_special=False),
-                  eos_ids=setup.eos_ids, whitespace_pattern=setup.whitespace_pattern, is_compact=setup.is_compact)
+                  eos_ids=setup.eos_ids, whitespace_pattern=setup.whitespace_pattern, is_compact=setup.is_compact,
+                  special=special_tokens(vocabulary, setup))
     backend: Backend = import_module(BACKENDS[setup.backend][0]).open_terms(terms)
     return backend
 
@@ -91,6 +93,12 @@ def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
     """
     silent = vocabulary.special_ids | set(setup.eos_ids)
     return [b"" if i in silent else vocabulary.token_bytes(i) for i in range(setup.vocab_size)]
+
+
+def special_tokens(vocabulary: Vocabulary, setup: GrammarSetup) -> dict[str, int]:
+    """Those that may stand in an answer, by their texts."""
+    ids = vocabulary.special_ids - set(setup.eos_ids)
+    return {vocabulary.token_bytes(i).decode(errors="replace"): i for i in sorted(ids) if i < setup.vocab_size}
 
 
 def first_line(error: Exception) -> str:

@@ -9,18 +9,24 @@ from runtime.constraint import Grammar
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, first_line
 from runtime.grammar.choices import choices_as_ebnf
 from runtime.grammar.schema import prepare
+from runtime.grammar.tags import by_tokens
 
 # keywords that it reads over in silence: an answer could break them
 UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",
                     "dependentSchemas", "$dynamicRef", "$recursiveRef"})
 _TOP = "above_root"
+NO_TEXT = b"\xff"  # no text in UTF-8 has this byte
 
 
 class XGrammar:
     """The Backend."""
 
     def __init__(self, terms: Terms) -> None:
-        self._info = xgrammar.TokenizerInfo(terms.tokens, xgrammar.VocabType.RAW, vocab_size=len(terms.tokens),
+        tokens = list(terms.tokens)
+        for text, id in terms.special.items():
+            tokens[id] = NO_TEXT + text.encode()  # an empty one could not be asked for by its id either
+        self._special = terms.special
+        self._info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=len(terms.tokens),
                                             stop_token_ids=list(terms.eos_ids))
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)  # we keep what is compiled
         self._is_compact = terms.is_compact
@@ -51,7 +57,7 @@ class XGrammar:
                 # a root that stands within itself loses what may follow it there, so a rule of ours stands above it
                 return compiler.compile_grammar(f"{grammar.text}\n{_TOP} ::= root\n", root_rule_name=_TOP)
             case "structural_tag":
-                return compiler.compile_structural_tag(grammar.text)
+                return compiler.compile_structural_tag(by_tokens(grammar.text, self._special))
             case "choice":
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
 

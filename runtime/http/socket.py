@@ -91,7 +91,8 @@ class Socket:
         self.websocket = websocket
         self.who = who
         self.open: dict[str, anyio.CancelScope] = {}
-        self.emptied = anyio.Event()  # no request is open
+        self.num_serving = 0  # those that are open, and those whose last message is on its way
+        self.emptied = anyio.Event()  # there are none
         self.lock = anyio.Lock()  # one message goes out at a time
 
     async def run(self) -> None:
@@ -123,52 +124,50 @@ class Socket:
                 raise InvalidRequest(f"path must be one of {', '.join(self.served)}", param="path")
             if said.id in self.open:
                 raise InvalidRequest("a request with this id is open; choose another id", param="id")
-            if len(self.open) >= MAX_OPEN:
+            if self.num_serving >= MAX_OPEN:
                 raise InvalidRequest(f"{MAX_OPEN} requests are open on this socket, which is the most", param="id")
         except RequestError as error:
-            await self._refuse(_id_of(data), error, "")
+            await self._say(_refusal(_id_of(data), error, ""))
             return
         self.open[said.id] = scope = anyio.CancelScope()
+        self.num_serving += 1
         tasks.start_soon(self._serve, said.id, said.path, bytes(said.body) or b"{}", scope)
 
     async def _serve(self, id: str, path: str, body: bytes, scope: anyio.CancelScope) -> None:
+        last: Any = {"id": id, "done": True}
         try:
             with scope:
-                await self._answer(id, path, body)
-            if scope.cancelled_caught:
-                await self._say({"id": id, "done": True})
+                last = await self._answer(id, path, body)
         except RequestError as error:
-            await self._refuse(id, error, path)
+            last = _refusal(id, error, path)
         except (WebSocketDisconnect, TimeoutError):
             raise
         except Exception:  # of one request: the others go on
             log.get("socket").exception("a request over a socket failed", path=path, exc_info=True)
-            await self._refuse(id, InternalFault("something went wrong in the server; its log has the details"), path)
+            last = _refusal(id, InternalFault("something went wrong in the server; its log has the details"), path)
         finally:
-            del self.open[id]
-            if not self.open:
-                self.emptied.set()
+            del self.open[id]  # before its end is told: the client may use the id at once
+        await self._say(last)
+        self.num_serving -= 1
+        if not self.num_serving:
+            self.emptied.set()
 
-    async def _answer(self, id: str, path: str, body: bytes) -> None:
+    async def _answer(self, id: str, path: str, body: bytes) -> Any:
+        """-> the last message on it"""
         answer = self.served[path](self.service, body)
         if not isinstance(answer, Answer):
-            await self._say({"id": id, "answer": msgspec.Raw(bytes(answer.body))})
-            return
+            return {"id": id, "answer": msgspec.Raw(bytes(answer.body))}
         answer.exchange.come_from(self.who)
         answer.interval = max(self.face.stream_interval, answer.interval)
         if not answer.is_stream:
-            await self._say({"id": id, "answer": await answer.complete()})
-            return
+            return {"id": id, "answer": await answer.complete()}
 
         async def say(events: bytes) -> None:
             for payload in payloads(events):
                 await self._say({"id": id, "event": msgspec.Raw(payload)})
 
         await answer.tell(say)
-        await self._say({"id": id, "done": True})
-
-    async def _refuse(self, id: str, error: RequestError, path: str) -> None:
-        await self._say({"id": id, "status": error.status, **error_body(error, path)})
+        return {"id": id, "done": True}
 
     async def _say(self, message: Any) -> None:
         """Raises TimeoutError, WebSocketDisconnect: then the socket is done for."""
@@ -178,11 +177,15 @@ class Socket:
 
     async def _close_at_end(self, terminated: Callable[[], Awaitable[None]], tasks: TaskGroup) -> None:
         await terminated()
-        while self.open:
+        while self.num_serving:
             self.emptied = anyio.Event()
             await self.emptied.wait()
         await self.websocket.close(GOING_AWAY)
         tasks.cancel_scope.cancel()
+
+
+def _refusal(id: str, error: RequestError, path: str) -> dict[str, Any]:
+    return {"id": id, "status": error.status, **error_body(error, path)}
 
 
 def payloads(events: bytes) -> list[bytes]:

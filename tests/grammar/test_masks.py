@@ -132,3 +132,33 @@ def test_structural_tags() -> None:
 
 def test_the_table_of_backends_is_complete() -> None:
     assert set(BACKENDS) == set(OPEN)
+
+
+CALL = {"type": "triggered_tags", "triggers": ["<call>"], "tags": [
+    {"type": "tag", "begin": "<call>" + name, "end": "!</call>", "content": {"type": "json_schema", "json_schema": {"enum": [number]}}}
+    for name, number in (("ab", 10), ("ac", 12))]}
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_marks_that_are_special_tokens_begin_and_end_tags(is_special: bool) -> None:
+    """They are no text, and a rule that spells them means the tokens."""
+    tokens = [*TOKENS[:-1], b"" if is_special else b"<call>", b"" if is_special else b"</call>"]
+    begin, end = len(tokens) - 2, len(tokens) - 1
+    backend = open_xgrammar(Terms(tokens=tokens, encode=greedy, eos_ids=(EOS,), is_compact=True,
+                                  special={"<call>": begin, "</call>": end} if is_special else {}))
+    compiled = backend.compile(grammar_of(StructuralTag(json.dumps({"type": "structural_tag", "format": CALL}))))
+    matcher = compiled.matcher()
+    texts = {b"ab10!": (b"a", b"ab"), b"ac12!": (b"a", b"ac")}
+    for text, firsts in texts.items():
+        for id in (*greedy("no"), begin):
+            assert matcher.accept(id)
+        for at in range(len(text)):
+            assert not matcher.accept(end) and not matcher.accept(begin)
+            may = {tokens[i] for i in allowed(matcher)}
+            assert may == {token for token in tokens if token and any(one[at:].startswith(token) for one in texts if one[:at] == text[:at])}
+            assert at or set(firsts) <= may
+            assert matcher.accept(tokens.index(text[at:at + 1]))
+        assert allowed(matcher) == {end} and matcher.accept(end)
+    assert EOS in allowed(matcher)
+    strings = backend.compile(grammar_of(JsonSchema(json.dumps({"type": "string"})))).matcher()
+    assert strings.accept(tokens.index(b'"')) and (begin in allowed(strings)) is not is_special

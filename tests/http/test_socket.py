@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 import websockets
+from starlette.responses import Response
 from websockets.asyncio.client import ClientConnection, connect
 
 from runtime.errors import InvalidRequest
@@ -16,8 +17,10 @@ from runtime.http.app import http_app
 from runtime.http.doors import Keys
 from runtime.http.exchange import Answer
 from runtime.http.face import Face
+from runtime.http.openai.completions import completions
+from runtime.http.origin import Origin
 from runtime.http.server import listen, serve
-from runtime.http.socket import payloads
+from runtime.http.socket import Socket, payloads
 from tests.http.fake import FakeService
 from tests.http.serving import serving, stepping
 
@@ -161,6 +164,29 @@ async def test_an_id_is_used_once_at_a_time() -> None:
             await anyio.sleep(0.001)
         service.run()
         assert "answer" in await hear(connection)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/tokenize"])
+async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
+    """While the end waits to be sent, the next request of that id may be here already."""
+    class Slow:
+        scope: dict[str, Any] = {}
+
+        def __init__(self) -> None:
+            self.said: list[Any] = []
+
+        async def send_text(self, text: str) -> None:
+            self.said.append((json.loads(text), dict(carrier.open)))
+
+    slow = Slow()
+    served = {"/v1/completions": completions, "/tokenize": lambda service, body: Response(b"[1]")}
+    carrier = Socket(FakeService(), Face(), served, slow, Origin())  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tasks:
+        for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": 1.5}):
+            await carrier._hear(json.dumps({"id": "a", "path": path, "body": body}).encode(), tasks)
+            await anyio.wait_all_tasks_blocked()
+    ends = [open_then for message, open_then in slow.said if "event" not in message]
+    assert len(ends) == 3 and ends == [{}] * 3 and carrier.num_serving == 0
 
 
 @pytest.mark.parametrize(("headers", "origin", "is_let_in"), [
