@@ -36,6 +36,7 @@ Progress = Callable[[str, float], None]  # phase name, fraction done
 # device name -> module with `executor(rank: int) -> Executor`
 DEVICES = {
     "cpu": "runtime.devices.cpu.device",
+    "npu": "runtime.devices.ascend.device",
     "null": "runtime.devices.null.device",
 }
 
@@ -111,6 +112,8 @@ class Draw:
     top_k: "Tensor"  # int64; 0: all
     min_p: "Tensor"  # float32
     uniform: "Tensor"  # float64 in [0, 1): the row's random number
+    largest_k: int = 1 << 30  # of the rows' top_k, as the host knows them; so many at most, 0: no row has one
+    has_top_p: bool = True  # False: no row has one
 
 
 class Ops(Protocol):

@@ -13,6 +13,7 @@ Imports no torch: it is read on both sides.
 
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -91,3 +92,20 @@ def count_host_pages(start: StartRank, num_device_pages: int, page_bytes: int, f
         raise StartError(f"there is room for {num_pages} host pages of {page_bytes} bytes ({free_bytes} bytes are free for this "
                          "rank); raise --hicache-size or --hicache-ratio, lower --mem-fraction-static, or take a smaller --page-size")
     return num_pages
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.is_file() else ""
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """MemAvailable, or what the cgroup (v2, then v1) leaves of its limit when that is less."""
+    meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    group = root / "sys/fs/cgroup"
+    for limit_name, usage_name in (("memory.max", "memory.current"),
+                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        limit, usage = _read(group / limit_name), _read(group / usage_name)
+        if limit.isdigit() and usage.isdigit():
+            return min(available, max(0, int(limit) - int(usage)))
+    return available

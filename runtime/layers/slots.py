@@ -32,6 +32,8 @@ class Slots:
         self.guides = guides or Guides(None, vocab_size)
         self.processors = processors or Processors([])
         self.is_random = np.zeros(max_slots, dtype=bool)
+        self.top_k = np.zeros(max_slots, dtype=np.int64)
+        self.has_top_p = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
@@ -56,6 +58,8 @@ class Slots:
             self.guides.admit(admit)
             self.processors.admit(admit)
             self.is_random[admit.slot] = sampling.temperature > 0
+            self.top_k[admit.slot] = sampling.top_k if sampling.top_k < self.vocab_size else 0
+            self.has_top_p[admit.slot] = sampling.top_p < 1
             self.picks.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
             self.top_logprobs[admit.slot] = sampling.top_logprobs
@@ -123,4 +127,5 @@ class Slots:
         index = to_device(slots, self.place)
         temperature, top_p, min_p = self.floats[index].unbind(1)
         seed, top_k = self.ints[index].unbind(1)
-        return Draw(temperature, top_p, top_k, min_p, uniform(seed, to_device(lengths, self.place)))
+        return Draw(temperature, top_p, top_k, min_p, uniform(seed, to_device(lengths, self.place)), int(self.top_k[slots].max()),
+                    bool(self.has_top_p[slots].any()))

@@ -38,7 +38,7 @@ def served_model_name(said: str) -> Derived:
 
 
 def device(facts: DeviceFacts) -> Derived:
-    return Derived(facts.name, "it is the only device of this version that computes")
+    return Derived(facts.name, "it is the best device that this machine has")
 
 
 def dtype(model: ModelFacts, device: DeviceFacts) -> Derived:

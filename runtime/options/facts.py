@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from runtime.errors import OptionsError
+from runtime.models.latent import Latent
 from runtime.models.sparse import Mixture
 from runtime.options.environment import RANK_VARIABLES
 from runtime.pooling import Pooling
@@ -43,6 +44,9 @@ class ModelFacts(Protocol):
     @property
     def mixture(self) -> Mixture | None: ...
 
+    @property
+    def latent(self) -> Latent | None: ...
+
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
     """What is known about a kind of device before one is opened. A rank measures memory and reports it in RankReady."""
@@ -57,6 +61,12 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     attention_backend: str
     sampling_backend: str
     graph_max_running: int  # sequences of the largest decode step worth capturing; 0: the device has no graphs
+    other_dtypes: tuple[str, ...] = ()  # possible, but nothing that "auto" chooses
+    page_sizes: tuple[int, ...] = ()  # that its kernels take; (): any
+    has_kv_dtypes: bool = True  # False: keys and values are kept as they are computed
+    has_experts: bool = True
+    has_latents: bool = True
+    is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
     has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
 
@@ -67,6 +77,10 @@ DEVICES = {
                        memory_reason="a CPU's memory is shared with everything else on the machine",
                        dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backend="pytorch",
                        graph_max_running=0),
+    "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.85,
+                       memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
+                       attention_backend="ascend", sampling_backend="ascend", graph_max_running=0, page_sizes=(128, 256, 384, 512),
+                       has_kv_dtypes=False, has_experts=False, has_latents=False, is_numbered=True),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
                         sampling_backend="pytorch", graph_max_running=0, has_logits=False),
@@ -83,10 +97,15 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     grammar_backends: tuple[str, ...] = ("xgrammar", "llguidance", "outlines")  # that are installed
 
 
+def best_device(root: Path = Path("/")) -> str:
+    """The name of the device that "auto" means on this machine: npu where there are its driver's files and torch_npu."""
+    return "npu" if any((root / "dev").glob("davinci[0-9]*")) and find_spec("torch_npu") is not None else "cpu"
+
+
 def device_facts(name: str) -> DeviceFacts:
-    """Raises OptionsError for a device that is not in the table. "auto" is the CPU until accelerators are in it."""
+    """Raises OptionsError for a device that is not in the table."""
     if name == "auto":
-        name = "cpu"
+        name = best_device()
     if name not in DEVICES:
         raise OptionsError([f"--device {name} is unknown; choose one of {', '.join(sorted(DEVICES))}"])
     return DEVICES[name]

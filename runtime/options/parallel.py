@@ -10,7 +10,7 @@ class Parallel(Group, frozen=True, kw_only=True):
     """Devices and parallelism"""
 
     device: A[Literal["auto", "cpu", "null", "cuda", "npu"], option(
-        "Device of the ranks; null computes nothing and measures the runtime itself.", later=("cuda", "npu"))] = "auto"
+        "Device of the ranks; null computes nothing and measures the runtime itself.", later=("cuda",))] = "auto"
     tensor_parallel_size: A[Count, option("Ranks that share each layer.", aliases=("--tp-size", "--tp"))] = 1
     num_threads: A[Count | Auto, option("CPU threads of each rank; auto shares the cores among the ranks.")] = "auto"
     attention_context_parallel_size: A[Count, planned("Ranks that share each sequence in attention.", aliases=("--attn-cp-size",))] = 1
@@ -36,8 +36,8 @@ class Parallel(Group, frozen=True, kw_only=True):
     nccl_port: A[Port | None, superseded(
         "Port on which the ranks of one node meet.", "they meet through an inherited file, no port is taken.")] = None
     dist_timeout: A[Count | None, planned("Seconds that ranks wait for one another at start.")] = None
-    base_gpu_id: A[Whole, on_device("cuda and npu", "Number of the first accelerator to use.")] = 0
-    gpu_id_step: A[Count, on_device("cuda and npu", "Distance between the numbers of the accelerators to use.")] = 1
+    base_gpu_id: A[Whole, option("Number of the first accelerator to use.")] = 0
+    gpu_id_step: A[Count, option("Distance between the numbers of the accelerators to use.")] = 1
     numa_node: A[tuple[Whole, ...] | None, planned("NUMA node of each rank.")] = None
     custom_sigquit_handler: A[str | None, superseded(
         "Python function to call when a child process dies.",

@@ -71,6 +71,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     expert_parallel_size: int  # divides tensor_parallel_size
     moe_a2a_backend: str
     num_ranks: int
+    base_gpu_id: int
+    gpu_id_step: int
     num_threads: int  # of each rank
     dtype: str  # float32, bfloat16, float16; auto: the weights' own, where config.json names none
     mem_fraction_static: float
@@ -177,6 +179,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
+        if self.device == "npu":
+            return {"first": self.base_gpu_id, "step": self.gpu_id_step}
         if self.device != "null":
             return {}
         return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size,

@@ -47,8 +47,46 @@ def experts_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str 
 
 
 def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.dtype not in ("auto", *device.dtypes):
-        return f"--dtype {plan.dtype} is not possible on {device.name}; choose one of {', '.join(device.dtypes)}"
+    possible = (*device.dtypes, *device.other_dtypes)
+    if plan.dtype not in ("auto", *possible):
+        return f"--dtype {plan.dtype} is not possible on {device.name}; choose one of {', '.join(possible)}"
+    return None
+
+
+def pages_fit_the_kernels(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if device.page_sizes and plan.page_size not in device.page_sizes:
+        return (f"--page-size {plan.page_size} is not possible on {device.name}; choose one of "
+                f"{', '.join(map(str, device.page_sizes))}, or leave it out")
+    return None
+
+
+def kv_dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if not device.has_kv_dtypes and plan.kv_cache_dtype != plan.dtype:
+        return (f"--kv-cache-dtype {plan.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.dtype}; "
+                "leave it out")
+    return None
+
+
+def kernels_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    for name, own in (("attention_backend", device.attention_backend), ("sampling_backend", device.sampling_backend)):
+        if getattr(plan, name) != own:
+            return f"{by_name()[name].flag} {getattr(plan, name)} is not possible on {device.name}, which has {own}; leave it out"
+    return None
+
+
+def numbers_have_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    said = [by_name()[name].flag for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"]
+    if said and not device.is_numbered:
+        return f"{', '.join(said)} chooses among accelerators, and --device {device.name} is none; leave it out"
+    return None
+
+
+def model_fits_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What a device's arithmetic lacks."""
+    if model.mixture is not None and not device.has_experts:
+        return f"this model has experts, which --device {device.name} does not compute yet; take another device"
+    if model.latent is not None and not device.has_latents:
+        return f"this model has latent attention (MLA), which --device {device.name} does not compute yet; take another device"
     return None
 
 
@@ -157,6 +195,11 @@ RULES: tuple[Rule, ...] = (
     kv_heads_divide,
     experts_divide,
     dtype_known,
+    pages_fit_the_kernels,
+    kv_dtype_known,
+    kernels_are_the_devices,
+    numbers_have_devices,
+    model_fits_the_device,
     context_within_model,
     pages_hold_a_sequence,
     windows_stay_on_the_device,

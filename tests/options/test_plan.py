@@ -21,6 +21,7 @@ class Model:
     num_recurrent_layers = 0
     windows = (0, 1024)
     mixture: Mixture | None = None
+    latent = None
 
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)

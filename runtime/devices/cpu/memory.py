@@ -1,14 +1,13 @@
-"""Memory of the cpu device: what the machine, or the cgroup that this process lives in, still has."""
+"""Memory of the cpu device: that of the machine."""
 
 import ctypes
 import mmap
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from runtime.devices.cpu.copies import CpuCopies
-from runtime.devices.host import HostPages
+from runtime.devices.host import HostPages, available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LOADING_BYTES, _STEPPING_BYTES = 1 << 20, 1 << 30
@@ -24,23 +23,6 @@ def set_malloc_threshold(num_bytes: int) -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, num_bytes)
         mallopt(_M_TRIM_THRESHOLD, num_bytes)
-
-
-def _read(path: Path) -> str:
-    return path.read_text().strip() if path.is_file() else ""
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """MemAvailable, or what the cgroup (v2, then v1) leaves of its limit when that is less."""
-    meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    group = root / "sys/fs/cgroup"
-    for limit_name, usage_name in (("memory.max", "memory.current"),
-                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        limit, usage = _read(group / limit_name), _read(group / usage_name)
-        if limit.isdigit() and usage.isdigit():
-            return min(available, max(0, int(limit) - int(usage)))
-    return available
 
 
 class CpuMemory:

@@ -1,0 +1,152 @@
+"""Paged attention on Ascend: CANN's fused operator, one call for the rows of one token, one for the others.
+
+Both phases read pages through a block table, whose ids the kernel believes. What is documented decides the form of each call:
+
+    rows of one token     BSND, a query length of 1: the operator's incremental branch, made for decodes, for every dtype and head size.
+                          It knows no sparse mode, so a sliding window is a mask over the few pages that the window touches.
+    rows of several       TND, all rows in one call, where the operator is documented for head size and dtype (HEAD_DIMS, DTYPES); else
+                          BSND, a call for each row. Sparse mode 3 (causal, aligned at the lower right) or 4 (a band).
+
+The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size, K * D], the one layout that
+goes with both forms. Lengths are lists on the host, a fact of the operator: they are part of its launch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch_npu
+from torch import Tensor
+
+from runtime.messages import StepPlan
+
+TRIANGLE = 2048  # the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
+CAUSAL, BAND = 3, 4  # sparse modes
+HEAD_DIMS = (128, 192)  # that TND is documented for
+DTYPES = (torch.bfloat16, torch.float32)  # of TND; float32 where the operator takes it at all
+
+
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """Rows of one query each."""
+
+    where: slice | Tensor  # their queries in the step
+    table: Tensor  # int32 [rows, pages], from the first page that a row sees
+    lengths: list[int]  # of keys in these pages
+    mask: Tensor | None  # bool [rows, 1, 1, pages * page_size], true where not seen
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Rows of more than one query, which stand behind one another."""
+
+    where: slice | Tensor
+    table: Tensor
+    lengths: list[int]
+    ends: list[int]  # of their queries, counted from the first one's
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Made once a step; by sliding window, as it decides which pages are seen."""
+
+    page_size: int
+    triangle: Tensor
+    singles: dict[int, Singles]
+    several: dict[int, Several]
+
+
+def triangle(place: torch.device) -> Tensor:
+    """The mask of sparse modes 2 to 4: true above the diagonal."""
+    return torch.ones(TRIANGLE, TRIANGLE, dtype=torch.bool, device=place).triu_(1)
+
+
+def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor) -> AttentionPlan:
+    counts = plan.counts.astype(np.int64)
+    offsets = counts.cumsum() - counts
+    one, more = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+    singles, several = {}, {}
+    for window in windows:
+        table = page_tables[-1 if window else 0]
+        if len(one):
+            singles[window] = _singles(plan, table, page_size, window, one, offsets[one])
+        if len(more):
+            seen = _Seen(plan, more, page_size, window)
+            queries = np.concatenate([np.arange(at, at + count) for at, count in zip(offsets[more], counts[more], strict=True)])
+            where, ends = _where(queries, table.device), counts[more].cumsum()
+            several[window] = Several(where, seen.table(table), seen.lengths.tolist(), ends.tolist())
+    return AttentionPlan(page_size, mask, singles, several)
+
+
+class _Seen:
+    """Pages that rows see: from that of the oldest key in the first query's window to that of the last token."""
+
+    def __init__(self, plan: StepPlan, rows: np.ndarray, page_size: int, window: int) -> None:
+        starts = plan.starts[rows].astype(np.int64)
+        ends = starts + plan.counts[rows]
+        self.slots = plan.slots[rows].astype(np.int64)
+        self.begins = np.maximum(starts - window + 1, 0) if window else np.zeros_like(starts)
+        self.first = self.begins // page_size
+        self.lengths = ends - self.first * page_size
+        self.width = int((-(-self.lengths // page_size)).max())
+
+    def table(self, page_table: Tensor) -> Tensor:
+        """int32 [rows, width]"""
+        slots = torch.from_numpy(self.slots).to(page_table.device)
+        if not self.first.any():
+            return page_table.index_select(0, slots)[:, : self.width].contiguous()
+        columns = np.minimum(self.first[:, None] + np.arange(self.width), page_table.shape[1] - 1)
+        return page_table[slots.unsqueeze(1), torch.from_numpy(columns).to(page_table.device)]
+
+
+def _singles(plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray) -> Singles:
+    seen, mask = _Seen(plan, rows, page_size, window), None
+    if seen.begins.any():
+        is_out = np.arange(seen.width * page_size) < (seen.begins - seen.first * page_size)[:, None]
+        mask = torch.from_numpy(is_out[:, None, None]).to(page_table.device)
+    return Singles(_where(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask)
+
+
+def _where(queries: np.ndarray, place: torch.device) -> slice | Tensor:
+    first, last = int(queries[0]), int(queries[-1])
+    return slice(first, last + 1) if last - first + 1 == len(queries) else torch.from_numpy(queries).to(place)
+
+
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
+    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
+    caches = k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]), v_cache.view(
+        -1, plan.page_size, v_cache.shape[1] * v_cache.shape[2])
+    common = {"num_heads": q.shape[1], "num_key_value_heads": k_cache.shape[1], "scale": q.shape[2] ** -0.5, "block_size": plan.page_size}
+    singles, several = plan.singles.get(window), plan.several.get(window)
+    if several is None and singles is not None:
+        return _attend_singles(q.contiguous(), caches, singles, common)
+    if singles is None and several is not None:
+        return _attend_several(q.contiguous(), caches, several, plan.triangle, window, common)
+    assert singles is not None and several is not None, "a step without rows"
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out[singles.where] = _attend_singles(q[singles.where].contiguous(), caches, singles, common)
+    out[several.where] = _attend_several(q[several.where].contiguous(), caches, several, plan.triangle, window, common)
+    return out
+
+
+def _attend_singles(q: Tensor, caches: tuple[Tensor, Tensor], rows: Singles, common: dict[str, Any]) -> Tensor:
+    out, _ = torch_npu.npu_fused_infer_attention_score(
+        q.unsqueeze(1), *caches, atten_mask=rows.mask, block_table=rows.table, actual_seq_lengths_kv=rows.lengths, input_layout="BSND",
+        **common)
+    return out.squeeze(1)
+
+
+def _attend_several(q: Tensor, caches: tuple[Tensor, Tensor], rows: Several, mask: Tensor, window: int, common: dict[str, Any]) -> Tensor:
+    sparse = {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0} if window else {"sparse_mode": CAUSAL}
+    if q.shape[2] in HEAD_DIMS and q.dtype in DTYPES:
+        return torch_npu.npu_fused_infer_attention_score(
+            q, *caches, atten_mask=mask, block_table=rows.table, actual_seq_lengths=rows.ends, actual_seq_lengths_kv=rows.lengths,
+            input_layout="TND", **sparse, **common)[0]
+    parts, begin = [], 0
+    for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
+        parts.append(torch_npu.npu_fused_infer_attention_score(
+            q[begin:end].unsqueeze(0), *caches, atten_mask=mask, block_table=rows.table[row : row + 1], actual_seq_lengths=[end - begin],
+            actual_seq_lengths_kv=[length], input_layout="BSND", **sparse, **common)[0].squeeze(0))
+        begin = end
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

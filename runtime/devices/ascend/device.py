@@ -1,0 +1,88 @@
+"""Ascend NPUs through torch_npu and CANN: `--device npu`."""
+
+import os
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from runtime.devices.ascend.facts import FACTS
+from runtime.devices.base import Collectives, Device, Ops
+from runtime.devices.runner import Runner
+from runtime.errors import StartError
+from runtime.messages import StartRank, StepPlan
+
+INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
+# how kernels are queued: 1, a thread of torch_npu launches them while Python goes on
+SETTINGS = {"TASK_QUEUE_ENABLE": "1", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+
+
+def import_npu() -> ModuleType:
+    """torch_npu. Raises StartError where it is not, or does not go with torch or CANN."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import torch_npu
+    except ModuleNotFoundError as error:
+        raise StartError(f"--device npu needs {error.name}, which is not installed; {INSTALL}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise StartError(f"torch_npu cannot be loaded beside torch {torch.__version__} ({first_line(error)}); {INSTALL}") from error
+    return torch_npu
+
+
+def set_device(start: StartRank, rank: int) -> torch.device:
+    """Takes this rank's NPU. Raises StartError where there is none."""
+    first, step = start.device_options.get("first", 0), start.device_options.get("step", 1)
+    number, count = first + rank * step, torch.npu.device_count()
+    if count == 0:
+        raise StartError("--device npu finds no NPU; look at npu-smi info, at the driver, and at ASCEND_RT_VISIBLE_DEVICES")
+    if number >= count:
+        raise StartError(f"rank {rank} needs NPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
+                         "lower --tensor-parallel-size or these two")
+    try:
+        torch.npu.set_device(number)
+        torch.npu.set_compile_mode(jit_compile=False)  # operators as they are installed, none compiled for each new shape
+    except RuntimeError as error:
+        raise StartError(f"NPU {number} does not answer ({first_line(error)}); look at npu-smi info") from error
+    torch.npu.config.allow_internal_format = True  # FRACTAL_NZ
+    return torch.device("npu", number)
+
+
+def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    import_npu()
+    from runtime.devices.ascend.collectives import Alone, Hccl
+    from runtime.devices.ascend.experts import NoExperts
+    from runtime.devices.ascend.memory import AscendMemory
+    from runtime.devices.ascend.ops import AscendOps
+
+    if start.num_threads is not None:
+        torch.set_num_threads(start.num_threads)
+    place = set_device(start, rank)
+    ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
+    ops = AscendOps(dtype, start.page_size, place)
+    check_attention(ops, dtype, start.page_size, place)
+    return Device(FACTS, place, ops, NoExperts(), AscendMemory(start.tp_size), ranks, None, start.ep_size)
+
+
+def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:
+    """Attends one token. A CANN without the operator, or one that does not take this dtype, is a StartError, not the death of a step."""
+    nothing, one = np.empty(0, np.int32), np.ones(1, np.int32)
+    plan = StepPlan(0, 1, [], 0 * one, 0 * one, one, one.astype(np.uint8), nothing, nothing, nothing, nothing, nothing)
+    page = torch.zeros(page_size, 1, 128, dtype=dtype, device=place)
+    try:
+        tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=place)
+        ops.attention(page[:1], page, page, ops.plan_attention(plan, tables, page_size, (0,)), 0)
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        name = str(dtype).removeprefix("torch.")
+        raise StartError(f"the attention of this NPU does not work in {name} with --page-size {page_size} ({first_line(error)}); "
+                         "take --dtype bfloat16 and --page-size 128, and look at the versions of CANN and torch_npu") from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def executor(rank: int) -> Runner:
+    """One rank's share of a model on an NPU."""
+    return Runner(rank, open_ascend, FACTS)

@@ -1,0 +1,6 @@
+"""What is always true of Ascend NPUs (Atlas A2 and A3); torch-free."""
+
+from runtime.devices.base import Facts
+
+# The attention of A2 and A3 takes no float32, whatever the facts say: a rank asks it at start (device.py).
+FACTS = Facts(name="npu", dtypes=("bfloat16", "float16", "float32"), has_graphs=False)

@@ -1,0 +1,79 @@
+"""Arithmetic of Ascend NPUs, in operators of torch_npu. See devices/base.py for what each one means."""
+
+from typing import Any
+
+import torch
+import torch_npu
+from torch import Tensor
+from torch.nn import functional as F
+
+from runtime.devices.ascend import attention, sampler
+from runtime.devices.base import Draw
+from runtime.layers.sampler import mask
+from runtime.messages import StepPlan
+
+FRACTAL_NZ = 29  # ACL_FORMAT_FRACTAL_NZ: tiles of 16 x 32 bytes, as the matrix unit reads them
+TILE = 16  # both sides of a 16-bit weight in that layout are multiples of it
+
+
+class AscendOps:
+    """Ops of one NPU. Nothing here reads the device, so that a step can be captured."""
+
+    def __init__(self, dtype: torch.dtype, page_size: int, place: torch.device) -> None:
+        self.dtype = dtype
+        self.page_size = page_size
+        self.triangle = attention.triangle(place)
+        self._ones: dict[int, Tensor] = {}  # by size
+
+    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> attention.AttentionPlan:
+        return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
+
+    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: attention.AttentionPlan, window: int) -> Tensor:
+        return attention.attend(q, k_cache, v_cache, plan, window)
+
+    def pack_latent(self, up: Tensor, nope_dim: int) -> Any:
+        raise NotImplementedError("multi-head latent attention on npu")  # options/rules.py refuses such models
+
+    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Any, plan: Any, scale: float) -> Tensor:
+        raise NotImplementedError("multi-head latent attention on npu")
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+        pages = [cache.view(-1, self.page_size, *cache.shape[1:]) for cache in (k_cache, v_cache)]
+        torch_npu.npu_scatter_pa_kv_cache(k.contiguous(), v.contiguous(), *pages, locations, cache_mode="Norm")
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dim() == 1:
+            return torch_npu.npu_rms_norm(x, weight, eps)[0]
+        size = x.shape[-1]  # the operator takes the mean over all dimensions of its weight
+        if size not in self._ones:
+            self._ones[size] = torch.ones(size, dtype=weight.dtype, device=weight.device)
+        return torch_npu.npu_rms_norm(x, self._ones[size], eps)[0] * weight
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        normed, _, total = torch_npu.npu_add_rms_norm(x, residual, weight, eps)
+        return normed, total
+
+    def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, T, 1, D] each."""
+        return tuple(torch.cat((half, half), 1).to(self.dtype)[None, :, None] for half in (cos, sin))  # type: ignore[return-value]
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch_npu.npu_rotary_mul(x.unsqueeze(0), cos, sin).squeeze(0)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return torch_npu.npu_swiglu(x, dim=-1)
+
+    def pack_linear(self, weight: Tensor) -> Tensor:
+        """In FRACTAL_NZ where it can be: the layout that a matrix product needs no conversion from."""
+        if weight.dtype.itemsize == 2 and weight.shape[0] % TILE == 0 and weight.shape[1] % TILE == 0:
+            return torch_npu.npu_format_cast(weight, FRACTAL_NZ)
+        return weight
+
+    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, packed, bias)
+
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+        return sampler.choose(logits, draw)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        mask(logits, rows, bits)
