@@ -27,6 +27,7 @@ def environment(devices: int = 8, memory_mb: int = 2048) -> dict[str, str]:
         "ASCEND_HOME_PATH": str(libraries / "home"),
         "ASCEND_OPP_PATH": str(libraries / "home" / "opp"),
         "TASK_QUEUE_ENABLE": "0",  # else HCCL is called from another thread, while the host computes
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",  # they would map addresses that were reserved before
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # else `import torch` imports torch_npu
     }
 

@@ -14,19 +14,40 @@ from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.messages import StepPlan
 from runtime.models.sparse import Routing
+from tests.devices.drive import start_rank
 
-DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops], Callable[[Any], Experts]]] = {"cpu": ("cpu", CpuOps, CpuExperts)}
+
+def ascend_ops(dtype: torch.dtype) -> Ops:
+    from runtime.devices.ascend.device import import_npu, set_device
+
+    import_npu()
+    place = set_device(start_rank(""), 0)
+    from runtime.devices.ascend.ops import AscendOps
+
+    return AscendOps(dtype, 128, place)
+
+
+def ascend_experts(ops: Any) -> Experts:
+    from runtime.devices.ascend.experts import NoExperts
+
+    return NoExperts()
+
+
+DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops], Callable[[Any], Experts]]] = {
+    "cpu": ("cpu", CpuOps, CpuExperts), "npu": ("npu", ascend_ops, ascend_experts)}
+MARKS = {"npu": [pytest.mark.ascend]}  # what a device needs, see ./dev
+LACKS = {"npu": ("test_latent_attention", "test_route", "test_moe")}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
-pytestmark = [pytest.mark.parametrize("device", DEVICES), pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
+pytestmark = [pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]), pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
 
 
 class Bench:
     """A device's ops, and tensors on it from fixed seeds."""
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
-        self.place = torch.device(DEVICES[device][0])
         self.ops = DEVICES[device][1](dtype)
+        self.place = torch.device(DEVICES[device][0])
         self.experts = DEVICES[device][2](self.ops)
         self.dtype = dtype
         self.generator = torch.Generator().manual_seed(1)
@@ -40,7 +61,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(device: str, dtype: torch.dtype) -> Bench:
+def bench(device: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> Bench:
+    if request.function.__name__ in LACKS.get(device, ()):
+        pytest.skip(f"{device} refuses such models at start")
     return Bench(device, dtype)
 
 
@@ -89,13 +112,13 @@ def test_linear(bench: Bench, rows: int, has_bias: bool) -> None:
 
 def test_store_kv(bench: Bench) -> None:
     """Only the named places change; keys may be a slice of a larger tensor."""
-    caches = [bench.randn(20, 2, 8) for _ in range(2)]
+    caches = [bench.randn(256, 2, 8) for _ in range(2)]
     before = [cache.clone() for cache in caches]
-    fused, at = bench.randn(3, 4, 8), torch.tensor([7, 19, 0], device=bench.place)
+    fused, at = bench.randn(3, 4, 8), torch.tensor([7, 219, 0], device=bench.place)
     bench.ops.store_kv(fused[:, :2], fused[:, 2:], *caches, at)
     for i, (cache, old) in enumerate(zip(caches, before, strict=True)):
         assert torch.equal(cache[at], fused[:, 2 * i : 2 * i + 2])
-        others = [j for j in range(20) if j not in (7, 19, 0)]
+        others = [j for j in range(256) if j not in (7, 219, 0)]
         assert torch.equal(cache[others], old[others])
 
 
@@ -110,13 +133,20 @@ ROWS = {  # starts and counts; the first so many are decodes
 }
 
 
+SHAPES = {  # heads, key/value heads, page size, head size
+    "cpu": [(4, 4, 4, 16), (6, 2, 16, 16), (4, 1, 1, 16)],
+    "npu": [(4, 4, 128, 16), (6, 2, 256, 128), (4, 1, 128, 128)],
+}
+
+
 @pytest.mark.parametrize("window", [0, 1, 6, 290])
 @pytest.mark.parametrize("case", ROWS)
-@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(4, 4, 4), (6, 2, 16), (4, 1, 1)])
-def test_attention(bench: Bench, case: str, window: int, heads: int, kv_heads: int, page_size: int) -> None:
+@pytest.mark.parametrize("shape", range(3))
+def test_attention(bench: Bench, device: str, case: str, window: int, shape: int) -> None:
     """Pages in scrambled order; what no row may see is NaN, so that looking at it shows."""
     num_decodes, rows = ROWS[case]
-    dim, num_pages = 16, -(-1000 // page_size)
+    heads, kv_heads, page_size, dim = SHAPES[device][shape]
+    num_pages = -(-1000 // page_size)
     order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
     table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.place)
     caches = [torch.full(((len(order) + 1) * page_size, kv_heads, dim), math.nan, dtype=bench.dtype, device=bench.place) for _ in range(2)]
@@ -222,10 +252,11 @@ def test_moe(bench: Bench, first: int) -> None:
     bench.near(bench.experts.apply(x[2:3], ids[2:3], weights[2:3], packed), expected[2:3])
 
 
-def test_sample(bench: Bench) -> None:
+@pytest.mark.parametrize("known", [{}, {"largest_k": 2, "has_top_p": True}], ids=str)
+def test_sample(bench: Bench, known: dict[str, Any]) -> None:
     """A table of settings whose answer is certain; distributions are tests/layers/test_sampler.py's."""
     logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 5, device=bench.place)
     draw = Draw(*(torch.tensor(column, dtype=kind, device=bench.place) for column, kind in (
         ([0.0, 1.0, 1.0, 1.0, 1.0], torch.float32), ([1.0, 0.1, 1.0, 1.0, 1.0], torch.float32), ([0, 0, 1, 0, 2], torch.int64),
-        ([0.0, 0.0, 0.0, 0.9, 0.0], torch.float32), ([0.9, 0.9, 0.9, 0.9, 0.9999], torch.float64))))
+        ([0.0, 0.0, 0.0, 0.9, 0.0], torch.float32), ([0.9, 0.9, 0.9, 0.9, 0.9999], torch.float64))), **known)
     assert bench.ops.sample(logits, draw).tolist() == [1, 1, 1, 1, 2]

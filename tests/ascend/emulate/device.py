@@ -87,6 +87,10 @@ class HostNpu(TorchDispatchMode):
             if on_device and of.namespace == "c10d" and graphs.capturing() is not None:
                 graphs.record(Call(of.name, lambda: func(*args, **kwargs), ()))
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled():  # composites come here whole then: their parts come back to this mode
+            with self:
+                if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return found
         if of.is_native:
             return func(*args, **kwargs)
         if of.namespace in ("npu", "atb") and of.name not in OPERATORS:
