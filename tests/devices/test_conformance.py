@@ -39,7 +39,8 @@ MARKS = {"npu": [pytest.mark.ascend]}  # what a device needs, see ./dev
 LACKS = {"npu": ("test_latent_attention", "test_route", "test_moe")}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
-pytestmark = [pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]), pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
+pytestmark = [pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
+              pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
 
 
 class Bench:
