@@ -304,7 +304,7 @@ class Answer:
         """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError for one that failed before its
         first event, or was not taken."""
         exchange, stream = self.exchange, self.stream
-        exchange.submit(self._take())
+        self._submit(self._take())
         try:
             await exchange.wait()
             if exchange.failure is not None:

@@ -22,6 +22,8 @@ from runtime.http.origin import Origin
 from runtime.http.server import listen, serve
 from runtime.http.socket import Socket, payloads
 from tests.http.fake import FakeService
+from tests.http.openai.test_tools import ASK as TOOLS_ASK
+from tests.http.openai.test_tools import HERMES, SAYS
 from tests.http.serving import serving, stepping
 
 pytestmark = pytest.mark.anyio
@@ -164,6 +166,18 @@ async def test_an_id_is_used_once_at_a_time() -> None:
             await anyio.sleep(0.001)
         service.run()
         assert "answer" in await hear(connection)
+
+
+async def test_streams_tell_calls_as_over_http() -> None:
+    body = {name: value for name, value in TOOLS_ASK.items() if name != "model"} | {"stream": True}
+    async with serving(FakeService(formats=HERMES, says=SAYS)) as address, socket(address) as connection:
+        await say(connection, id="a", path="/v1/chat/completions", body=body)
+        deltas = []
+        while "event" in (told := await hear(connection)):
+            deltas += [choice["delta"] for choice in told["event"]["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert calls and calls[0]["function"]["name"] == "add"
+    assert "<tool_call>" not in "".join(delta.get("content") or "" for delta in deltas)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/tokenize"])

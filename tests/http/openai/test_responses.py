@@ -154,7 +154,7 @@ async def _run_when_asked(service: FakeService) -> None:
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"include": ["file_search_call.results"]}, "include"), ({"conversation": "c"}, "conversation"), ({"prompt": {"id": "p"}}, "prompt"),
-    ({"background": True, "store": False}, "store"), ({"background": True, "stream": True}, "stream"),
+    ({"background": True, "store": False}, "store"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"), ({"previous_response_id": "resp_0"},
                                                                                             "previous_response_id"),
     ({"model": "other"}, "model"), ({"nonsense": 1}, "nonsense"), ({"top_logprobs": 10**6}, "top_logprobs"),

@@ -1,25 +1,29 @@
 """The routes of /v1/responses, and the answers that are computed in the background."""
 
+from collections.abc import Awaitable, Callable
 from operator import itemgetter
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import read_body
+from runtime.http.exchange import Answer, Dialect
 from runtime.http.face import Face
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.files import page_of
-from runtime.http.openai.responses.serve import Wish, answer
+from runtime.http.openai.responses.serve import ResponseDialect, Wish, answer
 from runtime.http.openai.responses.store import OPEN, Kept, ResponseStore
+from runtime.http.openai.responses.trails import Trail, Trails
 from runtime.http.origin import origin
 from runtime.http.replies import json, telling
+from runtime.http.sse import HEADERS
 from runtime.service import Service
 
 MAX_BACKGROUND = 256
@@ -31,6 +35,7 @@ class Responses:
     def __init__(self, service: Service, store: ResponseStore) -> None:
         self.service = service
         self.store = store
+        self.trails = Trails()
         self._scopes: dict[str, anyio.CancelScope] = {}  # of answers in the background
         self._tasks: TaskGroup | None = None
 
@@ -48,7 +53,7 @@ class Responses:
         return [
             Route("/v1/responses", self._creating(face), methods=["POST"]),
             Route("/v1/responses/input_tokens", self._counting(face), methods=["POST"]),
-            Route("/v1/responses/{id}", telling(self._get)),
+            Route("/v1/responses/{id}", self._get),
             Route("/v1/responses/{id}", telling(self._delete), methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", telling(self._cancel), methods=["POST"]),
             Route("/v1/responses/{id}/input_items", telling(self._input_items)),
@@ -67,8 +72,13 @@ class Responses:
             wish.response["status"] = "queued"
             kept = wish.kept()
             self.store.put(kept)
-            queued = json(wish.response)
-            self._tasks.start_soon(self._complete, kept, serving)
+            trail = self.trails.open(kept.id) if serving.is_stream else None
+            queued: Response = json(wish.response)
+            if trail is not None:
+                assert isinstance(serving.dialect, ResponseDialect)
+                self.trails.say(trail, serving.dialect.queued())
+                queued = _following(trail, 0)
+            self._tasks.start_soon(self._complete, kept, serving, trail)
             return queued
 
         return create
@@ -81,39 +91,59 @@ class Responses:
 
         return count
 
-    async def _complete(self, kept: Kept, serving: Any) -> None:
-        """One answer in the background. It ends in the store, whatever happens."""
+    async def _complete(self, kept: Kept, serving: Answer, trail: Trail | None) -> None:
+        """One answer in the background. It ends in the store and in its trail, whatever happens."""
         response = kept.response
-        response_id = str(response["id"])
         response["status"] = "in_progress"
         self.store.put(kept)
         try:
             with anyio.CancelScope() as scope:
-                self._scopes[response_id] = scope
-                await serving.complete()
-            if scope.cancelled_caught and response_id in self._scopes:
+                self._scopes[kept.id] = scope
+                await (serving.complete() if trail is None else serving.tell(self._saying(trail)))
+            if scope.cancelled_caught and kept.id in self._scopes:
                 response["status"] = "cancelled"
                 self.store.put(kept)
         except RequestError as error:
-            self._fail(kept, error)
+            self._fail(kept, serving.dialect, trail, error)
         except Exception:
-            log.get("responses").exception("an answer in the background failed", response=response_id, exc_info=True)
-            self._fail(kept, InternalFault("something went wrong in the server; its log has the details"))
+            log.get("responses").exception("an answer in the background failed", response=kept.id, exc_info=True)
+            self._fail(kept, serving.dialect, trail, InternalFault("something went wrong in the server; its log has the details"))
         finally:
-            self._scopes.pop(response_id, None)
+            self._scopes.pop(kept.id, None)
+            if trail is not None:
+                trail.finish()
 
-    def _fail(self, kept: Kept, error: RequestError) -> None:
+    def _saying(self, trail: Trail) -> Callable[[bytes], Awaitable[None]]:
+        async def say(events: bytes) -> None:
+            self.trails.say(trail, events)
+
+        return say
+
+    def _fail(self, kept: Kept, dialect: Dialect, trail: Trail | None, error: RequestError) -> None:
+        events = dialect.failure(error)
+        if trail is not None:
+            self.trails.say(trail, events)
         code = "rate_limit_exceeded" if isinstance(error, (Overloaded, Unavailable)) else "server_error"
         kept.response.update(status="failed", error={"code": code, "message": error.message})
         self.store.put(kept)
 
-    def _get(self, request: Request) -> Any:
-        if request.query_params.get("stream") == "true":
-            raise InvalidRequest("a kept response is given whole; leave stream out", param="stream")
-        return self.store.find(request.path_params["id"]).response
+    async def _get(self, request: Request) -> Response:
+        kept = self.store.find(request.path_params["id"])
+        if request.query_params.get("stream") != "true":
+            return json(kept.response)
+        after = request.query_params.get("starting_after")
+        if after is not None and not after.isdecimal():
+            raise InvalidRequest("starting_after must be the sequence_number of an event", param="starting_after")
+        trail = self.trails.find(kept.id)
+        begin = 0 if after is None else int(after) + 1
+        if trail is None or begin < trail.first:
+            raise InvalidRequest("the events of this response are not kept (any more): only those with background and stream are, for a "
+                                 "while; leave stream out", param="stream")
+        return _following(trail, begin)
 
     def _delete(self, request: Request) -> Any:
         response_id = request.path_params["id"]
+        self.trails.forget(response_id)
         if (scope := self._scopes.pop(response_id, None)) is not None:
             scope.cancel()
         self.store.delete(response_id)
@@ -123,7 +153,7 @@ class Responses:
         kept = self.store.find(request.path_params["id"])
         if not kept.response["background"]:
             raise InvalidRequest("only answers in the background can be cancelled; close the connection of others", param="response_id")
-        if (scope := self._scopes.get(str(kept.response["id"]))) is not None and kept.response["status"] in OPEN:
+        if (scope := self._scopes.get(kept.id)) is not None and kept.response["status"] in OPEN:
             scope.cancel()
             kept.response["status"] = "cancelled"
         return kept.response
@@ -135,3 +165,9 @@ class Responses:
             raise InvalidRequest("limit must be a number from 1 to 100", param="limit")
         return page_of([*kept.context, *kept.input], after=request.query_params.get("after"), limit=int(limit),
                        order=request.query_params.get("order", "desc"), id_of=itemgetter("id"))
+
+
+def _following(trail: Trail, begin: int) -> Response:
+    """The events of an answer in the background from `begin` on. A client that leaves ends nothing but this."""
+    headers = {name.decode(): value.decode() for name, value in HEADERS}
+    return StreamingResponse(trail.follow(begin), headers=headers)

@@ -117,7 +117,7 @@ class ResponseDialect:
         self.wish = wish
         self.keep = keep
         self.writer = Writer(wish.response)
-        self.meter = Meter(1)
+        self.meter = Meter(1, service.card.cache_report)
         self.finish: Finish | None = None
         self.has_begun = False
 
@@ -125,6 +125,10 @@ class ResponseDialect:
         payloads = [] if self.has_begun else self.writer.begin()
         self.has_begun = True
         return _sse(payloads + self._add(delta))
+
+    def queued(self) -> bytes:
+        """The first events of an answer in the background."""
+        return _sse(self.writer.queue())
 
     def tail(self) -> bytes:
         return _sse(self._end())
@@ -150,7 +154,7 @@ class ResponseDialect:
         usage = self.meter.usage()
         is_cut = self.finish is not None and self.finish.reason == FinishReason.LENGTH
         payloads = self.writer.end(is_cut=is_cut, usage={
-            "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage.get("prompt_tokens_details") or {"cached_tokens": 0},
+            "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"], "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"]})
         self._keep()

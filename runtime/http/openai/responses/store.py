@@ -24,6 +24,10 @@ class Kept(Struct, frozen=True):
     input: list[Item]
 
     @property
+    def id(self) -> str:
+        return str(self.response["id"])
+
+    @property
     def conversation(self) -> list[Item]:
         return [*self.context, *self.input, *self.response["output"]]  # type: ignore[misc]
 

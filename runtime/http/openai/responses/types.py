@@ -109,5 +109,3 @@ def check(body: ResponseBody) -> None:
             raise InvalidRequest(f"tools[{i}].name is missing", param=f"tools[{i}].name")
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later", param="store")
-    if body.background and body.stream:
-        raise InvalidRequest("background and stream exclude each other here: fetch a background answer when it is complete", param="stream")

@@ -22,8 +22,13 @@ class Writer:
         self._number = 0
         self._open: Item | None = None  # the last item of `output`, while it grows
 
+    def queue(self) -> list[Payload]:
+        """Of an answer in the background, which has an id before it has a place."""
+        return [self._event("response.created", response=self._snapshot()), self._event("response.queued", response=self._snapshot())]
+
     def begin(self) -> list[Payload]:
-        return [self._event("response.created", response=self._snapshot()), self._event("response.in_progress", response=self._snapshot())]
+        created = [] if self._number else [self._event("response.created", response=self._snapshot())]
+        return [*created, self._event("response.in_progress", response=self._snapshot())]
 
     def add(self, events: list[Event], logprobs: list[Payload]) -> list[Payload]:
         """`logprobs` are those of the tokens that `events` come from; they go to the text."""

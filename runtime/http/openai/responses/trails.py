@@ -1,0 +1,92 @@
+"""The events of answers in the background, kept so that a client whose connection broke takes its stream up where it was."""
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+import anyio
+
+MAX_BYTES = 64 * 2**20  # of all trails together
+EVENT_BYTES = 100  # that an event costs beside its own
+
+
+class Trail:
+    """The events of one answer; event `first + i`, by its sequence_number, is `events[i]`."""
+
+    def __init__(self) -> None:
+        self.events: deque[bytes] = deque()
+        self.first = 0
+        self.size = 0
+        self.is_over = False
+        self.news = anyio.Event()
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.events)
+
+    def say(self, data: bytes) -> None:
+        """`data`: whole events."""
+        for event in data.split(b"\n\n")[:-1]:
+            self.events.append(event + b"\n\n")
+            self.size += len(event) + EVENT_BYTES
+        self._wake()
+
+    def finish(self) -> None:
+        self.is_over = True
+        self._wake()
+
+    def forget_first(self) -> None:
+        self.size -= len(self.events.popleft()) - 2 + EVENT_BYTES
+        self.first += 1
+
+    async def follow(self, number: int) -> AsyncIterator[bytes]:
+        """The events from `number` on, as they come. A reader so slow that they are forgotten is left."""
+        while number >= self.first:
+            if number < self.end:
+                data = b"".join([self.events[i - self.first] for i in range(number, self.end)])
+                number = self.end
+                yield data
+            elif self.is_over:
+                return
+            else:
+                await self.news.wait()
+
+    def _wake(self) -> None:
+        news, self.news = self.news, anyio.Event()
+        news.set()
+
+
+class Trails:
+    """Trails by the ids of their answers, within `max_bytes`: those that are over go first, the oldest first; then the first events of
+    the longest."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.size = 0
+        self._trails: dict[str, Trail] = {}
+
+    def open(self, response_id: str) -> Trail:
+        trail = self._trails[response_id] = Trail()
+        return trail
+
+    def find(self, response_id: str) -> Trail | None:
+        return self._trails.get(response_id)
+
+    def say(self, trail: Trail, data: bytes) -> None:
+        self.size -= trail.size
+        trail.say(data)
+        self.size += trail.size
+        while self.size > self.max_bytes:
+            over = next((response_id for response_id, one in self._trails.items() if one.is_over), None)
+            if over is not None:
+                self.forget(over)
+                continue
+            longest = max(self._trails.values(), key=lambda one: one.size)
+            self.size -= longest.size
+            longest.forget_first()
+            self.size += longest.size
+
+    def forget(self, response_id: str) -> None:
+        trail = self._trails.pop(response_id, None)
+        if trail is not None:
+            self.size -= trail.size
+            trail.finish()
