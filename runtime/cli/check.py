@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.cli.doctor import examine
+from runtime.cli.doctor.machine import examine
 from runtime.models.config import read_config
 from runtime.options.facts import this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
@@ -100,6 +100,8 @@ def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(f"{finding.verdict:<8} {finding.name:<52} {finding.value}" + (f"   {finding.advice}" if finding.advice else ""))
+        problems = [finding.name for finding in findings if finding.verdict == "problem"]
+        print(f"verdict: {len(problems)} in the way: {', '.join(problems)}" if problems else "verdict: nothing is in the way")
     return 1 if any(finding.verdict == "problem" for finding in findings) else 0
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from runtime.cli import check, main
-from runtime.cli.doctor import Finding
+from runtime.cli.doctor.look import Finding
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, Stored
 from runtime.options.given import from_argv
@@ -94,7 +94,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_with_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding("port", "taken", "problem", "choose another")
     monkeypatch.setattr(check, "examine", lambda **_: [finding])
-    assert printed(capsys, "doctor", code=1) == "problem  port" + " " * 49 + "taken   choose another\n"
+    assert printed(capsys, "doctor", code=1) == "problem  port" + " " * 49 + "taken   choose another\nverdict: 1 in the way: port\n"
 
 
 def test_every_aspect_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

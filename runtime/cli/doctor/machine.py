@@ -6,39 +6,25 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
-from msgspec import Struct
-
+from runtime.cli.doctor import ascend, look
+from runtime.cli.doctor.look import Finding, read
 from runtime.options.environment import ENVIRONMENT
 
-Verdict = Literal["ok", "note", "problem"]
 LIMITS = (
     ("open files", resource.RLIMIT_NOFILE, 4096, "a connection is a file; raise it: ulimit -n 4096"),
     ("locked memory", resource.RLIMIT_MEMLOCK, 64 << 20, "devices pin host memory; raise it: ulimit -l unlimited"),
 )
 CPU_FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2", "sve", "bf16", "i8mm", "asimd")
-TOOL_TIMEOUT_S = 10.0
-
-
-class Finding(Struct, frozen=True):
-    """One thing that was looked at. `advice` says what to do about it."""
-
-    name: str
-    value: str
-    verdict: Verdict = "ok"
-    advice: str = ""
 
 
 def examine(*, host: str, port: int, root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Everything, in the order of a start-up: software, processor, memory, accelerators, limits, network, settings."""
     has_npu = any((root / "dev").glob("davinci[0-9]*"))
-    return [*_software(root, environment), *_processor(root), *_memory(root), *_nvidia(root), *_ascend(root, environment, has_npu),
+    return [*_software(root, environment), *_processor(root), *_memory(root), *_nvidia(root), *ascend.examine(root, environment),
             *_limits(), *_network(host, port), *_settings(root, environment, has_npu)]
 
 
@@ -49,7 +35,7 @@ def _software(root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}", "ok" if is_linux else "problem",
                   "" if is_linux else "the rings need memfd and eventfd of Linux")
     for name, is_needed in (("torch", True), ("torch_npu", False), ("triton", False), ("uvloop", True), ("hypercorn", True)):
-        found = _package(name)
+        found = look.package(name)
         if found is None and is_needed:
             yield Finding(name, "missing", "problem", f"install it: pip install {name}")
         elif found is not None:
@@ -57,7 +43,7 @@ def _software(root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _processor(root: Path) -> Iterator[Finding]:
-    text = _read(root / "proc/cpuinfo")
+    text = read(root / "proc/cpuinfo")
     model = re.search(r"^(?:model name|Model|CPU part)\s*:\s*(.+)$", text, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
     words = set(flags[1].split()) if flags else set()
@@ -70,7 +56,7 @@ def _processor(root: Path) -> Iterator[Finding]:
 
 
 def _memory(root: Path) -> Iterator[Finding]:
-    lines = dict(re.findall(r"^(\w+):\s+(\d+)", _read(root / "proc/meminfo"), re.M))
+    lines = dict(re.findall(r"^(\w+):\s+(\d+)", read(root / "proc/meminfo"), re.M))
     yield Finding("memory", f"{int(lines.get('MemAvailable', 0)) / 2**20:.1f} of {int(lines.get('MemTotal', 0)) / 2**20:.1f} GiB available")
     shared = root / "dev/shm"
     size = f"{shutil.disk_usage(shared).total / 2**30:.1f} GiB" if shared.is_dir() else "none"
@@ -78,27 +64,12 @@ def _memory(root: Path) -> Iterator[Finding]:
 
 
 def _nvidia(root: Path) -> Iterator[Finding]:
-    driver = re.search(r"Module\s+([\d.]+)", _read(root / "proc/driver/nvidia/version"))
+    driver = re.search(r"Module\s+([\d.]+)", read(root / "proc/driver/nvidia/version"))
     if driver is None:
         yield Finding("cuda devices", "none")
         return
-    listed = _ask("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or "nvidia-smi does not answer"
+    listed = look.ask("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or "nvidia-smi does not answer"
     yield Finding("cuda devices", f"driver {driver[1]}: " + "; ".join(listed.splitlines()), "note", "this version computes on the CPU only")
-
-
-def _ascend(root: Path, environment: Mapping[str, str], has_npu: bool) -> Iterator[Finding]:
-    devices = sorted(path.name for path in (root / "dev").glob("davinci[0-9]*"))
-    if not has_npu:
-        yield Finding("npu devices", "none")
-        return
-    driver = re.search(r"Version=(\S+)", _read(root / "usr/local/Ascend/driver/version.info"))
-    yield Finding("npu devices", f"{len(devices)}: {' '.join(devices)}, driver {driver[1] if driver else 'unknown'}", "note",
-                  "this version computes on the CPU only")
-    home = environment.get("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest")
-    found = next((path for path in (root / home.lstrip("/")).glob("*/ascend_toolkit_install.info")), None)
-    toolkit = re.search(r"version=(\S+)", _read(found)) if found else None
-    yield Finding("cann", toolkit[1] if toolkit else "not found", "ok" if toolkit else "problem",
-                  "" if toolkit else "install CANN and source its set_env.sh, which sets ASCEND_HOME_PATH")
 
 
 def _limits() -> Iterator[Finding]:
@@ -125,34 +96,10 @@ def _settings(root: Path, environment: Mapping[str, str], has_npu: bool) -> Iter
     """The tuning guide's settings: those of the machine are compared, those of the ranks and of the user are shown where they are set."""
     for setting in ENVIRONMENT:
         if setting.kind == "machine":
-            current = _read(root / setting.probe.lstrip("/")).strip()
+            current = read(root / setting.probe.lstrip("/")).strip()
             differs = bool(current) and current != setting.recommended
             yield Finding(setting.name, current or "not present", "note" if differs and has_npu else "ok",
                           f"recommended for npu devices: {setting.recommended}" if differs else "")
-        elif has_npu or setting.name in environment:
+        elif setting.kind != "read" and (has_npu or setting.name in environment):
             wish = f"; recommended {setting.recommended}" if setting.recommended else ""
             yield Finding(setting.name, environment.get(setting.name, "not set"), "note", f"{setting.place}{wish}")
-
-
-def _package(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _ask(*command: str) -> str:
-    """What a tool prints; nothing when it is missing, fails or does not answer in time."""
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TOOL_TIMEOUT_S).stdout.strip()
-    except subprocess.TimeoutExpired:
-        return ""
