@@ -62,7 +62,8 @@ class Core:
     def __init__(self, plan: Plan) -> None:
         """Reads config.json. Raises ModelError, OptionsError."""
         self.plan = plan
-        self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling)
+        self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling,
+                                              quantization=plan.quantization)
         self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
         preferred = preferred_sampling(plan)
         self._warmups = warmup.named(plan.warmups)

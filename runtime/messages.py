@@ -191,6 +191,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     processors: list[str] = []  # classes that change logits: package.module:Class
     is_embedding: bool = False  # this and the next: see models/tasks.py
     pooling: str = "auto"
+    quantization: str | None = None  # --quantization
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):

@@ -43,7 +43,7 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         host_layout=plan.hicache_mem_layout, host_copies=plan.hicache_io_backend, kv_dtype=plan.kv_cache_dtype,
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
-        is_embedding=plan.is_embedding, pooling=plan.pooling)
+        is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:

@@ -65,7 +65,8 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     plan = plan_for(from_argv(options))
     stored = stored_weights(Path(plan.model_path))
     machine = this_machine()
-    found = footprint(plan, read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling), machine, stored)
+    model = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
+    found = footprint(plan, model, machine, stored)
     fits = found.num_pages > 1 and found.total_bytes * plan.tensor_parallel_size <= machine.memory_bytes
     if arguments.json:
         print(_json({"rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes}, "ranks": plan.tensor_parallel_size,

@@ -24,6 +24,7 @@ from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
 from runtime.errors import StartError
 from runtime.messages import Profile, RankReady, StartRank, StepPlan, StepResult
+from runtime.models.schemes import Scheme
 from runtime.models.sparse import Routing
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     name: str
     dtypes: tuple[str, ...]  # that it computes in
     has_graphs: bool
+    schemes: tuple[str, ...] = ()  # of quantised weights that it multiplies by, of SCHEMES in models/schemes.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,27 @@ class Draw:
     uniform: "Tensor"  # float64 in [0, 1): the row's random number
     largest_k: int = 1 << 30  # of the rows' top_k, as the host knows them; so many at most, 0: no row has one
     has_top_p: bool = True  # False: no row has one
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight W [out, in] in few bits, whatever the checkpoint looked like; a stack of experts has one dimension more in front.
+
+    Fp8, Int8: W = weight * scale; Codes: W = (weight - zeros) * scale. A group of inputs has a column of scale and zeros: input i is in
+    group i // scheme.group, or order[i]; with scheme.group 0 there is one column. Activations that are quantised become
+    round(x / s + input_offset), saturated, of float8_e4m3 or int8, and the result is multiplied by s again. s is `input_scale`; or, of each
+    token (and each group of inputs, for Fp8 with groups), the largest absolute value by 448 or 127. With Int8("tensor") s and offset are
+    settled beforehand: y = (integers' product + sums) * scale.
+    """
+
+    scheme: Scheme
+    weight: "Tensor"  # [out, in] float8_e4m3fn or int8; Codes: uint8 [out, in * bits / 8], input 2i in the lower half of byte i
+    scale: "Tensor"  # float32 [out, groups]
+    zeros: "Tensor | None" = None  # uint8 [out, groups]; None: 2 ** (bits - 1)
+    order: "Tensor | None" = None  # int32 [in]
+    input_scale: "Tensor | None" = None  # float32 [1]; this and the next where scheme.activations is "tensor"
+    input_offset: "Tensor | None" = None  # float32 [1], Int8 only
+    sums: "Tensor | None" = None  # int32 [out]: Int8 only; a bias may be in it
 
 
 class Ops(Protocol):
@@ -177,8 +200,12 @@ class Ops(Protocol):
         """A weight [out, in] in the form that `linear` likes best; the caller gives the original up."""
         ...
 
+    def pack_quantized(self, weight: Quantized) -> Any:
+        """The same for a weight of one of the device's schemes (Facts.schemes). Raises ModelError for a shape that its kernels lack."""
+        ...
+
     def linear(self, x: "Tensor", packed: Any, bias: "Tensor | None") -> "Tensor":
-        """x [N, in] -> [N, out]."""
+        """x [N, in] -> [N, out]; `packed` is of either kind. A row does not depend on those beside it."""
         ...
 
     def sample(self, logits: "Tensor", draw: Draw) -> "Tensor":
@@ -205,6 +232,10 @@ class Experts(Protocol):
     def pack(self, gate_up: "Tensor", down: "Tensor") -> Any:
         """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that `apply` likes best; the caller
         gives the originals up."""
+        ...
+
+    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> Any:
+        """The same for stacks of weights in few bits."""
         ...
 
     def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: Any) -> "Tensor":

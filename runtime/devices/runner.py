@@ -24,6 +24,7 @@ from runtime.messages import Profile, RankReady, StartRank, StepPlan
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
+from runtime.models.schemes import require_supported
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -41,8 +42,10 @@ class Runner:
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         times = [perf_counter()]
-        config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling)
+        config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
         dtype = resolve_dtype(start.dtype, config, self.facts.dtypes)
+        if config.quantization is not None:
+            require_supported(config.quantization.schemes, self.facts.schemes, self.facts.name)
         device = self.open_device(start, self.rank, dtype)
         budget = int(device.memory.free_bytes() * start.memory_fraction)
         times.append(perf_counter())

@@ -1,13 +1,16 @@
 """Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column layer splits its outputs over the
 ranks, the row layer that follows splits its inputs alike and sums, so a pair of them costs one exchange."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
-from runtime.layers.weight import Layer, Part, Share, Weight, even_share, kv_share, scaled
+from runtime.layers.storage import PER_ROW, Storage, allocate, completed, dequantized
+from runtime.layers.weight import Layer, Lookup, Part, Share, Weight, even_share, kv_share, scaled
+from runtime.models.schemes import Stored
 
 
 class Linear(Layer):
@@ -19,20 +22,16 @@ class Linear(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, inputs: int, outputs: dict[str, int | Share], *,
                  shard: Literal["column", "row", "whole"], bias: bool = False, sums: bool = True) -> None:
-        self.device = device
+        self.device, self.dtype = device, dtype
         assert sums or not bias, "whoever sums would add the bias once a rank"
         self.is_row, self.is_column = shard == "row", shard == "column"
-        shares = {name: self._output_share(out) for name, out in outputs.items()}
+        self.outputs = {name: self._output_share(out) for name, out in outputs.items()}
         self.inputs = even_share(inputs, device.collectives, "row inputs") if self.is_row else Share(inputs, 0, inputs)
-        size = sum(share.size for share in shares.values())
-        offset, weights, biases = 0, {}, {}
-        for name, share in shares.items():
-            shape = (share.full, inputs)
-            weights[name] = Part(shape, 1, self.inputs) if self.is_row else Part(shape, 0, share, offset)
-            biases[name] = Part((share.full,), 0, share, offset)
-            offset += share.size
-        self.weight: Weight | None = Weight((size, self.inputs.size), weights, dtype, device.place)
-        self.bias = Weight((size,), biases, dtype, device.place) if bias else None
+        self.size = sum(share.size for share in self.outputs.values())
+        self.has_bias = bias
+        self.weight: Weight | None = None
+        self.bias: Weight | None = None
+        self.storage: Storage | None = None  # in place of the weight where it is in few bits
         self.packed: Any = None
         self.sums = sums and self.is_row and device.collectives.size > 1
 
@@ -41,10 +40,49 @@ class Linear(Layer):
             return out
         return even_share(out, self.device.collectives, "column outputs") if self.is_column else Share(out, 0, out)
 
+    def open(self, lookup: Lookup) -> None:
+        if (stored := lookup("")) is not None:
+            self.storage = self._storage(stored)
+        offset, weights, biases = 0, {}, {}
+        for name, share in self.outputs.items():
+            shape = (share.full, self.inputs.full)
+            weights[name] = Part(shape, 1, self.inputs) if self.is_row else Part(shape, 0, share, offset)
+            biases[name] = Part((share.full,), 0, share, offset)
+            offset += share.size
+        if self.storage is None:
+            self.weight = Weight((self.size, self.inputs.size), weights, self.dtype, self.device.place)
+        if self.has_bias and not (self.storage is not None and self.storage.has_bias_inside):
+            self.bias = Weight((self.size,), biases, self.dtype, self.device.place)
+
+    def _storage(self, stored: Stored) -> Storage:
+        tensors = allocate(stored.scheme, self.size, self.inputs, self.device.place)
+        return Storage(stored, self.outputs, self.inputs, tensors, counts_sums=not self.is_row or self.device.collectives.rank == 0)
+
+    def children(self) -> Iterator[tuple[str, Layer | Weight]]:
+        yield from (child for child in super().children() if child[0] != "storage")
+        if self.storage is not None:
+            yield from self.storage.children()
+
+    def per_row(self) -> Iterator[Tensor]:
+        """All tensors that have a row for each output, so that rows may be put into another order before `finish`."""
+        yield from (weight.tensor for weight in (self.weight, self.bias) if weight is not None)
+        if self.storage is not None:
+            yield from (self.storage.tensors[name] for name in PER_ROW if name in self.storage.tensors)
+
+    def values(self) -> Tensor:
+        """[out, in] in full, before `finish`."""
+        if self.storage is None:
+            assert self.weight is not None
+            return self.weight.tensor
+        return dequantized(completed(self.storage), self.dtype)
+
     def finish(self) -> None:
-        assert self.weight is not None
-        self.packed = self.device.ops.pack_linear(self.weight.tensor)
-        self.weight = None
+        if self.storage is not None:
+            self.packed = self.device.ops.pack_quantized(completed(self.storage))
+        else:
+            assert self.weight is not None
+            self.packed = self.device.ops.pack_linear(self.weight.tensor)
+        self.weight = self.storage = None
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias.tensor if self.bias is not None else None

@@ -11,9 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device
+from runtime.errors import ModelError
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
-from runtime.layers.weight import Held, Layer, Part, Place, Share, Weight, even_share
+from runtime.layers.storage import Storage, allocate, completed
+from runtime.layers.weight import Held, Layer, Lookup, Part, Place, Share, Weight, even_share
+from runtime.models.schemes import Stored
 from runtime.models.sparse import Mixture, Routing
 
 
@@ -44,9 +47,69 @@ class Router(Layer):
 class Expert(Layer):
     """Where the checkpoint's tensors of one expert go: parts of the stacks; nowhere, with shares of no size, on ranks without it."""
 
-    def __init__(self, gate_up: Weight, down: Weight) -> None:
-        self.gate_up_proj = Held(gate_up)
-        self.down_proj = Held(down)
+    def __init__(self, gate_up: Layer, down: Layer) -> None:
+        self.gate_up_proj = gate_up
+        self.down_proj = down
+
+
+class Stacks:
+    """The weights of all experts of this rank, [experts, 2 * inner, hidden] and [experts, hidden, inner], and each one's parts in them."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, inner: Share, local: Share, is_first: bool) -> None:
+        self.device, self.dtype, self.hidden, self.inner, self.local = device, dtype, hidden, inner, local
+        self.is_first = is_first  # of the ranks that share an expert
+        self.tensors: tuple[Tensor, Tensor] | None = None
+        self.bits: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # in place of them, of experts in few bits
+        self.storages: tuple[Storage, Storage] | None = None  # of any expert here
+
+    def open(self, stored: tuple[Stored | None, Stored | None]) -> list[Expert]:
+        first, second = stored
+        num_experts, whole = self.local.size, Share(self.hidden, 0, self.hidden)
+        if (first is None) != (second is None):
+            raise ModelError("experts have only some of their weights quantised, which is not supported")
+        if first is None or second is None:
+            self.tensors = (torch.empty(num_experts, 2 * self.inner.size, self.hidden, dtype=self.dtype, device=self.device.place),
+                            torch.empty(num_experts, self.hidden, self.inner.size, dtype=self.dtype, device=self.device.place))
+            return [self._plain(self.tensors, i - self.local.start) for i in range(self.local.full)]
+        place, lead = self.device.place, (num_experts,)
+        self.bits = (allocate(first.scheme, 2 * self.inner.size, whole, place, lead),
+                     allocate(second.scheme, self.hidden, self.inner, place, lead))
+        return [self._stored(first, second, i - self.local.start) for i in range(self.local.full)]
+
+    def _is_here(self, place: int) -> bool:
+        return 0 <= place < self.local.size
+
+    def _plain(self, stacks: tuple[Tensor, Tensor], place: int) -> Expert:
+        gate_up, down = stacks
+        inner, hidden = self.inner, self.hidden
+        if self._is_here(place):
+            tensors = gate_up[place], down[place]
+        else:
+            inner, tensors = Share(inner.full, 0, 0), (gate_up.new_empty(0, hidden), down.new_empty(hidden, 0))
+        shape = (inner.full, hidden)
+        parts = {"gate": Part(shape, 0, inner), "up": Part(shape, 0, inner, inner.size)}
+        return Expert(Held(Weight.of(tensors[0], parts)), Held(Weight.of(tensors[1], {"": Part((hidden, inner.full), 1, inner)})))
+
+    def _stored(self, first: Stored, second: Stored, place: int) -> Expert:
+        assert self.bits is not None
+        is_here, whole = self._is_here(place), Share(self.hidden, 0, self.hidden)
+        tensors = [{name: t[place] for name, t in stack.items()} if is_here else {} for stack in self.bits]
+        inner, outer = (self.inner, whole) if is_here else (Share(self.inner.full, 0, 0), Share(self.hidden, 0, 0))
+        storages = (Storage(first, {"gate": inner, "up": inner}, whole, tensors[0], counts_sums=True),
+                    Storage(second, {"": outer}, self.inner, tensors[1], counts_sums=self.is_first))
+        if is_here:
+            self.storages = storages
+        return Expert(*storages)
+
+    def pack(self) -> Any:
+        experts = self.device.experts
+        if self.bits is not None and self.storages is not None:
+            packed = experts.pack_quantized(*(completed(storage, stack) for storage, stack in zip(self.storages, self.bits, strict=True)))
+        else:
+            assert self.tensors is not None
+            packed = experts.pack(*self.tensors)
+        self.tensors = self.bits = self.storages = None
+        return packed
 
 
 class SparseFeedForward(Layer):
@@ -59,33 +122,23 @@ class SparseFeedForward(Layer):
         self.local = even_share(mixture.num_experts, Place(ranks.rank // split, groups), "experts", "--ep-size")
         inner = even_share(mixture.intermediate_size, Place(ranks.rank % split, split), "moe_intermediate_size", "--tp-size / --ep-size")
         self.gate = Router(device, dtype, hidden, mixture.num_experts, mixture.routing, has_bias=mixture.has_bias)
-        stacks = (torch.empty(self.local.size, 2 * inner.size, hidden, dtype=dtype, device=device.place),
-                  torch.empty(self.local.size, hidden, inner.size, dtype=dtype, device=device.place))
-        self.stacks: tuple[Tensor, Tensor] | None = stacks
-        self.experts = [self._expert(stacks, i - self.local.start, inner) for i in range(mixture.num_experts)]
+        self.stacks = Stacks(device, dtype, hidden, inner, self.local, ranks.rank % split == 0)
+        self.experts: list[Expert] = []  # of all ranks
         shared = FeedForward(device, dtype, hidden, mixture.shared_size, sums=False) if mixture.shared_size else None
         self.shared_expert = shared if mixture.has_shared_gate else None  # the two spellings of checkpoints
         self.shared_experts = None if mixture.has_shared_gate else shared
         self.shared_expert_gate = Linear(device, dtype, hidden, {"": 1}, shard="whole") if mixture.has_shared_gate else None
         self.packed: Any = None
 
-    def _expert(self, stacks: tuple[Tensor, Tensor], place: int, inner: Share) -> Expert:
-        gate_up, down = stacks
-        hidden = down.shape[1]
-        is_here = 0 <= place < self.local.size
-        if is_here:
-            tensors = gate_up[place], down[place]
-        else:
-            inner, tensors = Share(inner.full, 0, 0), (gate_up.new_empty(0, hidden), down.new_empty(hidden, 0))
-        shape = (inner.full, hidden)
-        parts = {"gate": Part(shape, 0, inner), "up": Part(shape, 0, inner, inner.size)}
-        return Expert(Weight.of(tensors[0], parts), Weight.of(tensors[1], {"": Part((hidden, inner.full), 1, inner)}))
+    def open(self, lookup: Lookup) -> None:
+        found = {(lookup(f"experts.{i}.gate_up_proj"), lookup(f"experts.{i}.down_proj")) for i in range(self.local.full)}
+        if len(found) > 1:
+            raise ModelError("the experts of a layer are quantised differently, which is not supported")
+        self.experts = self.stacks.open(found.pop())
 
     def finish(self) -> None:
-        assert self.stacks is not None
         self.experts = []  # so that packing can free what it replaces
-        self.packed = self.device.experts.pack(*self.stacks)
-        self.stacks = None
+        self.packed = self.stacks.pack()
 
     def forward(self, x: Tensor) -> Tensor:
         ids, weights = self.gate.forward(x)

@@ -4,14 +4,18 @@ A checkpoint tensor fills one *part* of a weight: several parts where weights ar
 this rank's *share* of a part where they are sharded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
+from runtime.models.schemes import Stored
+
+FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors spells them
+Lookup = Callable[[str], Stored | None]  # module below a layer -> how its weight is stored; None: in full
 
 
 class Ranks(Protocol):
@@ -43,12 +47,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A checkpoint tensor of shape `shape`; its `share` of dimension `dim` goes to `offset` of the weight."""
+    """A checkpoint tensor of shape `shape`; its `share` of dimension `dim` goes to `offset` of the weight, unless `load` says otherwise."""
 
     shape: tuple[int, ...]
     dim: int
     share: Share
     offset: int = 0
+    load: Callable[[Any], None] | None = None  # reads what this rank needs of a slice, to wherever it goes
+    dtypes: tuple[str, ...] = FLOATS
+    shapes: tuple[tuple[int, ...], ...] = ()  # others that will do
+    draw: str = ""  # what random numbers for it look like, where they are not like weights
 
 
 class Weight:
@@ -57,12 +65,13 @@ class Weight:
     def __init__(self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, place: torch.device) -> None:
         self.tensor = torch.empty(shape, dtype=dtype, device=place)
         self.parts = parts
+        self.is_optional = False
 
     @classmethod
-    def of(cls, tensor: Tensor, parts: dict[str, Part]) -> "Weight":
-        """A weight that lies in a larger tensor."""
+    def of(cls, tensor: Tensor, parts: dict[str, Part], *, is_optional: bool = False) -> "Weight":
+        """A weight that lies in a larger tensor, or whose parts know where they go. An optional one may be missing in a checkpoint."""
         weight = cls.__new__(cls)
-        weight.tensor, weight.parts = tensor, parts
+        weight.tensor, weight.parts, weight.is_optional = tensor, parts, is_optional
         return weight
 
     def destination(self, part: Part) -> Tensor:
@@ -71,6 +80,9 @@ class Weight:
 
 class Layer:
     """Base of all that holds weights: they are found by the names of the attributes, as in the checkpoint."""
+
+    def open(self, lookup: Lookup) -> None:
+        """Called once, before anything is loaded: takes memory for weights that may be stored in several ways."""
 
     def finish(self) -> None:
         """Called once, when all weights are loaded."""
@@ -97,6 +109,14 @@ def named_weights(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Weight]
             yield prefix + name, child
         else:
             yield from named_weights(child, f"{prefix}{name}.")
+
+
+def open_weights(layer: Layer, lookup: Lookup, prefix: str = "") -> None:
+    """Takes memory for the weights of a layer and of all below it. `lookup` wants full names."""
+    layer.open(lambda name: lookup(prefix + name))
+    for name, child in list(layer.children()):
+        if isinstance(child, Layer):
+            open_weights(child, lookup, f"{prefix}{name}.")
 
 
 def finish(layer: Layer) -> None:

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.latent import HfLatent, Latent, read_latent
+from runtime.models.quantization import Quantization, read_quantization
 from runtime.models.registry import check_architecture, check_pools
 from runtime.models.sparse import MIXTURES, HfMixture, Mixture
 from runtime.models.tasks import GENERATES, family_of, longest_text, read_pooling
@@ -108,6 +109,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     sampling_defaults: dict[str, Any]  # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
     pooling: Pooling | None = None  # None: it generates
     encoder: Encoder | None = None  # None: it is a decoder
+    quantization: Quantization | None = None  # None: weights are in full
 
     @property
     def needs_whole_texts(self) -> bool:
@@ -147,6 +149,7 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     bos_token_id: Ids = None
     eos_token_id: Ids = None
     quantization_config: dict[str, Any] | None = None
+    compression_config: dict[str, Any] | None = None  # what compressed-tensors called it once
 
 
 class HfGeneration(Struct, frozen=True, kw_only=True):
@@ -169,10 +172,11 @@ class Head(Struct, frozen=True):
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str = "auto") -> ModelConfig:
+def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str = "auto",
+                quantization: str | None = None) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights, imports no torch.
 
-    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py).
+    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py); `quantization`: see quantization.py.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -186,6 +190,8 @@ def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str 
     check_architecture(architecture)
     wishes: dict[str, Any] = {"is_embedding": is_embedding, "mode": pooling}
     if family_of(architecture) in ENCODERS:
+        if quantization is not None or b'"quantization_config"' in raw:
+            raise ModelError(f"{architecture} cannot be quantised here; leave --quantization out, and take the plain version of the model")
         return _resolve_encoder(architecture, raw, folder, wishes)
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
@@ -195,7 +201,8 @@ def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str 
     latent = read_latent(_decode(raw, HfLatent, "config.json")) if family.is_latent else None
     if latent is not None:
         hf = structs.replace(hf, head_dim=latent.rope_dim, num_key_value_heads=1)
-    config = _resolve(architecture, hf, generation, mixture, latent)
+    config = structs.replace(_resolve(architecture, hf, generation, mixture, latent),
+                             quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization))
     if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
         return config
     check_pools(architecture)
@@ -286,10 +293,6 @@ def _ids(value: Ids) -> list[int]:
 
 
 def _check_sizes(hf: HfConfig) -> None:
-    if hf.quantization_config is not None:
-        method = hf.quantization_config.get("quant_method", "unknown")
-        raise ModelError(f"the checkpoint is quantised ({method}), which is not supported yet; "
-                         "use the bf16, fp16 or fp32 version of the model")
     if hf.hidden_act != "silu":
         raise ModelError(f"config.json: hidden_act {hf.hidden_act} is not supported; supported is silu")
     if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:

@@ -5,6 +5,8 @@ keeps all of it. The families differ in data only: how experts are chosen (spars
 (in V2-Lite they do not).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from runtime.layers.attention import LatentAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import stretched_scale
-from runtime.layers.weight import Held, Layer, Part, Share, Weight, even_share, scaled
+from runtime.layers.weight import Layer, Share, even_share, scaled
 from runtime.models.config import ModelConfig
 from runtime.models.llama import Llama
 
@@ -38,25 +40,23 @@ class LatentSelfAttention(Layer):
         self.q_b_proj = None if latent.q_rank is None else Linear(device, dtype, latent.q_rank, {"": queries}, shard="column")
         self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
         made = scaled(heads, latent.nope_dim + latent.value_dim)
-        self.kv_b_proj: Held | None = Held(Weight((made.size, rank), {"": Part((made.full, rank), 0, made)}, dtype, device.place))
+        self.kv_b_proj: Linear | None = Linear(device, dtype, rank, {"": made}, shard="column")
         self.o_proj = Linear(device, dtype, config.num_heads * latent.value_dim, {"": hidden}, shard="row", bias=config.o_bias)
-        self.up = self.kv_b_proj.weight.tensor  # packed when it is complete
+        self.up: Any = None  # made of it when it is complete
         self.attention = LatentAttention(device.ops, index, latent, query_dim**-0.5 * stretched_scale(config.rope))
 
     def finish(self) -> None:
         assert self.kv_b_proj is not None
         latent, heads = self.latent, self.num_heads
-        self.up = self.ops.pack_latent(self.kv_b_proj.weight.tensor.unflatten(0, (heads, -1)), latent.nope_dim)
+        self.up = self.ops.pack_latent(self.kv_b_proj.values().unflatten(0, (heads, -1)), latent.nope_dim)
         self.kv_b_proj = None
         if not latent.is_paired:
             return
-        for weight in (self.qkv_a_proj.weight, self.qkv_a_proj.bias):
-            if weight is not None:
-                unpair(weight.tensor[-latent.rope_dim :].unsqueeze(0))
-        queries = (self.q_b_proj or self.qkv_a_proj).weight
-        assert queries is not None
-        rows = queries.tensor[: heads * (latent.nope_dim + latent.rope_dim)]
-        unpair(rows.unflatten(0, (heads, -1))[:, latent.nope_dim :])
+        for rows in self.qkv_a_proj.per_row():
+            unpair(rows[-latent.rope_dim :].unsqueeze(0))
+        for rows in (self.q_b_proj or self.qkv_a_proj).per_row():
+            queries = rows[: heads * (latent.nope_dim + latent.rope_dim)]
+            unpair(queries.unflatten(0, (heads, -1))[:, latent.nope_dim :])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         q, latents, ropes = self.qkv_a_proj.forward(x).split(self.split, dim=1)

@@ -4,6 +4,7 @@ Each rank reads only its share of the bytes (files are mapped, not read), straig
 is the weights and one tensor's share beside them.
 """
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,15 +14,20 @@ from torch import Tensor
 
 from runtime.devices.base import Progress
 from runtime.errors import ModelError
-from runtime.layers.weight import Layer, Part, Weight, finish, named_weights
+from runtime.layers.storage import Storage
+from runtime.layers.weight import Layer, Lookup, Part, Weight, finish, named_weights, open_weights
 from runtime.models.checkpoint import TensorSlice, tensors, weight_files
 from runtime.models.config import ModelConfig
+from runtime.models.quantization import Quantization
+from runtime.models.schemes import Stored
 from runtime.models.stacked import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Fused = dict[str, tuple[str, str]]  # module of the checkpoint -> fused module here, part
 Renames = tuple[tuple[str, str], ...]  # pieces of the checkpoint's names -> ours, one after the other
 PREFIXES = ("model.", "bert.", "roberta.", "distilbert.")
+LEAVES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}  # other names of the same
+MARKS = ("weight_scale", "weight_packed", "qweight")  # a module that has one is quantised
 LEFT_OUT = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")  # heads of models that embed
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
@@ -40,8 +46,10 @@ def load(model: Layer, fused: Fused, config: ModelConfig, folder: Path, load_for
 
     `load_format` "dummy" draws weights from `seed` instead, the same for any number of ranks, and reads no files.
     """
+    marked = _marked(folder, fused, renames) if config.quantization is not None and load_format != "dummy" else None
+    open_weights(model, stored_by(config.quantization, fused, marked))
     weights = dict(named_weights(model))
-    num_bytes = sum(weight.tensor.nbytes for weight in weights.values())
+    num_bytes = sum(weight.tensor.nbytes for weight in weights.values()) + sum(storage.num_bytes for storage in storages(model))
     targets = {(name, part): weight for name, weight in weights.items() for part in weight.parts}
     with torch.inference_mode():
         if load_format == "dummy":
@@ -63,7 +71,47 @@ def target_name(tensor_name: str, fused: Fused, renames: Renames = ()) -> tuple[
     path, _, leaf = tensor_name.rpartition(".")
     parent, _, module = path.rpartition(".")
     module, part = fused.get(module, (module, ""))
-    return ".".join(piece for piece in (parent, module, leaf) if piece), part
+    return ".".join(piece for piece in (parent, module, LEAVES.get(leaf, leaf)) if piece), part
+
+
+def storages(layer: Layer) -> Iterator[Storage]:
+    """All weights in few bits below a layer."""
+    for child in vars(layer).values():
+        for one in child if isinstance(child, list) else [child]:
+            if isinstance(one, Storage):
+                yield one
+            elif isinstance(one, Layer):
+                yield from storages(one)
+
+
+def _marked(folder: Path, fused: Fused, renames: Renames) -> set[tuple[str, str]]:
+    """(module here, part) of all that the files have quantised."""
+    keys = (target_name(source.name, fused, renames) for source in tensors(weight_files(folder)))
+    return {(path, part) for name, part in keys for path, _, leaf in [name.rpartition(".")] if leaf in MARKS}
+
+
+def stored_by(quantization: Quantization | None, fused: Fused, marked: set[tuple[str, str]] | None) -> Lookup:
+    """How a module here is stored, given what the files have quantised. Raises ModelError where its parts are not stored alike."""
+    parts = {new: [(old, part) for old, (module, part) in fused.items() if module == new] for new, _ in fused.values()}
+
+    def lookup(name: str) -> Stored | None:
+        if quantization is None:
+            return None
+        path = name.rstrip(".")
+        parent, dot, module = path.rpartition(".")
+        found = {}
+        for old, part in parts.get(module, [(module, "")]):
+            if marked is None or quantization.is_online or (path, part) in marked:
+                found[part] = found.get(part) or quantization.of(parent + dot + old)
+            else:
+                found.setdefault(part, None)
+        kinds = set(found.values())
+        if len(kinds) > 1:
+            raise ModelError(f"the parts of {path} are quantised differently, which is not supported: "
+                             + ", ".join(f"{part} {stored.scheme.name if stored else 'not at all'}" for part, stored in found.items()))
+        return kinds.pop()
+
+    return lookup
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
@@ -87,7 +135,7 @@ def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: M
                 progress("weights", done / len(targets))
         elif not _is_redundant(key[0], config):
             extra.append(source)
-    if missing:
+    if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:
         name, part = next(iter(missing))
         known_as = [old for old, new in fused.items() if new[1] == part and f".{new[0]}." in name] if part else []
         shown = name.replace(fused[known_as[0]][0], known_as[0]) if known_as else name
@@ -101,13 +149,16 @@ def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: M
 def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
     raw: Any = source.raw
     shape, share = tuple(raw.get_shape()), part.share
-    if shape != part.shape:
+    if shape != part.shape and shape not in part.shapes:
         raise ModelError(f"{source.name} in {source.file} has shape {list(shape)}, but config.json asks for {list(part.shape)}; "
                          "use the config.json that belongs to these weights")
-    if raw.get_dtype() not in ("F32", "BF16", "F16", "F64"):
-        raise ModelError(f"{source.name} in {source.file} is of dtype {raw.get_dtype()}; "
-                         "only unquantised floating point weights are supported")
+    if raw.get_dtype() not in part.dtypes:
+        raise ModelError(f"{source.name} in {source.file} is of dtype {raw.get_dtype()}, and {' or '.join(part.dtypes)} was expected; "
+                         "use the config.json that belongs to these weights")
     if share.size == 0:  # another rank's
+        return
+    if part.load is not None:
+        part.load(raw)
         return
     where = slice(share.start, share.start + share.size)
     weight.destination(part).copy_(raw[where] if part.dim == 0 else raw[:, where])
@@ -119,10 +170,45 @@ def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:
         part = weight.parts[part_name]
         if part.share.size == 0:  # another rank's
             continue
-        if "norm" in name.split(".")[-2] and name.endswith(".weight"):
+        if part.load is not None:
+            part.load(Drawn(part, torch.Generator().manual_seed(crc32(f"{seed} {name} {part_name}".encode()))))
+        elif "norm" in name.split(".")[-2] and name.endswith(".weight"):
             weight.destination(part).fill_(1)
         else:
             generator = torch.Generator().manual_seed(crc32(f"{seed} {name} {part_name}".encode()))
             whole: Tensor = torch.empty(part.shape).uniform_(-0.05, 0.05, generator=generator)
             weight.destination(part).copy_(whole.narrow(part.dim, part.share.start, part.share.size))
         progress("weights", done / len(targets))
+
+
+class Drawn:
+    """A tensor of random numbers in place of a checkpoint's, whole on every rank; indexed as safetensors' own slices are."""
+
+    def __init__(self, part: Part, generator: torch.Generator) -> None:
+        self.dtype = part.dtypes[0]
+        self.tensor = DRAWS[part.draw](part.shape, self.dtype, generator)
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def __getitem__(self, where: Any) -> Tensor:
+        return self.tensor[where]
+
+
+def _drawn_weight(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> Tensor:
+    if dtype in ("I32", "I8"):
+        return torch.randint(-128, 128, (*shape, 4 if dtype == "I32" else 1), dtype=torch.int8, generator=generator).flatten().view(
+            torch.int32 if dtype == "I32" else torch.int8).view(shape)
+    values = torch.empty(shape).uniform_(-1, 1, generator=generator)
+    return (values * 448).to(torch.float8_e4m3fn) if dtype == "F8_E4M3" else values * 0.05
+
+
+# what a part says of its numbers -> (shape, dtype, generator) -> tensor; together they give weights of about ±0.05
+DRAWS: dict[str, Callable[[tuple[int, ...], str, torch.Generator], Tensor]] = {
+    "": _drawn_weight,
+    "scale": lambda shape, dtype, generator: torch.empty(shape).uniform_(1e-4, 2e-4, generator=generator),
+    "zero": lambda shape, dtype, generator: torch.zeros(shape),
+}

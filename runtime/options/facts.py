@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.models.latent import Latent
+from runtime.models.quantization import Quantization
+from runtime.models.schemes import SCHEMES
 from runtime.models.sparse import Mixture
 from runtime.options.environment import RANK_VARIABLES
 from runtime.pooling import Pooling
@@ -47,6 +49,9 @@ class ModelFacts(Protocol):
     @property
     def latent(self) -> Latent | None: ...
 
+    @property
+    def quantization(self) -> Quantization | None: ...
+
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
     """What is known about a kind of device before one is opened. A rank measures memory and reports it in RankReady."""
@@ -67,6 +72,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     has_experts: bool = True
     has_latents: bool = True
     is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
+    schemes: tuple[str, ...] = ()  # of quantised weights, of models/schemes.py
     has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
 
@@ -76,14 +82,14 @@ DEVICES = {
     "cpu": DeviceFacts(name="cpu", page_size=16, chunk_tokens=512, max_running=64, memory_fraction=0.6,
                        memory_reason="a CPU's memory is shared with everything else on the machine",
                        dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backend="pytorch",
-                       graph_max_running=0),
+                       graph_max_running=0, schemes=SCHEMES),
     "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.85,
                        memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
                        attention_backend="ascend", sampling_backend="ascend", graph_max_running=0, page_sizes=(128, 256, 384, 512),
                        has_kv_dtypes=False, has_experts=False, has_latents=False, is_numbered=True),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
-                        sampling_backend="pytorch", graph_max_running=0, has_logits=False),
+                        sampling_backend="pytorch", graph_max_running=0, schemes=SCHEMES, has_logits=False),
 }
 
 

@@ -81,6 +81,7 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
     weights = weight_count(model, plan.tensor_parallel_size, plan.expert_parallel_size) * item + float_bytes(model)
+    weights -= saved_bytes(model, plan.tensor_parallel_size, plan.expert_parallel_size, item)
     layer_bytes = cached_count(model, plan.tensor_parallel_size) * KV_BYTES.get(plan.kv_cache_dtype, item)
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
@@ -149,6 +150,20 @@ def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks:
         return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
     experts = mixture.num_experts // expert_ranks * mixture.intermediate_size // (ranks // expert_ranks)
     return hidden * (3 * experts + 3 * mixture.shared_size // ranks + mixture.num_experts + mixture.has_shared_gate)
+
+
+def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, item: int) -> int:
+    """What a rank's quantised weights take less than in full: within a few per cent, as scales of single outputs are not counted."""
+    if model.quantization is None:
+        return 0
+    saved, of = 0.0, model.quantization.of
+    for i in range(model.num_layers):
+        expert = "experts.0." if model.mixture is not None and model.mixture.layers[i] else ""
+        for name, count in ((f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
+                            (f"layers.{i}.mlp.{expert}down_proj", feed_forward_count(model, i, ranks, expert_ranks))):
+            if (stored := of(name)) is not None:
+                saved += count * (item - stored.scheme.number_bytes)
+    return int(saved)
 
 
 def float_bytes(model: ModelConfig) -> int:

@@ -96,6 +96,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     hicache_write_policy: str
     hicache_io_backend: str
     hicache_mem_layout: str  # layer_first, page_first
+    quantization: str | None  # None: as the checkpoint is
     kv_cache_dtype: str  # bfloat16, fp8_e4m3, fp8_e5m2; or that of the activations
     max_running_requests: int
     max_queued_requests: int
@@ -261,5 +262,6 @@ def plan_for(given: Given, machine: MachineFacts | None = None) -> Plan:
     said = given.options.model.model_path
     folder = derive.EMBEDDED_MODEL[said].value if said in derive.EMBEDDED_MODEL else said
     device = device_facts(given.options.parallel.device)
-    config = read_config(folder, is_embedding=given.options.model.is_embedding, pooling=given.options.model.pooling)
+    config = read_config(folder, is_embedding=given.options.model.is_embedding, pooling=given.options.model.pooling,
+                         quantization=given.options.precision.quantization)
     return resolve(given, config, device, machine or this_machine())

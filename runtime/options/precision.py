@@ -15,7 +15,12 @@ class Precision(Group, frozen=True, kw_only=True):
 
     dtype: A[Literal["auto", "half", "float16", "bfloat16", "float", "float32"], option(
         "Type of weights and activations; auto keeps the checkpoint's, half is float16, float is float32.")] = "auto"
-    quantization: A[Quantization | None, planned("Format of quantized weights; none of it reads what the checkpoint says.")] = None
+    quantization: A[Quantization | None, option(
+        "Format of quantized weights; none of it reads what the checkpoint says.",
+        later=("mxfp8", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "qoq", "w4afp8",
+               "mxfp4", "auto-round", "quark_int4fp8_moe"),
+        note="fp8, w8a8_fp8 and w8a8_int8 quantise a plain checkpoint while it is loaded; the others, and these with a quantised one, "
+             "only check that the checkpoint is what they say; see quantization.md")] = None
     quantization_param_path: A[str | None, on_device("cuda", "JSON file with the scales of an fp8 cache.")] = None
     kv_cache_dtype: A[Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"], option(
         "Type of keys and values in the cache; auto is that of the activations.", later=("fp4_e2m1",),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.cache.pools import has_two_pools
+from runtime.models.schemes import check_supported
 from runtime.options.facts import DeviceFacts, ModelFacts
 from runtime.options.table import by_name
 
@@ -88,6 +89,11 @@ def model_fits_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) 
     if model.latent is not None and not device.has_latents:
         return f"this model has latent attention (MLA), which --device {device.name} does not compute yet; take another device"
     return None
+
+
+def schemes_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Quantised weights are multiplied by kernels of their own."""
+    return None if model.quantization is None else check_supported(model.quantization.schemes, device.schemes, device.name)
 
 
 def context_within_model(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
@@ -200,6 +206,7 @@ RULES: tuple[Rule, ...] = (
     kernels_are_the_devices,
     numbers_have_devices,
     model_fits_the_device,
+    schemes_known,
     context_within_model,
     pages_hold_a_sequence,
     windows_stay_on_the_device,

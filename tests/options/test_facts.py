@@ -15,6 +15,7 @@ def test_options_and_devices_know_the_same_devices() -> None:
 
 def test_the_cpu_is_described_alike() -> None:
     assert set(DEVICES["cpu"].dtypes) == set(CPU.dtypes) and (DEVICES["cpu"].graph_max_running > 0) == CPU.has_graphs
+    assert DEVICES["cpu"].schemes == CPU.schemes
 
 
 @pytest.mark.parametrize("facts", DEVICES.values(), ids=list(DEVICES))

@@ -22,6 +22,7 @@ class Model:
     windows = (0, 1024)
     mixture: Mixture | None = None
     latent = None
+    quantization = None
 
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)

@@ -16,8 +16,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels",
-     "runtime.models.latent", "runtime.models.registry", "runtime.models.sparse", "runtime.models.tasks"),
-    ("runtime.models.encoder_config",),
+     "runtime.models.latent", "runtime.models.registry", "runtime.models.schemes", "runtime.models.sparse", "runtime.models.tasks"),
+    ("runtime.models.encoder_config", "runtime.models.quantization"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
@@ -45,7 +45,8 @@ RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.device
              "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
-              "runtime.models.tasks", "runtime.models.encoder_config", "runtime.devices.worker")
+              "runtime.models.tasks", "runtime.models.encoder_config", "runtime.models.schemes", "runtime.models.quantization",
+              "runtime.devices.worker")
 TORCH = {"torch", "torch_npu", "transformers"}
 
 PATHS = pytest.mark.parametrize("path", source.files(), ids=str)

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.devices.base import Quantized
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.cpu.quantized import entry
 from runtime.models.sparse import Routing
 
 
@@ -20,6 +22,9 @@ class CpuExperts:
 
     def pack(self, gate_up: Tensor, down: Tensor) -> list[tuple[Any, Any]]:
         return [(self.ops.pack_linear(first), self.ops.pack_linear(second)) for first, second in zip(gate_up, down, strict=True)]
+
+    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> list[tuple[Quantized, Quantized]]:
+        return [(entry(gate_up, i), entry(down, i)) for i in range(len(gate_up.weight))]
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: list[tuple[Any, Any]]) -> Tensor:
         return apply(self.ops, x, expert_ids, weights, packed)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.base import Draw
+from runtime.devices.base import Draw, Quantized
 from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
 from runtime.devices.cpu.latent import Up, attend_latents
 from runtime.devices.cpu.narrow import store_as
+from runtime.devices.cpu.quantized import multiply
 from runtime.layers.sampler import bound, choose
 from runtime.messages import StepPlan
 
@@ -66,7 +67,12 @@ class CpuOps:
     def pack_linear(self, weight: Tensor) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packs else weight
 
+    def pack_quantized(self, weight: Quantized) -> Quantized:
+        return weight
+
     def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        if isinstance(packed, Quantized):
+            return multiply(x, packed, bias)
         if packed.is_mkldnn:
             return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return F.linear(x, packed, bias)
