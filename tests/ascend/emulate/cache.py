@@ -1,5 +1,7 @@
 """Writes to paged caches."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from tests.ascend.emulate.table import need, need_contiguous, need_dtype, need_v
 
 @operator("npu::npu_scatter_nd_update_")
 def scatter_nd_update_(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    need_dtype("input", x, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int64, torch.int8)
     need_dtype("indices", indices, torch.int32, torch.int64)
     need(x.dtype == updates.dtype, f"updates are {updates.dtype}, input {x.dtype}")
     depth = indices.shape[-1]
@@ -22,7 +25,16 @@ def write(x: Tensor, tokens: Tensor, slots: Tensor) -> None:
     """`x` [slots, ...]; a slot below 0 is not written."""
     need_values(lambda: (slots < x.shape[0]).all(), "a slot lies outside the cache")
     kept = slots >= 0
-    x[slots[kept].long()] = tokens[: slots.numel()][kept]
+    places, values = single(slots[kept].long(), tokens[: slots.numel()][kept])
+    x[places] = values
+
+
+def single(places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Who wins where a slot is given twice is not said: what is written there shows if anybody reads it."""
+    if places.unique().numel() == places.numel():
+        return places, values
+    twice = (places[:, None] == places[None]).sum(-1) > 1
+    return places, values.masked_fill(twice.view(-1, *[1] * (values.dim() - 1)), math.nan if values.is_floating_point() else 113)
 
 
 @operator("atb::_npu_reshape_and_cache")
@@ -38,7 +50,7 @@ def nz_write(cache: Tensor, tokens: Tensor, slots: Tensor) -> None:
     pages, page_size = cache.shape[0], cache.shape[2]
     need_values(lambda: (slots < pages * page_size).all(), "a slot lies outside the cache")
     kept = slots >= 0
-    at, rows = slots[kept].long(), tokens[: slots.numel()][kept]
+    at, rows = single(slots[kept].long(), tokens[: slots.numel()][kept])
     cache[at // page_size, :, at % page_size] = rows.reshape(rows.shape[0], cache.shape[1], cache.shape[3])
 
 
@@ -52,6 +64,7 @@ def scatter_pa_kv_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cac
     need(slot_mapping.dim() == 1 and slot_mapping.shape[0] == key.shape[0] == value.shape[0], "slot_mapping has one slot for each token")
     need(key.dim() == value.dim() == 3, "key and value are (tokens, heads, head size)")
     need_contiguous(key=key, value=value)
+    need_values(lambda: (slot_mapping >= 0).all(), "a slot lies outside the cache: it is negative")
     for tokens, cache in ((key, key_cache), (value, value_cache)):
         need(tokens.dtype == cache.dtype, f"the cache is {cache.dtype}, tokens {tokens.dtype}")
         if cache_mode == "Norm":

@@ -13,37 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
-import tests.ascend.emulate
-from tests.ascend.emulate import graphs
+from tests.ascend.emulate import formats, graphs
 from tests.ascend.emulate.graphs import Call
-from tests.ascend.emulate.memory import blank, device_like, host, is_device, meta
-from tests.ascend.emulate.table import OPERATORS, Refused, only_shapes
-
-assert tests.ascend.emulate  # importing it fills the table
+from tests.ascend.emulate.memory import blank, device_like, host, is_device, leaves, mapped, meta
+from tests.ascend.emulate.operators import OPERATORS
+from tests.ascend.emulate.table import Refused, only_shapes
 
 NAMESPACES = ("aten", "npu", "atb", "prims")
 NATIVE = {  # torch_npu's own C++ does these in the simulated runtime
     "aten::empty.memory_format", "aten::empty_strided", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor",
     "aten::resize_", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::lift_fresh", "aten::is_same_size",
-    "aten::detach", "aten::alias", "npu::get_npu_format", "npu::npu_change_data_ptr", "npu::_npu_fused_infer_attention_score_infer_output",
-    "npu::_npu_fused_infer_attention_score_v2_infer_output"}
+    "aten::detach", "aten::alias", "npu::get_npu_format", "npu::npu_change_data_ptr", "npu::empty_with_format",
+    "npu::_npu_fused_infer_attention_score_infer_output", "npu::_npu_fused_infer_attention_score_v2_infer_output"}
 KERNELS = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 fallbacks: Counter[str] = Counter()  # operators that NPUs compute on the CPU, and how often
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What an operator's schema says."""
+    """What is known of an operator before it is called."""
 
     name: str
     namespace: str
-    schema: Any
     is_native: bool
     is_on_device: bool
     reads_values: bool  # the shapes of its results, or the host, depend on values: it waits for the device
-    written: tuple[tuple[int, str], ...]  # positions and names of arguments that it writes
 
 
 @cache
@@ -51,22 +46,10 @@ def signature(func: Any) -> Signature:
     schema = func._schema
     name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    written = tuple((index, argument.name) for index, argument in enumerate(schema.arguments)
-                    if argument.alias_info is not None and argument.alias_info.is_write or argument.name == "out")
     return Signature(
-        name=name, namespace=schema.name.split("::")[0], schema=schema,
-        is_native=name in NATIVE or func.is_view,
+        name=name, namespace=schema.name.split("::")[0], is_native=name in NATIVE or func.is_view,
         is_on_device=name in OPERATORS or any(has(name, key) for key in KERNELS),
-        reads_values=any(tag in func.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)),
-        written=written)
-
-
-def written(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    found = []
-    for index, name in of.written:
-        value = args[index] if index < len(args) else kwargs.get(name)
-        found += [each for each in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(each, Tensor)]
-    return found
+        reads_values=any(tag in func.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)))
 
 
 class HostNpu(TorchDispatchMode):
@@ -82,7 +65,8 @@ class HostNpu(TorchDispatchMode):
         of = signature(func)
         target = kwargs.get("device")
         to_device = target is not None and torch.device(target).type == "npu"
-        on_device = any(is_device(leaf) for leaf in tree_flatten((args, kwargs))[0])
+        given = leaves((args, kwargs), [])
+        on_device = any(is_device(leaf) for leaf in given)
         if of.namespace not in NAMESPACES or not (on_device or to_device):
             if on_device and of.namespace == "c10d" and graphs.capturing() is not None:
                 graphs.record(Call(of.name, lambda: func(*args, **kwargs), ()))
@@ -95,77 +79,81 @@ class HostNpu(TorchDispatchMode):
             return func(*args, **kwargs)
         if of.namespace in ("npu", "atb") and of.name not in OPERATORS:
             raise NotImplementedError(f"{of.name} has no emulation")
+        if of.name in formats.CASTS:
+            return formats.cast(*args, **kwargs)
         if not of.is_on_device:
             fallbacks[of.name] += 1
         place = torch.device("npu", torch.npu.current_device()) if to_device or (on_device and target is None) else None
         return compute(of, func, args, kwargs, place)
 
 
+def without(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
+    """Arguments as the host can take them."""
+    given = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items() if name != "pin_memory"}
+    return given | ({"device": torch.device(device)} if "device" in given else {})
+
+
 def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> Any:
     kernel = OPERATORS.get(of.name, func)
-    device = {"device": torch.device("cpu")} if "device" in kwargs else {}
-    given = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items() if name != "pin_memory"}
-    host_args, host_kwargs = tree_map_only(Tensor, host, (args, given))
+    host_args, host_kwargs = mapped((args, without(kwargs, "cpu")), host)
+    if of.name not in OPERATORS:
+        formats.refuse(of.name, host_args)
 
     def run() -> Any:
-        return kernel(*host_args, **{**host_kwargs, **device})
+        return kernel(*host_args, **host_kwargs)
 
-    if graphs.updating() is not None and "workspace" not in of.name:
+    is_update = graphs.updating() is not None and "workspace" not in of.name
+    if not is_update and graphs.capturing() is None:
+        return placed(run(), (args, kwargs), (host_args, host_kwargs), place)[0]
+    if not is_update:
+        refuse_in_capture(of, args, kwargs, place)
+    out, fresh = work_out_shapes(of, func, args, kwargs, place)
+    if is_update:
         graphs.update(of.name, run)
-        return aliases(of, args, kwargs)
-    if graphs.capturing() is None:
-        return place_results(of, run(), args, kwargs, place)
-    refuse_in_capture(of, args, kwargs, place)
-    shapes = work_out_shapes(of, func, args, given)
-    out = aliases(of, args, kwargs) if of.written else tree_map_only(Tensor, lambda made: device_like(made, place), shapes)
-    fresh = () if of.written else tuple(host(leaf) if is_device(leaf) else None for leaf in tree_flatten(out)[0])
-    graphs.record(Call(of.name, run, fresh))
+    else:
+        graphs.record(Call(of.name, run, fresh))
     return out
 
 
-def aliases(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator that writes its arguments returns."""
-    found = written(of, args, kwargs)
-    count = len(of.schema.returns)
-    return None if count == 0 else found[0] if count == 1 else tuple(found[:count])
-
-
-def place_results(of: Signature, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> Any:
-    if of.written:
-        return aliases(of, args, kwargs)
-    if not of.schema.returns:
-        return None
+def placed(results: Any, given: Any, computed: Any, place: torch.device | None, fill: bool = True) -> tuple[Any, tuple[Tensor | None, ...]]:
+    """Results on the device: those that are arguments, written in place, as the caller's own tensors, others as new ones. And, in the
+    order of `leaves(results)`, the memory of the new ones."""
+    own = {id(mine): theirs for mine, theirs in zip(leaves(computed, []), leaves(given, []), strict=False) if isinstance(mine, Tensor)}
+    fresh: list[Tensor | None] = []
 
     def to_device(result: Tensor) -> Tensor:
-        if place is None:
-            return result
-        made = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=place)
-        if result.numel():
-            host(made).copy_(result)
+        if id(result) in own or place is None:
+            fresh.append(None)
+            return own.get(id(result), result)
+        made = device_like(result, place) if not fill else torch.empty_strided(
+            result.shape, result.stride(), dtype=result.dtype, device=place)
+        fresh.append(host(made))
+        if fill and result.numel():
+            fresh[-1].copy_(result)
         return made
-    return tree_map_only(Tensor, to_device, results)
+    return mapped(results, to_device), tuple(fresh)
 
 
-def work_out_shapes(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def work_out_shapes(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+                    place: torch.device | None) -> tuple[Any, tuple[Tensor | None, ...]]:
     """What an operator would return, and whether it would be refused, without the values."""
     if of.name not in OPERATORS:
-        device = {"device": torch.device("meta")} if "device" in kwargs else {}
-        meta_args, meta_kwargs = tree_map_only(Tensor, meta, (args, kwargs))
+        meta_args, meta_kwargs = mapped((args, without(kwargs, "meta")), meta)
         try:
-            return func(*meta_args, **{**meta_kwargs, **device})
-        except NotImplementedError:  # no shape function
+            return placed(func(*meta_args, **meta_kwargs), (args, kwargs), (meta_args, meta_kwargs), place, fill=False)
+        except NotImplementedError:  # it has no shape function
             pass
-    device = {"device": torch.device("cpu")} if "device" in kwargs else {}
-    blank_args, blank_kwargs = tree_map_only(Tensor, blank, (args, kwargs))
+    blank_args, blank_kwargs = mapped((args, without(kwargs, "cpu")), blank)
     with only_shapes():
-        return OPERATORS.get(of.name, func)(*blank_args, **{**blank_kwargs, **device})
+        results = OPERATORS.get(of.name, func)(*blank_args, **blank_kwargs)
+    return placed(results, (args, kwargs), (blank_args, blank_kwargs), place, fill=False)
 
 
 def refuse_in_capture(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> None:
     if not of.is_on_device:
         raise Refused(f"{of.name} has no NPU kernel: it cannot be captured")
     masks = of.name.startswith("aten::index") and any(
-        isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_flatten(args[1])[0])
+        isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], []))
     if masks or (of.reads_values and of.name != "aten::index.Tensor"):
         raise Refused(f"{of.name}: the host would wait for the device's values during a capture")
     if of.name == "aten::copy_":

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch_npu
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
+from tests.ascend.emulate.memory import leaves
 from tests.ascend.emulate.table import need
 
 
@@ -24,9 +24,9 @@ class Call:
     fresh: tuple[Tensor | None, ...]
 
     def execute(self) -> None:
-        found = tree_flatten(self.run())[0]
+        found = [leaf for leaf in leaves(self.run(), []) if isinstance(leaf, Tensor)]
         for to, made in zip(self.fresh, found, strict=False):
-            if to is not None and isinstance(made, Tensor):
+            if to is not None:
                 to.copy_(made)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.ascend.emulate.table import need, need_dtype, operator
+from tests.ascend.emulate.table import need, need_contiguous, need_dtype, need_half, need_strictly, operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -19,6 +19,7 @@ def normed(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 def check_gamma(x: Tensor, gamma: Tensor) -> None:
     need_dtype("x", x, *FLOATS)
     need(gamma.dtype in (x.dtype, torch.float32), f"gamma is {gamma.dtype}, x {x.dtype}")
+    need(x.numel() > 0, "empty tensors are not supported")
     need(0 < gamma.dim() <= x.dim() and x.shape[x.dim() - gamma.dim():] == gamma.shape,
          f"gamma {tuple(gamma.shape)} is not the end of x {tuple(x.shape)}")
 
@@ -68,4 +69,44 @@ def rotary_mul(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rot
     need(x.dim() == r1.dim() == 4, f"input and r1 are 4-D, not {x.dim()}-D and {r1.dim()}-D")
     need(r1.shape == r2.shape and r1.shape[-1] == x.shape[-1], "r1, r2: last dimension")
     need(all(small in (1, size) for small, size in zip(r1.shape, x.shape, strict=True)), "r1 and r2 must broadcast to input")
+    need(x.shape[-1] % 2 == 0 and x.shape[-1] < 896, f"head size {x.shape[-1]}: even, below 896")
     return (x.float() * r1.float() + turned(x.float(), rotary_mode) * r2.float()).to(x.dtype)
+
+
+@operator("npu::npu_apply_rotary_pos_emb")
+def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND",
+                         rotary_mode: str = "half") -> tuple[Tensor, Tensor]:
+    """Turns query and key in place, and returns them."""
+    rank = {"BSND": 4, "TND": 3}.get(layout)
+    need(rank is not None, f"layout {layout!r}: BSND or TND on A2 and A3")
+    need(rotary_mode == "half", f"rotary_mode {rotary_mode!r}: half on A2 and A3")
+    need(all(x.dim() == rank for x in (query, key, cos, sin)), f"layout {layout}: all tensors are {rank}-D")
+    need(query.dtype == key.dtype == cos.dtype == sin.dtype, "query, key, cos and sin differ in dtype")
+    need_dtype("query", query, *FLOATS)
+    need(all(x.numel() > 0 for x in (query, key, cos, sin)), "empty tensors are not supported")
+    need(query.shape[:-2] == key.shape[:-2] == cos.shape[:-2] == sin.shape[:-2], "query, key, cos and sin differ before the heads")
+    need(query.shape[-1] == key.shape[-1] and cos.shape == sin.shape, "query and key, cos and sin differ in size")
+    need(cos.shape[-2] == 1, "cos and sin have one head")
+    need(cos.shape[-1] == query.shape[-1], "cos and sin cover the whole head")
+    need_strictly(query.shape[-1] in (64, 128), f"head size {query.shape[-1]}: 64 or 128")
+    for x in (query, key):
+        x.copy_((x.float() * cos.float() + turned(x.float(), "half") * sin.float()).to(x.dtype))
+    return query, key
+
+
+def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Even elements first, then odd ones, then turned by halves."""
+    ordered = torch.cat((x[..., ::2], x[..., 1::2]), -1).float()
+    return (ordered * cos.float() + turned(ordered, "half") * sin.float()).to(x.dtype)
+
+
+@operator("npu::npu_interleave_rope")
+def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    need(x.dim() == cos.dim() == sin.dim() == 4, "x, cos and sin are (batch, heads, tokens, 64)")
+    need_half(x=x)
+    need(x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape, "cos and sin have the dtype of x and one shape")
+    need_contiguous(x=x, cos=cos, sin=sin)
+    need(cos.shape[1] == 1 and cos.shape[0] == x.shape[0] and cos.shape[2] in (1, x.shape[2]), "cos and sin: (batch, 1, tokens or 1, 64)")
+    need(x.shape[-1] == cos.shape[-1], "cos and sin have the last dimension of x")
+    need_strictly(x.shape[-1] == 64, f"last dimension {x.shape[-1]}: 64")
+    return interleaved(x, cos, sin)

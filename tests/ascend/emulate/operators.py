@@ -1,0 +1,16 @@
+"""All emulated operators: importing the families fills the table."""
+
+from tests.ascend.emulate import (
+    attention,
+    cache,
+    experts,
+    formats,
+    grouped,
+    latent,
+    linears,
+    norms,
+    sampling,
+)
+from tests.ascend.emulate.table import OPERATORS
+
+__all__ = ["OPERATORS", "attention", "cache", "experts", "formats", "grouped", "latent", "linears", "norms", "sampling"]
