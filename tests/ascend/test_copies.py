@@ -1,0 +1,47 @@
+"""Copies between an NPU's pages and host memory, by themselves; with a whole server in test_serve.py."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.devices.host import LAYOUTS, HostPages
+
+pytestmark = pytest.mark.ascend
+
+PAGE, PAGES, HOSTS = 16, 6, 5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
+    import torch_npu
+
+    assert torch_npu
+    from runtime.devices.ascend.copies import AscendCopies
+
+    kv: Any = [tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in (8, 4)) for _ in range(3)]
+    parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)
+    fd = os.memfd_create("host-test")
+    os.ftruncate(fd, HOSTS * sum(parts))
+    host = HostPages(fd, HOSTS, parts, layout)
+    os.close(fd)
+    copies = AscendCopies(kv, host, PAGE)
+    before = [[cache.view(PAGES, -1).cpu() for cache in pair] for pair in kv]
+    copies.save(np.array([4, 1, 2], np.int32), np.array([0, 3, 1], np.int32))
+    for pair in kv:
+        for cache in pair:
+            cache.zero_()
+    arrivals = copies.load(np.array([3, 0], np.int32), np.array([5, 2], np.int32))
+    for layer, (pair, old) in enumerate(zip(kv, before, strict=True)):
+        arrivals.wait(layer)
+        for cache, was in zip(pair, old, strict=True):
+            now = cache.view(PAGES, -1).cpu()
+            assert torch.equal(now[5], was[1]) and torch.equal(now[2], was[4]) and not now[[0, 1, 3, 4]].any()
+    copies.finish()
+    for pages, hosts in (([PAGES], [0]), ([0], [HOSTS]), ([-1], [0])):
+        with pytest.raises(IndexError, match="there is no"):
+            copies.save(np.array(pages, np.int32), np.array(hosts, np.int32))
+    copies.close()

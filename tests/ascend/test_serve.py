@@ -1,0 +1,74 @@
+"""The whole runtime on simulated NPUs: real ranks and rings, HCCL between two of them, the server with the openai client."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import Engine
+from runtime.errors import StartError
+from tests.e2e.conftest import Generate, checkpoint, reference
+from tests.e2e.test_exact import COUNT, run_all
+from tests.e2e.test_server import serve
+from tests.metrics.read import sample
+
+__all__ = ["checkpoint", "reference"]  # fixtures
+pytestmark = pytest.mark.ascend
+
+SHARED = [i * 37 % 250 for i in range(200)]
+PROMPTS = [[*SHARED, 60, 61], [*SHARED, 70], list(range(100, 105)), [*SHARED[:140], 7, 8, 9], [5]]
+OPTIONS: dict[str, Any] = {"device": "npu", "dtype": "float32", "num_threads": 1, "context_length": 512, "max_total_tokens": 2048}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chunks of 50, few pages: sequences give way": {"chunked_prefill_size": 50, "max_total_tokens": 640},
+    "pages of 256, one step in flight": {"page_size": 256, "disable_overlap_schedule": True},
+    "two ranks": {"tensor_parallel_size": 2, "base_gpu_id": 1, "gpu_id_step": 2},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("setting", SETTINGS)
+async def test_tokens_are_those_of_transformers(setting: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    expected = [reference("qwen3", prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(checkpoint("qwen3")), **(OPTIONS | SETTINGS[setting])) as engine:
+        assert await run_all(engine, PROMPTS) == expected
+        assert await run_all(engine, PROMPTS) == expected, "with what the first round left in the prefix cache"
+        assert (b"runtime_cached_tokens_total 0\n" in engine.metrics()) == ("256" in setting), "no prompt fills a page of 256"
+
+
+@pytest.mark.anyio
+async def test_prompts_come_back_from_host_memory(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    prompts = [[first, *SHARED] for first in (1, 2, 3)]
+    expected = [reference("qwen3", prompt, COUNT) for prompt in prompts]
+    async with Engine(model_path=str(checkpoint("qwen3")), enable_hierarchical_cache=True, hicache_ratio=3.0,
+                      **(OPTIONS | {"max_total_tokens": 512})) as engine:
+        for _ in range(2):
+            assert [(await run_all(engine, [prompt]))[0] for prompt in prompts] == expected
+        assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") > 0
+
+
+def test_the_openai_client_is_answered() -> None:
+    with serve("--device", "npu", "--dtype", "float32", "--max-total-tokens", "4096") as npu, \
+            serve("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096") as cpu:
+        texts = [[chunk.choices[0].delta.content or "" for chunk in server.client.chat.completions.create(
+            model="pocket", messages=[{"role": "user", "content": "Tell me of the fox."}], max_tokens=20, temperature=0, stream=True)]
+            for server in (npu, cpu)]
+        assert "".join(texts[0]) == "".join(texts[1]) != ""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("environment", "options", "message"), [
+    ({"SIM_NPU_COUNT": "0"}, {}, "finds no NPU"),
+    ({}, {"base_gpu_id": 100}, "NPU 100 .*and there are"),
+    ({"SIM_NPU_STRICT": "1"}, {}, "does not work in float32.*--dtype bfloat16"),
+    ({"PYTHONPATH": ""}, {}, "torch_npu cannot be loaded"),  # without the simulation, as without CANN
+])
+async def test_a_start_that_cannot_be_is_told(environment: dict[str, str], options: dict[str, Any], message: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        assert name == "SIM_NPU_STRICT" or name in os.environ
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StartError, match=message):
+        async with Engine(**(OPTIONS | options)):
+            pass
