@@ -39,7 +39,7 @@ async def test_tokens_are_those_of_transformers(setting: str, checkpoint: Callab
 
 @pytest.mark.anyio
 async def test_prompts_come_back_from_host_memory(checkpoint: Callable[[str], Path], reference: Generate) -> None:
-    prompts = [[first, *SHARED] for first in (1, 2, 3)]
+    prompts = [[first, *SHARED, *SHARED] for first in (1, 2, 3)]
     expected = [reference("qwen3", prompt, COUNT) for prompt in prompts]
     async with Engine(model_path=str(checkpoint("qwen3")), enable_hierarchical_cache=True, hicache_ratio=3.0,
                       **(OPTIONS | {"max_total_tokens": 512})) as engine:
