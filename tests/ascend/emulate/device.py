@@ -6,6 +6,7 @@ and what real NPUs have no kernel for, is refused there.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,6 +28,7 @@ NATIVE = {  # torch_npu's own C++ does these in the simulated runtime
     "aten::detach", "aten::alias", "npu::get_npu_format", "npu::npu_change_data_ptr", "npu::empty_with_format",
     "npu::_npu_fused_infer_attention_score_infer_output", "npu::_npu_fused_infer_attention_score_v2_infer_output"}
 KERNELS = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+watchers: list[Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = []  # are told of each call that launches something
 fallbacks: Counter[str] = Counter()  # operators that NPUs compute on the CPU, and how often
 
 
@@ -67,6 +69,9 @@ class HostNpu(TorchDispatchMode):
         to_device = target is not None and torch.device(target).type == "npu"
         given = leaves((args, kwargs), [])
         on_device = any(is_device(leaf) for leaf in given)
+        if (on_device or to_device) and not of.is_native:
+            for watch in watchers:
+                watch(of.name, args, kwargs)
         if of.namespace not in NAMESPACES or not (on_device or to_device):
             if on_device and of.namespace == "c10d" and graphs.capturing() is not None:
                 graphs.record(Call(of.name, lambda: func(*args, **kwargs), ()))
