@@ -24,6 +24,7 @@ from uuid import uuid4
 
 import anyio
 import msgspec
+import numpy as np
 from anyio.abc import TaskGroup
 from anyio.from_thread import start_blocking_portal
 from msgspec import Struct
@@ -34,14 +35,15 @@ from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailab
 from runtime.http.app import http_app
 from runtime.http.face import face_of
 from runtime.http.openai.kept import Kept, open_kept
-from runtime.messages import Ask, Chat, PauseMode, Prompt, SessionParams, Text, Tokens
+from runtime.messages import Ask, Chat, Embeds, PauseMode, Prompt, SessionParams, Text, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.sampling import SamplingParams
 from runtime.service import Load
 
-PromptLike = str | Sequence[int] | Sequence[dict[str, Any]]  # text, token ids, or chat messages
+# text, token ids, chat messages, or embeddings [tokens, hidden size]
+PromptLike = str | Sequence[int] | Sequence[dict[str, Any]] | np.ndarray | Embeds
 
 
 class Answer(Struct):
@@ -52,6 +54,7 @@ class Answer(Struct):
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    hidden_parts: list[np.ndarray] = []
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -59,6 +62,12 @@ class Answer(Struct):
         self.logprobs += delta.logprobs or []
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.finish = delta.finish or self.finish
+        self.hidden_parts += delta.hidden or []
+
+    @property
+    def hidden_states(self) -> np.ndarray | None:
+        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "sampled" [tokens, size]; None unless asked for."""
+        return np.concatenate(self.hidden_parts) if self.hidden_parts else None
 
 
 class StreamSink:
@@ -321,12 +330,16 @@ def _params(sampling: dict[str, Any]) -> SamplingParams:
 def _prompt(prompt: PromptLike) -> Prompt:
     if isinstance(prompt, str):
         return Text(prompt)
+    if isinstance(prompt, np.ndarray):
+        return Embeds(prompt)
+    if isinstance(prompt, Embeds):
+        return prompt
     is_list = isinstance(prompt, Sequence)
     if is_list and all(isinstance(item, int) for item in prompt):
         return Tokens([int(item) for item in prompt])  # type: ignore[arg-type]
     if is_list and all(isinstance(item, dict) for item in prompt):
         return Chat([dict(item) for item in prompt])  # type: ignore[arg-type]
-    raise InvalidRequest("a prompt is a text, a list of token ids, or a list of chat messages", param="prompt")
+    raise InvalidRequest("a prompt is a text, a list of token ids, a list of chat messages, or an array of embeddings", param="prompt")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -19,14 +19,14 @@ from msgspec import Struct
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.moves import Moves, StateMoves, WindowPages
-from runtime.prompts import Chat, Infill, Pair, Text, Tokens
+from runtime.prompts import Chat, Embeds, Infill, Pair, Text, Tokens
 from runtime.request import NOTHING_LOADED, FinishReason, Guide, Loaded, Request, TokenLogprob
 from runtime.sampling import Processor, SamplingParams
 
 # ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
 
 
-Prompt = Text | Tokens | Chat | Infill | Pair
+Prompt = Text | Tokens | Chat | Infill | Pair | Embeds
 
 
 class SessionParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +141,7 @@ class StepTokens(Struct, frozen=True, tag=True):
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
     loaded: dict[int, Loaded] = {}  # of them, where there are any that the device did not have
     vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
+    hidden: dict[int, np.ndarray] = {}  # by sequence id, where asked for: float32 [n, size], the prompt's with the first token
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -250,6 +251,9 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     moves: Moves | None = None
     window: WindowPages | None = None  # None: no updates, or one pool for all layers
     states: StateMoves | None = None  # None: nothing to do, or no recurrent layers
+    shown: np.ndarray | None = None  # int32: tokens of the step (decodes' first) whose hidden states are wanted
+    embed_places: np.ndarray | None = None  # int32: tokens of the step that are embedded ...
+    embeds: np.ndarray | None = None  # float32 [places * hidden size] ... as these
 
 
 class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile"):
@@ -339,6 +343,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     compute_s: float  # seconds that the rank spent on the step
     failed: dict[int, Failing] = {}  # by place in `token_ids`: what its request ends of; the token there means nothing
     vectors: np.ndarray | None = None  # float32 [N * size]: of a model that pools, in place of the N tokens
+    hidden: np.ndarray | None = None  # float32: hidden states behind the last norm, of the tokens that the plan wants them of
 
 
 FromRank = LoadProgress | RankReady | RankFailed | StepResult

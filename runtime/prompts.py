@@ -39,3 +39,11 @@ class Pair(Struct, frozen=True, tag=True):
 
     text: str
     second: str
+
+
+class Embeds(Struct, tag=True):
+    """A prompt as embeddings, one row of numbers for each token. As JSON they are many times their size, so the tokenizer
+    puts what it made of them in their place."""
+
+    rows: Any  # a float32 array [tokens, hidden], anything that makes one, or each row as JSON (msgspec.Raw)
+    ids: list[int] | None = None  # the tokens that they stand for, where there are any

@@ -45,6 +45,7 @@ class Request(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None  # longest life
     guide: Guide | None = None
     marks: tuple[str, ...] = ()  # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
+    embeds: np.ndarray | None = None  # float32 [prompt, hidden]: what the prompt's tokens are embedded as, in place of the model's own
     second_at: int = 0  # where the second of two texts begins, for models that tell them apart; 0: there is one
 
 
@@ -111,6 +112,16 @@ class Sequence:
         """Asked for, and not given yet."""
         return self.request.params.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
 
+    @property
+    def wants_prompt_hidden(self) -> bool:
+        """Hidden states of the whole prompt: asked for, and not given yet."""
+        return self.request.params.hidden_states == "all" and len(self.tokens) == self.prompt_len
+
+    @property
+    def is_whole(self) -> bool:
+        """All of its prompt must be computed, whatever is cached: something is told of each of its tokens."""
+        return self.wants_prompt_logprobs or self.wants_prompt_hidden
+
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
     """A token with its log probability before temperature and penalties, and the alternatives beside it."""
@@ -148,6 +159,7 @@ class Delta(Struct):
     events: list[Any] | None = None  # what it says, where an answer is read for more than text (http/reading.py)
     thought_tokens: int = 0  # that are known to be thoughts since the delta before
     loaded: Loaded = NOTHING_LOADED  # of the cached tokens; set with them
+    hidden: list[np.ndarray] | None = None  # float32 [n, size] of each token; the first brings the prompt's
 
 
 class Sink(Protocol):

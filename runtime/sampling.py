@@ -5,7 +5,7 @@ door and again at the scheduler, so that no path around HTTP can bring a number 
 """
 
 from typing import Annotated as A
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,7 @@ MAX_TOP_LOGPROBS = 1024
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 4096
+MAX_HIDDEN = 1 << 24  # numbers of a prompt's hidden states: 64 MiB, and some 300 MB as JSON
 
 Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = A[str, Meta(max_length=1024)]
@@ -62,6 +63,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     processor: Processor | None = None
 
+    hidden_states: Literal["all", "sampled"] | None = None  # of every token, or of those that a token was sampled after
+
     @property
     def has_penalties(self) -> bool:
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
@@ -76,6 +79,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     cuts: bool = False  # prompts that are too long are cut instead of refused
     processors: tuple[str, ...] = ()  # logit processors that requests may choose
     min_new: int = 1  # tokens of output that there must be room for; 0: the model makes none
+    hidden_size: int = 0  # numbers of an embedding, and of a hidden state
+    shows_hidden: bool = False  # --enable-return-hidden-states
 
     @property
     def longest(self) -> int:
@@ -115,5 +120,15 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         known = f"it has {', '.join(limits.processors)}" if limits.processors else \
             "it has none; start it with --enable-custom-logit-processor and --logit-processors"
         raise InvalidRequest(f"this server has no logit processor {params.processor.name[:80]!r}; {known}", param="custom_logit_processor")
+    if params.hidden_states is not None:
+        _check_hidden(params, len(prompt_ids), limits)
     if params.constraint is not None and params.ignore_eos:
         raise InvalidRequest("ignore_eos can't be combined with a constraint, which says where the text ends", param="ignore_eos")
+
+
+def _check_hidden(params: SamplingParams, prompt_len: int, limits: Limits) -> None:
+    if not limits.shows_hidden:
+        raise InvalidRequest("hidden_states are off on this server; start it with --enable-return-hidden-states", param="hidden_states")
+    if params.hidden_states == "all" and prompt_len * limits.hidden_size > MAX_HIDDEN:
+        most = MAX_HIDDEN // limits.hidden_size
+        raise InvalidRequest(f"hidden_states of {prompt_len} prompt tokens are too many; the most is {most} tokens", param="hidden_states")

@@ -109,7 +109,8 @@ def has_priorities(plan: Plan) -> bool:
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
     return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens,
                   cuts=plan.allow_auto_truncate, processors=processor_names(plan),
-                  min_new=1 if model.pooling is None else 0)
+                  min_new=1 if model.pooling is None else 0, hidden_size=model.hidden_size,
+                  shows_hidden=plan.enable_return_hidden_states)
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class SequenceOutput:
         if is_first:
             self.cached_tokens = step.cached.get(self.id, 0)
             self.loaded = step.loaded.get(self.id, NOTHING_LOADED)
-            self.is_plain = self.search is None
+            self.is_plain = self.search is None and params.hidden_states is None
         self.num_tokens += 1
         is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop
         text = "" if is_silent else self.text.add(token_id)
@@ -56,6 +56,8 @@ class SequenceOutput:
             delta.prompt_ids = self.request.prompt_ids
             delta.prompt_tokens, delta.cached_tokens, delta.loaded = len(delta.prompt_ids), self.cached_tokens, self.loaded
             delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
+        if params.hidden_states is not None and (states := step.hidden.get(self.id)) is not None:
+            delta.hidden = [states]
         self._finish(delta, end)
         return delta
 

@@ -20,10 +20,11 @@ from runtime.cache.namespace import namespace
 from runtime.channels import Channel
 from runtime.constraint import Grammar, Rule, grammar_of
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
-from runtime.messages import Arrive, Ask, Before, Chat, Infill, Pair, Prompt, Text, Tokens, ToScheduler
+from runtime.messages import Arrive, Ask, Before, Chat, Embeds, Infill, Pair, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Guide, Request
 from runtime.sampling import Limits, check, cut
+from runtime.text.embeds import check_embeds, digest, read_embeds
 from runtime.text.infill import infill
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
@@ -136,17 +137,20 @@ class TokenizerActor:
 
     def prepare(self, ask: Ask, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
-        second_at = 0
+        second_at, embeds = 0, None
+        if isinstance(ask.prompt, Embeds):
+            embeds = read_embeds(ask.prompt, self._limits)
+            check_embeds(ask, ask.prompt)
         if ask.pools:
             prompt_ids, second_at = self._encode_pooled(ask.prompt, ask.truncate)
         else:
             prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
         check(ask.params, prompt_ids, self._limits)
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
-                       is_idle=ask.is_idle, second_at=second_at, marks=ask.marks,
+                       is_idle=ask.is_idle, second_at=second_at, embeds=embeds, marks=ask.marks,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
                        namespace=namespace(weight_version=self._weight_version, tenant=ask.tenant if self._isolates_tenants else "",
-                                           salt=ask.cache_salt))
+                                           salt=ask.cache_salt, embeds="" if embeds is None else digest(embeds)))
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> ids, and where a second text begins"""
@@ -186,6 +190,8 @@ class TokenizerActor:
         match prompt:
             case Tokens(ids=ids):
                 return ids
+            case Embeds(rows=rows, ids=ids):
+                return [0] * len(rows) if ids is None else ids
             case Text(text=text, add_special=add_special):
                 return self._encode_text(text, add_special)
             case Chat():
@@ -215,6 +221,8 @@ def num_chars(prompt: Prompt, enough: int) -> int:
     match prompt:
         case Tokens(ids=ids):
             return len(ids)
+        case Embeds():
+            return enough + 1
         case Text(text=text):
             return len(text)
         case Pair(text=text, second=second):

@@ -68,7 +68,7 @@ class KVCache:
         in host memory only."""
         known = len(sequence.tokens)
         wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
-        if not self.shares or sequence.wants_prompt_logprobs:
+        if not self.shares or sequence.is_whole:
             return wanted
         tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)

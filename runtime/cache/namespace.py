@@ -10,7 +10,8 @@ import msgspec
 DEFAULT_VERSION = "default"
 
 
-def namespace(*, adapter: str = "", weight_version: str = "", tenant: str = "", salt: str = "") -> str:
-    """A name that no other combination of these has; "" where all are empty, or the version is the default one."""
-    parts = [adapter, "" if weight_version == DEFAULT_VERSION else weight_version, tenant, salt]
+def namespace(*, adapter: str = "", weight_version: str = "", tenant: str = "", salt: str = "", embeds: str = "") -> str:
+    """A name that no other combination of these has; "" where all are empty, or the version is the default one. `embeds` is a digest of
+    what prompts are embedded as, where that is not what the model says of their tokens."""
+    parts = [adapter, "" if weight_version == DEFAULT_VERSION else weight_version, tenant, salt, *([embeds] if embeds else ())]
     return msgspec.json.encode(parts).decode() if any(parts) else ""

@@ -103,6 +103,7 @@ class Batch:
     attention: Any  # what Ops.plan_attention made of the step
     types: "Tensor | None" = None  # int64 [T]: of each token's segment, for encoders
     arrivals: "Arrivals | None" = None  # of pages that this step loads from host memory
+    embeds: "tuple[Tensor, Tensor] | None" = None  # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,26 +104,29 @@ class Loaded:
         if self.pooling is not None:
             return self.pool(plan, hidden, self.pooling, begin)
         prompt = list(self.prompt_logprobs(plan, hidden))
+        shown = [] if plan.shown is None else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.place)))]
         tokens, found = self.sample(plan, hidden)
         if plan.moves is not None and self.copies is not None:
             self.copies.finish()
         if self.device.collectives.rank != 0:
             return Unreported()
-        return self.report(plan, tokens, found, prompt, begin)
+        return self.report(plan, tokens, found, prompt, shown, begin)
 
-    def report(self, plan: StepPlan, tokens: Tensor, found: Logprobs | None, prompt: list[PromptRow], begin: float) -> Pending:
+    def report(self, plan: StepPlan, tokens: Tensor, found: Logprobs | None, prompt: list[PromptRow], shown: list[Tensor],
+               begin: float) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
-        tensors = [tokens.int()]  # a copy: the next step may write to `tokens`
+        tensors = [tokens.int(), *shown]  # a copy: the next step may write to `tokens`
         for logs in (*(row.found for row in prompt), *(() if found is None else (found,))):
             tensors += logs.chosen, logs.top_ids, logs.top
         follows = self.slots.follows
 
         def finish(arrays: list[np.ndarray]) -> StepResult:
             token_ids, *rest = arrays
+            states = rest.pop(0).ravel() if shown else None
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
             width, values = (-1, NO_LOGPROBS) if found is None else (rest[-2].shape[1], [array.ravel() for array in rest[-3:]])
             failed = self.took(plan, token_ids) if follows else {}
-            return StepResult(plan.step, token_ids, width, *values, rows, self.seconds(begin), failed)
+            return StepResult(plan.step, token_ids, width, *values, rows, self.seconds(begin), failed, hidden=states)
 
         launched = Launched(self.transfers.fetch(tensors), finish)
         self.unsettled = launched if follows else None
@@ -196,7 +199,13 @@ class Loaded:
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals)
+        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals, embeds=self.embeds(plan))
+
+    def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
+        if plan.embed_places is None or plan.embeds is None:
+            return None
+        rows = torch.from_numpy(plan.embeds.copy()).view(len(plan.embed_places), -1)  # a ring's arrays may be read-only
+        return to_device(plan.embed_places, self.device.place), rows.to(self.device.place)
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import anyio
 import numpy as np
+from anyio.to_thread import run_sync
 from msgspec import structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -40,7 +41,7 @@ class Output:
     """One sequence's whole output, or as much of it as there is."""
 
     __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
-                 "prompt_ids", "events", "thought_tokens", "vector")
+                 "prompt_ids", "events", "thought_tokens", "vector", "hidden")
 
     def __init__(self) -> None:
         self.text = ""
@@ -55,6 +56,7 @@ class Output:
         self.thought_tokens = 0
         self.finish: Finish | None = None
         self.vector: np.ndarray | None = None
+        self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -70,6 +72,7 @@ class Output:
         self.finish = delta.finish or self.finish
         if delta.vector is not None:
             self.vector = delta.vector
+        self.hidden += delta.hidden or ()
 
 
 class Dialect(Protocol):
@@ -331,9 +334,13 @@ class Answer:
         await self.exchange.wait()
         if self.exchange.failure is not None:
             return self.exchange.failure
-        response = Response(sse.encode(self.dialect.body(self.outputs)), media_type="application/json")
+        is_large = any(output.hidden for output in self.outputs)
+        response = Response(await run_sync(self._whole) if is_large else self._whole(), media_type="application/json")
         await response(scope, receive, send)
         return None
+
+    def _whole(self) -> bytes:
+        return sse.encode(self.dialect.body(self.outputs))
 
     async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
         exchange, stream = self.exchange, self.stream

@@ -24,6 +24,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         prompt_ids=first.prompt_ids or second.prompt_ids,
         events=joined(first.events, second.events),
         thought_tokens=first.thought_tokens + second.thought_tokens,
+        hidden=joined(first.hidden, second.hidden),
     )
 
 

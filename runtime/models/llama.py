@@ -108,10 +108,16 @@ class Llama(Layer):
         """Hidden states [T, hidden] before the last norm."""
         cos, sin = self.rotary.tables(batch.positions)
         x = self.embed_tokens.forward(batch.token_ids)
+        if batch.embeds is not None:
+            x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
         residual = torch.zeros_like(x)
         for layer in self.layers:
             x, residual = layer.forward(x, residual, cos, sin, batch)
         return x + residual
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """What is told of hidden states: float32 [N, hidden], behind the last norm."""
+        return self.norm.forward(hidden).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, vocabulary]."""

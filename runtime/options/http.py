@@ -58,7 +58,8 @@ class Api(Group, frozen=True, kw_only=True):
         "Let requests choose one of --logit-processors.",
         note="the reference runs code that comes with the request, as a pickle; here requests name code of the server")] = False
     logit_processors: A[list[str], option("Classes that change logits, as package.module:Class.")] = []
-    enable_return_hidden_states: A[bool, planned("Let requests ask for hidden states.")] = False
+    enable_return_hidden_states: A[bool, option(
+        "Let requests ask for hidden states of the last layer.")] = False
     enable_return_routed_experts: A[bool, planned("Let requests ask which experts computed their tokens.")] = False
     constrained_json_whitespace_pattern: A[str | None, option(
         "Pattern of the whitespace that constrained JSON may have; of llguidance and outlines.")] = None

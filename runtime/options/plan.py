@@ -38,6 +38,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     pooling: str  # last, mean, cls; none: the model generates
     weight_version: str
     enable_cache_report: bool
+    enable_return_hidden_states: bool
     context_length: int
     served_model_name: str
     chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own

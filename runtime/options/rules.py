@@ -176,6 +176,14 @@ def processors_have_logits(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
+def hidden_states_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.enable_return_hidden_states and not device.has_logits:
+        return f"--enable-return-hidden-states is not possible: --device {device.name} computes none; choose another device"
+    if plan.enable_return_hidden_states and model.pooling is not None:
+        return "--enable-return-hidden-states is for models that generate; this one makes vectors of texts by itself"
+    return None
+
+
 def texts_stay_whole(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     """What a token's vector is depends on tokens behind it, or all of them are needed at once."""
     if model.pooling is None or not model.pooling.is_whole:
@@ -216,5 +224,6 @@ RULES: tuple[Rule, ...] = (
     weights_are_positive,
     grammars_can_be_kept,
     texts_stay_whole,
+    hidden_states_are_computed,
     texts_are_computed,
 )

@@ -6,6 +6,7 @@ from runtime.messages import Admit, SlotSampling, StepPlan
 from runtime.moves import Moves, StateMoves, WindowPages
 from runtime.request import Sequence
 from runtime.scheduling.chunking import Work
+from runtime.scheduling.hidden import Shown
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 _MASK64 = (1 << 64) - 1
@@ -49,6 +50,11 @@ class StepBuilder:
         self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
         self.state_slots: list[tuple[int, int]] = []  # of newcomers: slot, state slot
         self._window: list[tuple[int, int, int]] = []  # the same of the windows' pool
+        self.shown: list[Shown] = []  # whose hidden states are wanted
+        self._shown: list[np.ndarray] = []  # which tokens of the step these are
+        self._num_tokens = 0
+        self._embeds: list[np.ndarray] = []
+        self._embed_places: list[np.ndarray] = []
 
     def admit(self, sequence: Sequence, eos_ids: tuple[int, ...]) -> None:
         """`sequence` takes its slot, with all the pages it has."""
@@ -78,6 +84,7 @@ class StepBuilder:
         self._starts += starts
         self._counts += [1] * count
         self._samples += [1] * count
+        self._num_tokens += count
 
     def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
         """A row of `count` known tokens from `start`; samples if they are the last known ones."""
@@ -91,11 +98,29 @@ class StepBuilder:
         if is_last:
             self.sampled.append(sequence)
         self._tokens.append(np.array(sequence.tokens[start:stop], dtype=np.int32))
+        if sequence.request.embeds is not None and start < sequence.prompt_len:
+            embeds = sequence.request.embeds[start:min(stop, sequence.prompt_len)]
+            self._embeds.append(embeds.ravel())
+            self._embed_places.append(np.arange(self._num_tokens, self._num_tokens + len(embeds), dtype=np.int32))
+        if sequence.request.params.hidden_states is not None and (is_last or sequence.wants_prompt_hidden):
+            is_prompt = sequence.wants_prompt_hidden
+            self._show(Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self._num_tokens + count)
+        self._num_tokens += count
         if sequence.wants_prompt_logprobs:
             targets = np.full(count, -1, dtype=np.int32)
             known = sequence.tokens[start + 1:stop + 1]
             targets[:len(known)] = known
             self._targets.append(targets)
+
+    def show_decodes(self) -> None:
+        """Some of those that decode want to see hidden states."""
+        for row, sequence in enumerate(self.sequences):
+            if sequence.request.params.hidden_states is not None:
+                self._show(Shown(sequence, 1, is_prompt=False, is_last=True), row + 1)
+
+    def _show(self, shown: Shown, end: int) -> None:
+        self.shown.append(shown)
+        self._shown.append(np.arange(end - shown.count, end, dtype=np.int32))
 
     def work(self) -> Work:
         """How much the step computes."""
@@ -111,7 +136,12 @@ class StepBuilder:
             np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
             np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
             np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages(), states)
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages(), states, _joined(self._shown),
+            _joined(self._embed_places), _joined(self._embeds))
 
     def _window_pages(self) -> WindowPages | None:
         return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray | None:
+    return np.concatenate(arrays) if arrays else None

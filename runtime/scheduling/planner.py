@@ -9,10 +9,13 @@ from runtime.request import Loaded, Sequence
 from runtime.scheduling.builder import StepBuilder
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.delayer import Delayer, Replica
+from runtime.scheduling.hidden import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it must leave room for others
+
+MAX_EMBEDS = 1 << 21  # numbers of prompts' embeddings in one step: 8 MiB, of which each rank takes a copy
 
 RETRY_STEPS = 8  # after which room is looked for again though nobody has left
 
@@ -39,6 +42,7 @@ class Flight(Struct, frozen=True):
     sampled: list[Sequence]
     prompt_parts: dict[int, PromptPart]
     work: Work | None  # where its time is of interest
+    shown: list[Part] = []  # hidden states that it brings, in row order
 
 
 class Totals(Struct):
@@ -60,6 +64,7 @@ class Fill(Struct):
     left: int
     long_left: int
     rows: dict[int, tuple[Sequence, int]]  # by sequence id: with the row's first position, in row order
+    embeds_left: int = MAX_EMBEDS
 
 
 class Planner:
@@ -71,6 +76,7 @@ class Planner:
         self.admission = admission
         self.eos_ids = eos_ids
         self.totals = Totals()
+        self.hidden = HiddenCollector()
         self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
         self.delayer = Delayer(admission.delay_steps, admission.delay_watermark) if admission.delay_steps else None
@@ -100,7 +106,8 @@ class Planner:
             self.totals.saved_pages += len(moves.save_pages)
         if roster.shares.is_on and builder.sequences:
             roster.shares.charge_decodes()
-        flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder))
+        flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder),
+                        [self.hidden.expect(shown) for shown in builder.shown])
         states = roster.cache.states
         return builder.build(step, moves, None if states is None else states.take(builder.state_slots)), flight
 
@@ -124,6 +131,8 @@ class Planner:
             rows.append(sequence)
             starts.append(start)
         builder.add_decodes(rows, starts)
+        if self.roster.num_shown:
+            builder.show_decodes()
         if (states := self.roster.cache.states) is not None:
             states.decoded(rows, starts)
 
@@ -145,6 +154,7 @@ class Planner:
         """A running sequence gives way to others."""
         if not sequence.is_decoding:  # it computes its prompt anew; else the rest of the prompt is in flight
             self.prompts.drop(sequence)
+            self.hidden.drop(sequence)
         self.roster.put_back(sequence)
 
     def _make_way(self) -> None:
@@ -252,12 +262,17 @@ class Planner:
             if begun is None:  # else tokens of this step still see what they have seen
                 window.slide(sequence)
             room = min(room, window.reach(sequence) - start)
+        embeds = sequence.request.embeds
+        if embeds is not None and start < sequence.prompt_len and self.admission.has_chunks:
+            room = min(room, fill.embeds_left // embeds.shape[1])
         count = min(room, known - start)
         if count > 0 and (states := self.roster.cache.states) is not None:
             count = states.cut(sequence, count, is_begun=begun is not None)
         if count <= 0:
             return
         fill.left -= count
+        if embeds is not None:
+            fill.embeds_left -= min(count, max(sequence.prompt_len - start, 0)) * embeds.shape[1]
         if is_long:
             fill.long_left -= count
         fill.rows.setdefault(sequence.id, (sequence, start))

@@ -37,6 +37,7 @@ class Roster:
         self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
         self.has_levels = self.order.has_priorities  # some may have to give way to others that wait
         self.num_left = 0  # sequences that ran and gave their pages back
+        self.num_shown = 0  # running sequences whose hidden states are told
         self._free_slots = list(range(max_running - 1, -1, -1))
 
     @property
@@ -100,13 +101,14 @@ class Roster:
 
     def start(self, sequence: Sequence) -> None:
         """Moves the head of the queue, for which there is room, to the running ones."""
-        self.cache.admit(sequence, use_prefix=not sequence.wants_prompt_logprobs)
+        self.cache.admit(sequence, use_prefix=not sequence.is_whole)
         request = sequence.request
         if self._future is not None:
             self._future += self.forecast.future(sequence)
         self.waiting.take(sequence)
         sequence.slot = self._free_slots.pop()
         self.extending.append(sequence)
+        self.num_shown += request.params.hidden_states is not None
         self._running[request.id] = self._running.get(request.id, 0) + 1
         if request.routing_key:
             self._running_keys[request.routing_key] = self._running_keys.get(request.routing_key, 0) + 1
@@ -148,7 +150,7 @@ class Roster:
             self.waiting.add(sequence, is_new=False)
         self.cache.lose_device()
         self.waiting.restart(self.cache.tree)
-        self.extending, self.decoding, self._running, self._landing = [], [], {}, []
+        self.extending, self.decoding, self._running, self._landing, self.num_shown = [], [], {}, [], 0
         self._running_keys.clear()
         self._future = None
         self.num_left += len(running)
@@ -181,6 +183,7 @@ class Roster:
         self.num_left += 1
         self._future = None
         request = sequence.request
+        self.num_shown -= request.params.hidden_states is not None
         for counts, key in ((self._running, request.id), (self._running_keys, request.routing_key)):
             if key in counts:
                 counts[key] -= 1

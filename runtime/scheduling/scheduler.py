@@ -166,6 +166,7 @@ class Scheduler:
         cached: dict[int, int] = {}
         loaded: dict[int, Loaded] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
+        hidden = {} if result.hidden is None else self.planner.hidden.take(result.hidden, flight.shown)
         for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
@@ -189,7 +190,7 @@ class Scheduler:
         if self._recovery.marks:
             self._recovery.advance(flight.sampled)
         self.generated_tokens += len(tokens)
-        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded)
+        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded, hidden=hidden)
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
@@ -197,6 +198,7 @@ class Scheduler:
         num_steps = sum(bool(flight.computed) for flight in self.flights)
         self.flights.clear()
         self._prompts.clear()
+        self.planner.hidden.clear()
         recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
@@ -252,6 +254,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, matched: int | None, ended: list[Ended]) -> None:
         self._prompts.drop(sequence)
+        self.planner.hidden.drop(sequence)
         self._recovery.drop(sequence)
         self.roster.end(sequence)
         ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_loaded))

@@ -8,16 +8,17 @@ from uuid import uuid4
 import msgspec
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http import sse
+from runtime.http import hidden, sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.ids import ask_ids
-from runtime.http.native.types import LATER, MAX_PROMPTS, SAMPLING_LATER, GenerateBody, SamplingBody, refuse_later
+from runtime.http.native.prompts import prompts_of
+from runtime.http.native.types import LATER, SAMPLING_LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
 from runtime.http.processor import processor_of
 from runtime.http.salts import salts
 from runtime.http.tiers import tiers
-from runtime.messages import Ask, Text, Tokens
+from runtime.messages import Ask
 from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.sampling import SamplingParams
 from runtime.service import Service
@@ -32,7 +33,7 @@ _SAME = ("n", "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k
 _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
     "seed": "sampling_params.sampling_seed", "include_stop": "sampling_params.no_stop_trim", "logprobs": "return_logprob",
     "top_logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num",
-    "logprob_ids": "token_ids_logprob"}
+    "logprob_ids": "token_ids_logprob", "hidden_states": "return_hidden_states"}
 
 
 class LogprobWish(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     arrival_s = time.monotonic()
     wish = decode(body, _decoder)
     refuse_later(wish, LATER)
-    prompts, field, is_batch = _prompts(wish)
+    prompts, field, is_batch = prompts_of(wish)
     count = len(prompts)
     if wish.session_params is not None and count > 1:
         raise InvalidRequest("a session takes one prompt at a time", param="session_params")
@@ -60,7 +61,9 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
             _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
             _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
     ]
-    params = [_params(*pair, service.card.preferred, wish.custom_logit_processor) for pair in zip(sampling, logprobs, strict=True)]
+    shown: Sequence[HiddenWish] = _each(wish.return_hidden_states, False, count, "return_hidden_states")
+    params = [_params(*wishes, service.card.preferred, wish.custom_logit_processor)
+              for wishes in zip(sampling, logprobs, shown, strict=True)]
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
     ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
     asks = [
@@ -70,23 +73,8 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)
-    return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=_NAMES | wheres | {"prompt": field, "input_ids": field})
-
-
-def _prompts(wish: GenerateBody) -> tuple[list[Text | Tokens], str, bool]:
-    """The prompts, the field that has them, and whether the answer is a list."""
-    if (wish.text is None) == (wish.input_ids is None):
-        raise InvalidRequest("give either text or input_ids", param="text")
-    if wish.text is not None:
-        texts = wish.text if isinstance(wish.text, list) else [wish.text]
-        return [Text(text) for text in texts], "text", isinstance(wish.text, list)
-    ids = wish.input_ids
-    assert ids is not None
-    if all(isinstance(piece, int) for piece in ids):
-        return [Tokens(ids)], "input_ids", False  # type: ignore[arg-type]
-    if not all(isinstance(piece, list) for piece in ids) or len(ids) > MAX_PROMPTS:
-        raise InvalidRequest(f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids")
-    return [Tokens(prompt) for prompt in ids], "input_ids", True  # type: ignore[arg-type]
+    names = _NAMES | wheres | {"prompt": field} | ({} if field == "input_embeds" else {"input_ids": field})
+    return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=names)
 
 
 def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequence[T]:
@@ -107,7 +95,8 @@ def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int
     return value  # type: ignore[return-value]
 
 
-def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, Any], processor: str | None) -> SamplingParams:
+def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, preferred: Mapping[str, Any],
+            processor: str | None) -> SamplingParams:
     refuse_later(body, SAMPLING_LATER, "sampling_params.")
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
@@ -125,6 +114,8 @@ def _params(body: SamplingBody, logprobs: LogprobWish, preferred: Mapping[str, A
             wished["prompt_logprobs"] = logprobs.num_top
         if logprobs.ids:
             wished["logprob_ids"] = logprobs.ids
+    if shown:
+        wished["hidden_states"] = "sampled" if shown == "last" else "all"
     if processor is not None:
         wished["processor"] = processor_of(processor, body.custom_params)
     rule, where = constraint_of(body, "sampling_params.")
@@ -151,6 +142,8 @@ class GenerateDialect:
         answer = self._answer(choice, self.outputs[choice])
         if self.is_disjoint:
             answer |= {"text": delta.text, "output_ids": delta.token_ids}
+            if delta.hidden and self.choices[choice][0].params.hidden_states == "all":
+                answer["meta_info"]["hidden_states"] = hidden.told(delta.hidden, begins=delta.prompt_ids is not None)
         return sse.event(answer | {"index": choice} if self.is_list else answer)
 
     def tail(self) -> bytes:
@@ -180,6 +173,10 @@ class GenerateDialect:
             meta |= self._logprobs("output", output.logprobs, logprobs)
             if logprobs.start >= 0:
                 meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs)
+        if end is not None and ask.params.hidden_states == "sampled":
+            meta["hidden_states"] = hidden.last(output.hidden)
+        elif end is not None and ask.params.hidden_states is not None and not self.is_disjoint:
+            meta["hidden_states"] = hidden.told(output.hidden)
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 
     def _tiers(self, output: Output | Finish) -> dict[str, Any] | None:

@@ -1,9 +1,9 @@
 """The request of POST /generate, in SGLang's form. `null` is the same as leaving a field out."""
 
 from typing import Annotated as A
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.ids import Rid
@@ -45,11 +45,15 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stop_regex: Any = None  # refused: SAMPLING_LATER
 
 
+HiddenWish = bool | Literal["last"]  # true: of each token; last: of the last one
+
+
 class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One prompt, or a list of them. Fields that may be lists then have one entry for each prompt."""
 
     text: str | A[list[str], Batch] | None = None
     input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
+    input_embeds: A[list[Raw], Meta(min_length=1)] | None = None  # rows of numbers, or lists of rows
     sampling_params: SamplingBody | A[list[SamplingBody], Batch] | None = None
     rid: Rid | A[list[Rid], Batch] | None = None
     stream: bool | None = None
@@ -58,6 +62,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[int | list[int]] | None = None  # tokens whose log probabilities are told at every place
     return_text_in_logprobs: bool | None = None
+    return_hidden_states: HiddenWish | A[list[HiddenWish], Batch] | None = None
     log_metrics: bool | None = None  # accepted without effect
     session_params: SessionParams | None = None
     timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
@@ -67,15 +72,13 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    input_embeds: Any = None
-    return_hidden_states: Any = None
     lora_path: Any = None
     priority: Priority | None = None
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
 
 
-LATER = ("image_data", "video_data", "audio_data", "input_embeds", "return_hidden_states", "lora_path")
+LATER = ("image_data", "video_data", "audio_data", "lora_path")
 SAMPLING_LATER = ("stop_regex",)
 
 

@@ -13,6 +13,7 @@ from runtime.http import sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
+from runtime.http.hidden import Row, last
 from runtime.http.ids import ask_ids
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -34,7 +35,8 @@ from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # ends the object name of a chunk
 NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompt": "messages", "input_ids": "messages",
-         "include_stop": "include_stop_str_in_output", "logprob_ids": "logprob_token_ids", "id": "rid"}
+         "include_stop": "include_stop_str_in_output", "logprob_ids": "logprob_token_ids", "id": "rid",
+         "hidden_states": "return_hidden_states"}
 OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id": "request_id"}  # other names, where the client used them
 
 _decoder = msgspec.json.Decoder(ChatBody)
@@ -121,11 +123,14 @@ class ChatDialect:
         self.is_plain = not (envelope.is_continuous or wish.logprobs or wish.return_token_ids)
         self.is_text = is_text
         self.begun: set[int] = set()  # choices
+        self.hidden: dict[int, Row | None] = {}  # by choice: the last one so far
         self.callers: set[int] = set()  # choices that call tools
         self.around: dict[tuple[int, str], tuple[bytes, bytes]] = {}  # by choice and field: what stands before and after its text
 
     def events(self, choice: int, delta: Delta) -> bytes:
         self.envelope.meter.add(choice, delta)
+        if delta.hidden:
+            self.hidden[choice] = last(delta.hidden)
         head = b"" if choice in self.begun else self._begin(choice, delta)
         if delta.finish is None and self.is_plain:
             if self.is_text:
@@ -135,6 +140,8 @@ class ChatDialect:
         pieces = [piece for piece in pieces if piece]
         if not pieces or (delta.finish is not None and "tool_calls" in pieces[-1]):
             pieces.append({})
+        if delta.finish is not None and choice in self.hidden:
+            pieces[-1]["hidden_states"] = self.hidden[choice]
         chunks = [_choice(choice, piece) for piece in pieces]
         chunks[0] |= {"logprobs": self._logprobs(delta.logprobs)} | self._ids(delta.token_ids)
         chunks[-1] |= self._finish(choice, delta.finish)
@@ -151,6 +158,7 @@ class ChatDialect:
         choices = [
             {"index": i, "message": self._message(i, output), "logprobs": self._logprobs(output.logprobs or None)}
             | self._finish(i, output.finish) | self._ids(output.token_ids) | self._prompt_ids(output.prompt_ids)
+            | ({"hidden_states": last(output.hidden)} if output.hidden else {})
             for i, output in enumerate(outputs)
         ]
         more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if wish.return_token_ids else {}

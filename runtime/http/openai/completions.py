@@ -12,6 +12,7 @@ from runtime.http import sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
+from runtime.http.hidden import Row, last
 from runtime.http.ids import ask_ids
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
@@ -27,7 +28,7 @@ from runtime.service import Service
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "input_ids": "prompt", "top_logprobs": "logprobs",
          "prompt_logprobs": "logprobs", "include_stop": "include_stop_str_in_output",
-         "logprob_ids": "logprob_token_ids", "id": "rid"}
+         "logprob_ids": "logprob_token_ids", "id": "rid", "hidden_states": "return_hidden_states"}
 OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}  # other names, where the client used them
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -154,6 +155,7 @@ class CompletionDialect:
         self.told = told
         self.echoes = echoes
         self.is_plain = told.is_plain and not envelope.is_continuous
+        self.hidden: dict[int, Row | None] = {}  # by choice: the last one so far
         self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
         self.logprobs = [TextLogprobs(service.token_bytes, told.width, by_id=told.by_id) for _ in range(told.num_drawn * len(echoes))]
 
@@ -161,6 +163,8 @@ class CompletionDialect:
         if self.told.is_prompt_only:
             delta = _without_answer(delta)
         self.envelope.meter.add(choice, delta)
+        if delta.hidden:
+            self.hidden[choice] = last(delta.hidden)
         around = self.around.get(choice)
         text = delta.text
         if around is None:
@@ -170,7 +174,8 @@ class CompletionDialect:
             return around[0] + sse.encode(text) + around[1] if text else b""
         logprobs = self._logprobs(choice, delta.prompt_logprobs, delta.logprobs)
         ids = self._ids(delta.token_ids, delta.prompt_ids)
-        return self.envelope.chunk(_choice(choice, text) | {"logprobs": logprobs} | ids | finish_fields(delta.finish))
+        more = ids | ({"hidden_states": self.hidden[choice]} if delta.finish is not None and choice in self.hidden else {})
+        return self.envelope.chunk(_choice(choice, text) | {"logprobs": logprobs} | more | finish_fields(delta.finish))
 
     def tail(self) -> bytes:
         return self.envelope.tail()
@@ -199,6 +204,8 @@ class CompletionDialect:
         output = outputs[choice]
         fields = _choice(index, self.echoes[choice // self.told.num_drawn] + output.text)
         fields["logprobs"] = self._logprobs(choice, output.prompt_logprobs, output.logprobs)
+        if output.hidden:
+            fields["hidden_states"] = last(output.hidden)
         if self.told.prompt_width is not None:
             fields["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, self.service.token_bytes, self.told.prompt_width)
         return fields | self._ids(output.token_ids, output.prompt_ids) | finish_fields(output.finish)

@@ -26,6 +26,8 @@ def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[st
             wished[name] = value
     if isinstance(body.stop, str):
         wished["stop"] = [body.stop]
+    if body.return_hidden_states:
+        wished["hidden_states"] = "sampled"
     wished.update({name: value for name, value in more.items() if value is not None})
     if body.logprob_token_ids and not wished.get("logprobs"):
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")

@@ -74,7 +74,6 @@ class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of both routes that are refused unless they say nothing (parameters.py)."""
 
     lora_path: Any = None
-    return_hidden_states: Any = None
     return_routed_experts: Any = None
     routed_experts_start_len: Any = None
     routed_experts_prompt_start: Any = None
@@ -135,6 +134,7 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     no_stop_trim: bool | None = None  # SGLang's
     # what is told beside the text
     return_token_ids: bool | None = None
+    return_hidden_states: bool | Literal["last"] | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None

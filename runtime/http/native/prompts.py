@@ -1,0 +1,55 @@
+"""The prompts of POST /generate: texts, token ids, or embeddings."""
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.http.native.types import MAX_PROMPTS, GenerateBody
+from runtime.messages import Embeds, Text, Tokens
+
+NativePrompt = Text | Tokens | Embeds
+Ids = list[int | list[int]] | None
+
+_rows = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def prompts_of(wish: GenerateBody) -> tuple[list[NativePrompt], str, bool]:
+    """The prompts, the field that has them, and whether the answer is a list. Raises InvalidRequest."""
+    if wish.input_embeds is not None:
+        if wish.text is not None:
+            raise InvalidRequest("give either text or input_embeds", param="text")
+        return _embeds(wish.input_embeds, wish.input_ids)
+    if (wish.text is None) == (wish.input_ids is None):
+        raise InvalidRequest("give either text, input_ids or input_embeds", param="text")
+    if wish.text is not None:
+        texts = wish.text if isinstance(wish.text, list) else [wish.text]
+        return [Text(text) for text in texts], "text", isinstance(wish.text, list)
+    lists, is_batch = _id_lists(wish.input_ids)
+    return [Tokens(ids) for ids in lists], "input_ids", is_batch
+
+
+def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
+    """-> the lists, and whether there may be several"""
+    if ids is not None and all(isinstance(piece, int) for piece in ids):
+        return [ids], False  # type: ignore[list-item]
+    if ids is None or not all(isinstance(piece, list) for piece in ids) or len(ids) > MAX_PROMPTS:
+        raise InvalidRequest(f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids")
+    return ids, True  # type: ignore[return-value]
+
+
+def _embeds(given: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str, bool]:
+    """Rows stay JSON for now: they are read where they hold nobody up."""
+    try:
+        first = _rows.decode(given[0])
+        is_batch = bool(first) and bytes(first[0]).startswith(b"[")
+        prompts = [_rows.decode(part) for part in given] if is_batch else [given]
+    except msgspec.DecodeError:
+        raise InvalidRequest("input_embeds must be a list of rows of numbers, or a list of such lists", param="input_embeds") from None
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"input_embeds has {len(prompts)} prompts; the most is {MAX_PROMPTS}", param="input_embeds")
+    beside: list[list[int] | None] = [None] * len(prompts)
+    if ids is not None:
+        lists, is_list = _id_lists(ids)
+        if is_list != is_batch or len(lists) != len(prompts):
+            raise InvalidRequest("input_ids beside input_embeds must have a token for each row", param="input_ids")
+        beside = [*lists]
+    return [Embeds(rows, tokens) for rows, tokens in zip(prompts, beside, strict=True)], "input_embeds", is_batch

@@ -1,0 +1,64 @@
+"""Prompts as embeddings: a client's numbers become an array that can harm no rank, or a refusal that says what is wrong with them."""
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from runtime.errors import InvalidRequest
+from runtime.messages import Ask
+from runtime.prompts import Embeds
+from runtime.sampling import Limits
+
+FIELD = "input_embeds"
+
+_row = msgspec.json.Decoder(list[float])
+
+
+def read_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
+    """float32 [tokens, hidden], which also takes the place of the prompt's rows. Raises InvalidRequest."""
+    rows, width = prompt.rows, limits.hidden_size
+    if len(rows) > limits.longest_prompt:  # before it is worked on
+        raise InvalidRequest(f"{FIELD} has {len(rows)} rows; with at least one token of output the most this server takes is "
+                             f"{limits.longest_prompt}", param=FIELD)
+    if prompt.ids is not None and len(prompt.ids) != len(rows):
+        raise InvalidRequest(f"{FIELD} has {len(rows)} rows for {len(prompt.ids)} input_ids", param=FIELD)
+    array = rows if isinstance(rows, np.ndarray) else np.empty((len(rows), width), np.float32)
+    if array is not rows:
+        for i, row in enumerate(rows):
+            array[i] = _numbers(row, i, width)
+    elif array.ndim != 2 or array.shape[1] != width:
+        raise InvalidRequest(f"{FIELD} has the shape {list(array.shape)}; this model takes [tokens, {width}]", param=FIELD)
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(array).all():
+        raise InvalidRequest(f"{FIELD} has numbers that are infinite, too large or none", param=FIELD)
+    prompt.rows = array
+    return array
+
+
+def _numbers(row: Any, index: int, width: int) -> np.ndarray:
+    try:
+        numbers = _row.decode(row) if isinstance(row, msgspec.Raw) else row
+        with np.errstate(over="ignore"):
+            array = np.asarray(numbers, np.float32)
+    except (msgspec.DecodeError, TypeError, ValueError, OverflowError):
+        raise InvalidRequest(f"{FIELD}: row {index} is not a list of {width} numbers", param=FIELD) from None
+    if array.shape != (width,):
+        raise InvalidRequest(f"{FIELD}: row {index} has {array.size} numbers; this model takes {width}", param=FIELD)
+    return array
+
+
+def check_embeds(ask: Ask, prompt: Embeds) -> None:
+    """Raises InvalidRequest for what goes with tokens only."""
+    if ask.before is not None or ask.pools:
+        raise InvalidRequest(f"{FIELD} goes with single requests for text, not with sessions or vectors", param=FIELD)
+    if prompt.ids is None and (ask.params.prompt_logprobs is not None or ask.params.repetition_penalty != 1):
+        name = "repetition_penalty" if ask.params.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidRequest(f"{name} needs to know the prompt's tokens; give input_ids beside {FIELD}", param=name)
+
+
+def digest(array: np.ndarray) -> str:
+    """A name of these numbers, for the cache: what comes of them is shared with whoever sends the same ones."""
+    return blake2b(array, digest_size=16).hexdigest()
