@@ -18,7 +18,7 @@ from runtime.devices.transfers import Direct, Fetched, Streamed, Transfers
 from runtime.layers.rows import plan_picks, plan_rows
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots
-from runtime.layers.upload import to_device
+from runtime.layers.upload import to_device, upload
 from runtime.messages import Failing, Moves, PromptLogprobs, StepPlan, StepResult
 from runtime.pooling import Pooling
 
@@ -204,8 +204,8 @@ class Loaded:
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         if plan.embed_places is None or plan.embeds is None:
             return None
-        rows = torch.from_numpy(plan.embeds.copy()).view(len(plan.embed_places), -1)  # a ring's arrays may be read-only
-        return to_device(plan.embed_places, self.device.place), rows.to(self.device.place)
+        rows = upload(plan.embeds.copy(), self.device.place)  # a ring's arrays may be read-only
+        return to_device(plan.embed_places, self.device.place), rows.view(len(plan.embed_places), -1)
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
