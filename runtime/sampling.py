@@ -16,6 +16,7 @@ MAX_N = 128
 MAX_TOP_LOGPROBS = 1024
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+MAX_REGEXES = 16
 MAX_BIASES = 4096
 MAX_HIDDEN = 1 << 24  # numbers of a prompt's hidden states: 64 MiB, and some 300 MB as JSON
 
@@ -47,6 +48,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logit_bias: A[dict[TokenId, A[float, Meta(ge=-1000, le=1000)]], Meta(max_length=MAX_BIASES)] = {}
     seed: A[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: A[tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOPS)] = ()
+    stop_regex: A[tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_REGEXES)] = ()
     stop_token_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_STOPS)] = ()
     include_stop: bool = False  # keep the matched stop string or stop token in the output
     ignore_eos: bool = False

@@ -15,7 +15,9 @@ from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestErr
 from runtime.messages import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Request, Sink
+from runtime.sampling import SamplingParams
 from runtime.text.detokenize import TextStream
+from runtime.text.regex import RegexSearch, StopRegexes
 from runtime.text.stops import StopSearch, StopStrings
 from runtime.text.vocabulary import Vocabulary
 
@@ -27,7 +29,8 @@ class SequenceOutput:
 
     __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "loaded", "is_plain")
 
-    def __init__(self, id: int, request: Request, index: int, sink: Sink, text: TextStream, search: StopSearch | None) -> None:
+    def __init__(self, id: int, request: Request, index: int, sink: Sink, text: TextStream,
+                 search: StopSearch | RegexSearch | None) -> None:
         self.id = id
         self.request = request
         self.index = index
@@ -91,6 +94,17 @@ class SequenceOutput:
         return Finish(reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens, self.loaded)
 
 
+def searches(params: SamplingParams) -> Callable[[], StopSearch | RegexSearch | None]:
+    """What each sequence of a request gets to look for in its text."""
+    if params.stop_regex:
+        regexes = StopRegexes(params.stop_regex, params.stop)
+        return lambda: RegexSearch(regexes)
+    if params.stop:
+        stops = StopStrings(params.stop)
+        return lambda: StopSearch(stops)
+    return lambda: None
+
+
 class DetokenizerActor:
     """Messages in: Opened, StepTokens, Refused. Out: Delta to sinks, Stopped and Abort to the scheduler.
 
@@ -133,12 +147,11 @@ class DetokenizerActor:
         if sink is None:
             return  # aborted while it was tokenised or on its way
         params = request.params
-        stops = StopStrings(params.stop) if params.stop else None
+        search = searches(params)
         self._requests[request.id] = set(sequence_ids)
         for index, sequence_id in enumerate(sequence_ids):
             text = self._vocabulary.stream(request.prompt_ids, params.skip_special_tokens, request.marks)
-            search = None if stops is None else StopSearch(stops)
-            self._sequences[sequence_id] = SequenceOutput(sequence_id, request, index, sink, text, search)
+            self._sequences[sequence_id] = SequenceOutput(sequence_id, request, index, sink, text, search())
 
     def _step(self, step: StepTokens) -> None:
         sequences = self._sequences

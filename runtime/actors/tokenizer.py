@@ -26,6 +26,7 @@ from runtime.request import Guide, Request
 from runtime.sampling import Limits, check, cut
 from runtime.text.embeds import check_embeds, digest, read_embeds
 from runtime.text.infill import infill
+from runtime.text.regex import StopRegexes
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
@@ -146,6 +147,8 @@ class TokenizerActor:
         else:
             prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
         check(ask.params, prompt_ids, self._limits)
+        if ask.params.stop_regex:
+            StopRegexes(ask.params.stop_regex, ask.params.stop)  # refuses
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
                        is_idle=ask.is_idle, second_at=second_at, embeds=embeds, marks=ask.marks,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,

@@ -14,7 +14,7 @@ from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.ids import ask_ids
 from runtime.http.native.prompts import prompts_of
-from runtime.http.native.types import LATER, SAMPLING_LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
+from runtime.http.native.types import LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
 from runtime.http.processor import processor_of
 from runtime.http.salts import salts
 from runtime.http.tiers import tiers
@@ -29,7 +29,7 @@ DEFAULT_MAX_NEW_TOKENS = 128  # as in SGLang
 
 _decoder = msgspec.json.Decoder(GenerateBody)
 _SAME = ("n", "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-         "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+         "repetition_penalty", "logit_bias", "stop", "stop_regex", "stop_token_ids", "ignore_eos", "skip_special_tokens")
 _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
     "seed": "sampling_params.sampling_seed", "include_stop": "sampling_params.no_stop_trim", "logprobs": "return_logprob",
     "top_logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num",
@@ -97,13 +97,13 @@ def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int
 
 def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, preferred: Mapping[str, Any],
             processor: str | None) -> SamplingParams:
-    refuse_later(body, SAMPLING_LATER, "sampling_params.")
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
     wished = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     wished.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-    if isinstance(body.stop, str):
-        wished["stop"] = [body.stop] if body.stop else []
+    for name in ("stop", "stop_regex"):
+        if isinstance(one := getattr(body, name), str):
+            wished[name] = [one] if one else []
     if body.sampling_seed is not None:
         wished["seed"] = body.sampling_seed
     if body.no_stop_trim is not None:

@@ -32,6 +32,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[int, float] | None = None  # keys are strings in JSON
     sampling_seed: int | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -42,7 +43,6 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ebnf: str | None = None
     structural_tag: dict[str, Any] | str | None = None
     custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None  # for the request's custom_logit_processor
-    stop_regex: Any = None  # refused: SAMPLING_LATER
 
 
 HiddenWish = bool | Literal["last"]  # true: of each token; last: of the last one
@@ -79,11 +79,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 LATER = ("image_data", "video_data", "audio_data", "lora_path")
-SAMPLING_LATER = ("stop_regex",)
 
 
-def refuse_later(body: Struct, names: tuple[str, ...], place: str = "") -> None:
+def refuse_later(body: Struct, names: tuple[str, ...]) -> None:
     """Raises InvalidRequest for fields that exist and that this version does not serve yet."""
     for name in names:
         if getattr(body, name) not in (None, False, "", []):
-            raise InvalidRequest(f"{place}{name} is not served by this version yet; leave it out", param=f"{place}{name}")
+            raise InvalidRequest(f"{name} is not served by this version yet; leave it out", param=name)

@@ -76,6 +76,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "return_token_ids": "`token_ids` in each choice; `prompt_token_ids` beside the choices of a chat, and in those of a completion",
     }),
     *_rows("SGLang", "works", {
+        "stop_regex": "the text ends where one of these (to 16) is found: api.md, stop expressions",
         "extra_key": "a second `cache_salt`", "no_stop_trim": "keeps the stop string in the text",
         "regex": _FORM, "ebnf": _FORM, "json_schema": _FORM, "structural_tag": _FORM,
         "rid": "the request's id, to abort it by; of several prompts a list, or one that gets -0, -1, ... behind it",
@@ -109,7 +110,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "min_dynamic_patch": _IMAGES, "use_audio_in_video": _IMAGES, "bootstrap_host": _DISAGGREGATION, "bootstrap_port": _DISAGGREGATION,
         "bootstrap_room": _DISAGGREGATION, "routed_dp_rank": _DATA_PARALLEL, "disagg_prefill_dp_rank": _DATA_PARALLEL,
         "data_parallel_rank": _DATA_PARALLEL, "ngram_corpus_id": "there is no speculation", "custom_labels": "metrics have fixed labels",
-        "task": "use the chat template", "stop_regex": "use stop, or regex for the form of the answer",
+        "task": "use the chat template",
     }),
     *_rows("vLLM", "400", {
         "use_beam_search": "there is no beam search; best_of is near", "watermarking": "there is none",

@@ -13,7 +13,8 @@ FIELDS = {
     "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "temperature": "temperature", "top_p": "top_p",
     "top_k": "top_k", "min_p": "min_p", "n": "n", "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty", "repetition_penalty": "repetition_penalty", "logit_bias": "logit_bias", "seed": "seed",
-    "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos", "skip_special_tokens": "skip_special_tokens",
+    "stop": "stop", "stop_regex": "stop_regex",
+    "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos", "skip_special_tokens": "skip_special_tokens",
     "include_stop_str_in_output": "include_stop", "no_stop_trim": "include_stop", "logprob_token_ids": "logprob_ids",
 }
 
@@ -24,8 +25,9 @@ def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[st
     for field, name in FIELDS.items():
         if (value := getattr(body, field)) is not None:
             wished[name] = value
-    if isinstance(body.stop, str):
-        wished["stop"] = [body.stop]
+    for name in ("stop", "stop_regex"):
+        if isinstance(one := getattr(body, name), str):
+            wished[name] = [one]
     if body.return_hidden_states:
         wished["hidden_states"] = "sampled"
     wished.update({name: value for name, value in more.items() if value is not None})

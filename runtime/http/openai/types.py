@@ -104,7 +104,6 @@ class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
     thinking_token_budget: Any = None
     return_token_offsets: Any = None
     return_mm_kwargs: Any = None
-    stop_regex: Any = None
 
 
 class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +126,7 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[int, float] | None = None  # keys are strings in JSON
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None  # SGLang's
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

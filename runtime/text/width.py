@@ -1,0 +1,68 @@
+"""How long a match of a regular expression can be, in characters: what must be kept back of a text that may end at one.
+
+Reads the syntax of RE2, of expressions that RE2 has compiled, so nothing here judges whether they are right. What is not understood is
+taken for longer than it is, never for shorter.
+"""
+
+import math
+import re
+
+_ESCAPE = re.compile(r"\\(?:Q(?P<quoted>.*?)(?:\\E|$)|[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|0?[0-7]{1,3}|(?P<empty>[AbBzE])|.)", re.DOTALL)
+_CLASS = re.compile(r"\[\^?\]?(?:\[:\^?\w+:\]|\\[pPx]\{[^}]*\}|\\.|[^\]\\])*\]", re.DOTALL)
+_GROUP = re.compile(r"\((?:\?(?:P?<\w+>|[imsU-]*:))?")
+_FLAGS = re.compile(r"\(\?[imsU-]+\)")
+_REPEAT = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<low>\d+)(?P<comma>,(?P<high>\d*))?\})\??")
+
+
+def longest_match(regex: str) -> float:
+    """Characters; infinite where there is no bound."""
+    width, end = _either(regex, 0)
+    return width if end == len(regex) else math.inf
+
+
+def _either(regex: str, at: int) -> tuple[float, int]:
+    """Branches up to the end of a group or of the expression. -> the longest, and where that is"""
+    longest = width = 0.0
+    while at < len(regex) and regex[at] != ")":
+        if regex[at] == "|":
+            longest, width = max(longest, width), 0.0
+            at += 1
+            continue
+        if flags := _FLAGS.match(regex, at):
+            at = flags.end()
+            continue
+        one, at = _atom(regex, at)
+        times, at = _times(regex, at)
+        width += one * times if one else 0.0
+    return max(longest, width), at
+
+
+def _atom(regex: str, at: int) -> tuple[float, int]:
+    match regex[at]:
+        case "(":
+            opening = _GROUP.match(regex, at)
+            assert opening is not None
+            width, end = _either(regex, opening.end())
+            return width, end + 1
+        case "[" if found := _CLASS.match(regex, at):
+            return 1.0, found.end()
+        case "\\" if found := _ESCAPE.match(regex, at):
+            width = 0.0 if found["empty"] else 1.0 if found["quoted"] is None else float(len(found["quoted"]))
+            return width, found.end()
+        case "^" | "$":
+            return 0.0, at + 1
+    return 1.0, at + 1
+
+
+def _times(regex: str, at: int) -> tuple[float, int]:
+    """How often at most what stands before is repeated."""
+    times = 1.0
+    while repeat := _REPEAT.match(regex, at):
+        at = repeat.end()
+        if repeat["sign"]:
+            times = times if repeat["sign"] == "?" else math.inf
+        elif repeat["comma"] is None:
+            times *= int(repeat["low"])
+        else:
+            times = times * int(repeat["high"]) if repeat["high"] else math.inf
+    return times, at
