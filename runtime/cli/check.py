@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.cli.doctor.bench import bench
 from runtime.cli.doctor.machine import examine
 from runtime.models.config import read_config
 from runtime.options.facts import this_machine
@@ -18,7 +19,7 @@ from runtime.options.footprint import Footprint, Stored, footprint, stored_weigh
 from runtime.options.given import from_argv, from_values
 from runtime.options.plan import Plan, plan_for
 
-USAGE = "runtime check [explain [--diff] | memory | doctor] [--json] [OPTION of runtime serve ...]"
+USAGE = "runtime check [explain [--diff] | memory | doctor [--bench]] [--json] [OPTION of runtime serve ...]"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,6 +31,7 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="runtime check", usage=USAGE, allow_abbrev=False, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--bench", action="store_true", help="doctor: measure what the device reaches; send us the --json of it")
     parser.add_argument("--diff", action="store_true", help="explain: only what differs from the defaults")
     arguments, options = parser.parse_known_args(words)
     return ASPECTS[aspect](options, arguments)
@@ -94,13 +96,19 @@ def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: 
 
 
 def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
-    given = from_argv(options).options.http
-    findings = examine(host=given.host, port=given.port)
+    given = from_argv(options)
+    findings = examine(host=given.options.http.host, port=given.options.http.port)
+    measured = None
+    if arguments.bench:
+        plan = plan_for(given)
+        measured = bench(plan.device, plan.num_ranks, plan.rank_environment)
     if arguments.json:
-        print(_json(findings))
+        print(_json({"findings": findings, "measured": measured} if arguments.bench else findings))
     else:
         for finding in findings:
             print(f"{finding.verdict:<8} {finding.name:<52} {finding.value}" + (f"   {finding.advice}" if finding.advice else ""))
+        for figure in measured.figures if measured is not None else ():
+            print(f"measured {figure.name:<52} {figure.value:g} {figure.unit}")
         problems = [finding.name for finding in findings if finding.verdict == "problem"]
         print(f"verdict: {len(problems)} in the way: {', '.join(problems)}" if problems else "verdict: nothing is in the way")
     return 1 if any(finding.verdict == "problem" for finding in findings) else 0

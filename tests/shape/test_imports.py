@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models.encoder_config", "runtime.models.quantization"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
-    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.outputs", "runtime.sessions"),
+    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.figures", "runtime.outputs", "runtime.sessions"),
     ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.loaded",),
     ("runtime.devices.runner",),
     ("runtime.devices.cpu", "runtime.devices.null", "runtime.devices.cuda", "runtime.devices.ascend"),
-    ("runtime.devices.worker",),
+    ("runtime.devices.worker", "runtime.devices.measure"),
     ("runtime.actors", "runtime.http"),
     ("runtime.supervisor", "runtime.rpc", "runtime.warmup", "runtime.settings"),
     ("runtime.control",),
@@ -39,10 +39,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {"runtime.actors": (), "runtime.devices": (
-    "runtime.devices.base", "runtime.devices.host", "runtime.devices.ring", "runtime.devices.runner", "runtime.devices.loaded",
+    "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
+    "runtime.devices.runner", "runtime.devices.loaded",
     "runtime.devices.transfers")}
 RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.transfers",
-             "runtime.devices.worker", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
+             "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
               "runtime.models.tasks", "runtime.models.encoder_config", "runtime.models.schemes", "runtime.models.quantization",
