@@ -177,6 +177,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     rendezvous: str  # where the ranks of one start meet (a file path), unused when tp_size is 1
     seed: int
     environment: dict[str, str] = {}  # variables of the rank's process
+    numa_nodes: tuple[int, ...] = ()  # whose cores ranks stay on: of each rank, or one of all; none: anywhere
     device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
     state_ratio: float = 0.0  # memory of recurrent layers' states for each byte of keys and values
     num_states: int | None = None  # of them, which overrides the ratio; None: as many as it gives

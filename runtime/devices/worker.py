@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import NoReturn
@@ -80,6 +81,7 @@ class Rank:
             start = self._receive()
             if not isinstance(start, StartRank):
                 raise RingError(f"the first record is a {type(start).__name__}, not a StartRank")
+            stay_on_node(start.numa_nodes, self._rank)
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
@@ -155,6 +157,22 @@ class Rank:
 
     def _progress(self, phase: str, fraction: float) -> None:
         self._send(LoadProgress(self._rank, phase, fraction))
+
+
+def stay_on_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devices/system/node")) -> None:
+    """Keeps this thread, and those that it starts, on the cores of the rank's node, and so its memory. Raises StartError."""
+    if not nodes:
+        return
+    node = nodes[rank] if len(nodes) > 1 else nodes[0]
+    try:
+        text = (root / f"node{node}" / "cpulist").read_text(encoding="ascii").strip()
+    except OSError:
+        raise StartError(f"--numa-node {node} is no node of this machine; `runtime check doctor` counts them") from None
+    spans = [part.split("-") for part in text.split(",") if part]
+    cores = {core for span in spans for core in range(int(span[0]), int(span[-1]) + 1)} & os.sched_getaffinity(0)
+    if not cores:
+        raise StartError(f"--numa-node {node}: this process may run on none of its cores ({text or 'it has none'}); choose another")
+    os.sched_setaffinity(0, cores)
 
 
 def bind_to_parent(parent_pid: int, name: str) -> bool:

@@ -38,7 +38,7 @@ class Parallel(Group, frozen=True, kw_only=True):
     dist_timeout: A[Count | None, planned("Seconds that ranks wait for one another at start.")] = None
     base_gpu_id: A[Whole, option("Number of the first accelerator to use.")] = 0
     gpu_id_step: A[Count, option("Distance between the numbers of the accelerators to use.")] = 1
-    numa_node: A[tuple[Whole, ...] | None, planned("NUMA node of each rank.")] = None
+    numa_node: A[tuple[Whole, ...] | None, option("NUMA node whose cores each rank stays on: one for all ranks, or one for each.")] = None
     custom_sigquit_handler: A[str | None, superseded(
         "Python function to call when a child process dies.",
         "the server watches its ranks and reports a death itself; library users get an exception.")] = None

@@ -75,6 +75,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     base_gpu_id: int
     gpu_id_step: int
     num_threads: int  # of each rank
+    numa_node: tuple[int, ...] | None  # of each rank, or one of all; None: ranks run anywhere
     dtype: str  # float32, bfloat16, float16; auto: the weights' own, where config.json names none
     mem_fraction_static: float
     max_total_tokens: int | None  # None: as many as mem_fraction_static allows

@@ -129,6 +129,12 @@ def options_suit_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts
     return f"{', '.join(row.flag for row in wrong)} does nothing on --device {device.name}; leave it out, or take --device {wanted}"
 
 
+def nodes_are_of_ranks(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.numa_node is not None and len(plan.numa_node) not in (1, plan.num_ranks):
+        return f"--numa-node names {len(plan.numa_node)} nodes for {plan.num_ranks} ranks; give one for all of them, or one for each"
+    return None
+
+
 STATE_OPTIONS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_scheduler_strategy", "mamba_track_interval")
 
 
@@ -204,6 +210,7 @@ def texts_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> 
 
 RULES: tuple[Rule, ...] = (
     options_suit_the_device,
+    nodes_are_of_ranks,
     processors_have_logits,
     heads_divide,
     kv_heads_divide,

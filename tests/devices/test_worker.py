@@ -9,10 +9,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from runtime.devices import ring, worker
+from runtime.devices.worker import stay_on_node
+from runtime.errors import StartError
 from runtime.messages import FromRank, LoadProgress, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
 from runtime.wire import Wire
 from tests.devices.drive import start_rank
@@ -213,3 +216,31 @@ def test_a_killed_rank_leaves_a_ring_that_can_be_read(process: Process) -> None:
     process.popen.send_signal(signal.SIGKILL)
     assert process.end()[0] == -signal.SIGKILL
     assert process.reader.read_nowait() is None
+
+
+@pytest.mark.parametrize(("nodes", "rank", "cores"), [((), 1, {0, 1, 2, 5}), ((0,), 1, {0, 1}), ((0, 1), 1, {2, 5}), ((0, 1), 0, {0, 1})])
+def test_a_rank_stays_on_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], rank: int,
+                                  cores: set[int]) -> None:
+    now = {0, 1, 2, 5}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(now))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: (now.clear(), now.update(chosen)))
+    for name, text in (("node0", "0-1\n"), ("node1", "2,4-6\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(text)
+    stay_on_node(nodes, rank, tmp_path)
+    assert now == cores
+
+
+@pytest.mark.parametrize(("nodes", "message"), [((7,), "--numa-node 7 is no node"), ((1,), "on none of its cores")])
+def test_a_node_that_a_rank_cannot_stay_on_is_a_start_error(tmp_path: Path, nodes: tuple[int, ...], message: str) -> None:
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1" / "cpulist").write_text("900-901\n")
+    with pytest.raises(StartError, match=message):
+        stay_on_node(nodes, 0, tmp_path)
+
+
+def test_a_rank_on_a_node_that_is_not_there_does_not_start(process: Process) -> None:
+    process.say(msgspec.structs.replace(start_null(), numa_nodes=(4711,)))
+    while not isinstance(failed := process.hear(), RankFailed):
+        pass
+    assert failed.is_start_error and "--numa-node 4711 is no node of this machine" in failed.message
