@@ -15,8 +15,9 @@ No signal handlers, no loop policy, no root logger, no environment: those belong
 live in one process.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -26,10 +27,10 @@ import anyio
 import msgspec
 import numpy as np
 from anyio.abc import TaskGroup
-from anyio.from_thread import start_blocking_portal
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runtime.blocking import Blocking
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
@@ -41,6 +42,7 @@ from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.sampling import SamplingParams
 from runtime.service import Load
+from runtime.vectors import Ranked, Texts, Vectors
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
 PromptLike = str | Sequence[int] | Sequence[dict[str, Any]] | np.ndarray | Embeds
@@ -103,11 +105,12 @@ class StreamSink:
         return deltas
 
 
-class Engine:
+class Engine(Vectors):
     """A model served to this process. Use as `async with`; raises StartError on entry when it cannot start."""
 
     def __init__(self, **options: Any) -> None:
         self._core = Core(plan_for(from_values(options)))
+        super().__init__(self._core)
         self._tasks: TaskGroup | None = None
         self._kept: Kept | None = None
 
@@ -201,25 +204,12 @@ class Engine:
         return http_app(self._core, face_of(self._core.plan, is_local=False), self._kept)
 
 
-class LLM:
+class LLM(Blocking):
     """A blocking face of Engine for scripts: its loop runs in a thread of its own."""
 
     def __init__(self, **options: Any) -> None:
-        self._is_closed = False
         self._engine = Engine(**options)
-        self._portal_context = start_blocking_portal("asyncio", {"use_uvloop": True})
-        self._portal = self._portal_context.__enter__()
-        self._engine_context: AbstractContextManager[Engine] = self._portal.wrap_async_context_manager(self._engine)
-        try:
-            self._engine_context.__enter__()
-        except BaseException:
-            self._portal_context.__exit__(None, None, None)
-            raise
-
-    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        if self._is_closed:
-            raise Unavailable("this LLM is closed; make another one")
-        return self._portal.call(function, *args)
+        super().__init__(self._engine)
 
     def generate(self, prompts: PromptLike | list[str], **sampling: Any) -> Any:
         """An Answer for one prompt (text, token ids or chat messages), a list of them for a list of texts."""
@@ -246,6 +236,22 @@ class LLM:
     def close_session(self, session_id: str) -> None:
         self._call(self._engine.close_session, session_id)
 
+    def embed(self, texts: Texts, **wishes: Any) -> np.ndarray:
+        """See Vectors (runtime/vectors.py); so for the next four."""
+        return self._call(partial(self._engine.embed, texts, **wishes))
+
+    def encode(self, texts: Texts, **wishes: Any) -> Any:
+        return self._call(partial(self._engine.encode, texts, **wishes))
+
+    def classify(self, texts: Texts, **wishes: Any) -> Any:
+        return self._call(partial(self._engine.classify, texts, **wishes))
+
+    def score(self, text_1: str | Sequence[str] | None = None, text_2: str | Sequence[str] | None = None, **wishes: Any) -> Any:
+        return self._call(partial(self._engine.score, text_1, text_2, **wishes))
+
+    def rerank(self, query: str, documents: Sequence[str], **wishes: Any) -> list[Ranked]:
+        return self._call(partial(self._engine.rerank, query, documents, **wishes))
+
     async def _generate_one(self, prompt: PromptLike, sampling: dict[str, Any]) -> Answer:
         return await self._engine.generate(prompt, **sampling)
 
@@ -262,20 +268,6 @@ class LLM:
         except BaseExceptionGroup as group:
             raise _first(group) from None
         return answers
-
-    def close(self) -> None:
-        """Ends what runs. Once is enough."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._engine_context.__exit__(None, None, None)
-        self._portal_context.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class EngineApp:

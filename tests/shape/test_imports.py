@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.cpu", "runtime.devices.null", "runtime.devices.cuda", "runtime.devices.ascend"),
     ("runtime.devices.worker", "runtime.devices.measure"),
     ("runtime.actors", "runtime.http"),
-    ("runtime.supervisor", "runtime.rpc", "runtime.warmup", "runtime.settings"),
+    ("runtime.supervisor", "runtime.rpc", "runtime.warmup", "runtime.settings", "runtime.vectors", "runtime.blocking"),
     ("runtime.control",),
     ("runtime.core",),
     ("runtime.engine", "runtime.server"),

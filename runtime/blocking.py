@@ -1,0 +1,44 @@
+"""An event loop in a thread of its own, for code without one."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Self
+
+from anyio.from_thread import start_blocking_portal
+
+from runtime.errors import Unavailable
+
+
+class Blocking:
+    """Keeps something open that lives on a loop. Close it, or use `with`."""
+
+    def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
+        """Raises what opening it raises."""
+        self._is_closed = False
+        self._portal_context = start_blocking_portal("asyncio", {"use_uvloop": True})
+        self._portal = self._portal_context.__enter__()
+        self._inner_context: AbstractContextManager[Any] = self._portal.wrap_async_context_manager(inner)
+        try:
+            self._inner_context.__enter__()
+        except BaseException:
+            self._portal_context.__exit__(None, None, None)
+            raise
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._is_closed:
+            raise Unavailable("this LLM is closed; make another one")
+        return self._portal.call(function, *args)
+
+    def close(self) -> None:
+        """Ends what runs. Once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._inner_context.__exit__(None, None, None)
+        self._portal_context.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
