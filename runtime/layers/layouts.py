@@ -25,6 +25,7 @@ from runtime.layers.weight import FLOATS, Part, Share
 from runtime.models.schemes import Codes, Fp8, Int8, Stored
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place among the eight codes of a word of column 0, 1, ...
+Shapes = list[tuple[int, ...]]
 INTS = ("I64", "I32", "I16", "I8")
 FP8_MAX = 448.0
 
@@ -49,7 +50,7 @@ class Piece:
     def columns(self) -> slice:
         return slice(self.ins.start, self.ins.start + self.ins.size)
 
-    def part(self, shapes: list[tuple[int, ...]], load: "Load", dtypes: tuple[str, ...] = FLOATS, draw: str = "") -> Part:
+    def part(self, shapes: Shapes, load: "Load", dtypes: tuple[str, ...] = FLOATS, draw: str = "") -> Part:
         """`load` is given this piece and the slice of a file, where the rank has a share of the weight."""
         return Part(shapes[0], 0, self.outs, 0, None if self.outs.size == 0 else partial(load, self), dtypes, tuple(shapes[1:]), draw)
 
@@ -119,7 +120,7 @@ def need_zeros(piece: Piece, raw: Any) -> None:
         raise ModelError("weights with offsets are not supported here; quantise them symmetrically")
 
 
-def _scales(piece: Piece) -> list[tuple[int, ...]]:
+def _scales(piece: Piece) -> Shapes:
     outs, square = piece.outs.full, piece.stored.square
     group = getattr(piece.stored.scheme, "group", 0)
     if square:
@@ -135,10 +136,10 @@ def _plain(piece: Piece) -> Found:
              "weight_scale": piece.part(_scales(piece), load_scale, draw="scale")}
     if scheme.activations != "tensor":
         return Found(parts)
-    one: list[tuple[int, ...]] = [(1,), (), (1, 1)]
+    one: Shapes = [(1,), (), (1, 1)]
     if isinstance(scheme, Fp8):
-        return Found(parts | {"input_scale": piece.part(one, partial(load_largest, "input_scale"), draw="scale")})
-    parts["input_scale"] = piece.part(one, partial(load_equal, "input_scale"), draw="scale")
+        return Found(parts | {"input_scale": piece.part(one, partial(load_largest, "input_scale"), draw="input scale")})
+    parts["input_scale"] = piece.part(one, partial(load_equal, "input_scale"), draw="input scale")
     parts["input_zero_point"] = piece.part(one, partial(load_equal, "input_offset"), (*INTS, *FLOATS), draw="zero")
     return Found(parts, {"input_zero_point"})
 
@@ -204,7 +205,7 @@ def _packed(piece: Piece) -> Found:
         turn = partial(load_zeros, lambda words, bits: unpacked(words.T, bits).T)
         parts["weight_zero_point"] = piece.part([(-(-outs // per_word), groups)], turn, ("I32",))
     if scheme.is_ordered:
-        parts["weight_g_idx"] = piece.part([(ins,)], partial(load_equal, "order"), INTS, draw="order")
+        parts["weight_g_idx"] = piece.part([(ins,)], partial(load_equal, "order"), INTS, draw="zero")
     return Found(parts, {"weight_shape"})
 
 
@@ -232,7 +233,7 @@ def _gptq(piece: Piece) -> Found:
     return Found({"qweight": piece.part([(ins // per_word, outs)], load_gptq, ("I32",)),
                   "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
                   "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
-                  "g_idx": piece.part([(ins,)], order, INTS, draw="order")}, set() if scheme.is_ordered else {"g_idx"})
+                  "g_idx": piece.part([(ins,)], order, INTS, draw="zero")}, set() if scheme.is_ordered else {"g_idx"})
 
 
 def load_sums(piece: Piece, raw: Any) -> None:
@@ -265,7 +266,7 @@ def load_product(piece: Piece, raw: Any) -> None:
 
 def _modelslim(piece: Piece) -> Found:
     scheme, outs, ins = piece.stored.scheme, piece.outs.full, piece.ins.full
-    column: list[tuple[int, ...]] = [(outs, 1), (outs,)]
+    column: Shapes = [(outs, 1), (outs,)]
     parts = {"weight_offset": piece.part(column, need_zeros, (*FLOATS, *INTS), draw="zero")}
     optional = {"weight_offset", "bias"}
     if isinstance(scheme, Codes):
@@ -283,11 +284,11 @@ def _modelslim(piece: Piece) -> Found:
     parts["weight"] = piece.part([(outs, ins)], load_weight, ("I8",))
     if scheme.activations == "token":
         return Found(parts | {"weight_scale": piece.part(column, load_scale, draw="scale")}, optional)
-    one: list[tuple[int, ...]] = [(1,), (), (1, 1)]
+    one: Shapes = [(1,), (), (1, 1)]
     parts |= {"weight_scale": piece.part(column, load_nothing, draw="scale"),
               "deq_scale": piece.part([(outs,), (outs, 1)], load_deq_scale, (*FLOATS, "I64"), draw="scale"),
               "quant_bias": piece.part([(outs,)], load_sums, ("I32",)),
-              "input_scale": piece.part(one, partial(load_equal, "input_scale"), draw="scale"),
+              "input_scale": piece.part(one, partial(load_equal, "input_scale"), draw="input scale"),
               "input_offset": piece.part(one, partial(load_equal, "input_offset"), (*FLOATS, *INTS), draw="zero"),
               "bias": piece.part([(outs,)], load_nothing)}  # it is in quant_bias
     return Found(parts, optional | {"weight_scale"})

@@ -99,7 +99,7 @@ def stored_by(quantization: Quantization | None, fused: Fused, marked: set[tuple
             return None
         path = name.rstrip(".")
         parent, dot, module = path.rpartition(".")
-        found = {}
+        found: dict[str, Stored | None] = {}
         for old, part in parts.get(module, [(module, "")]):
             if marked is None or quantization.is_online or (path, part) in marked:
                 found[part] = found.get(part) or quantization.of(parent + dot + old)
@@ -168,7 +168,7 @@ def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:
     """Uniform in ±0.05 (norm weights: 1); each tensor from its own name, drawn whole, so that any split gives the same model."""
     for done, ((name, part_name), weight) in enumerate(targets.items(), 1):
         part = weight.parts[part_name]
-        if part.share.size == 0:  # another rank's
+        if part.share.size == 0 or weight.is_optional:  # another rank's; or nobody's
             continue
         if part.load is not None:
             part.load(Drawn(part, torch.Generator().manual_seed(crc32(f"{seed} {name} {part_name}".encode()))))
@@ -210,5 +210,6 @@ def _drawn_weight(shape: tuple[int, ...], dtype: str, generator: torch.Generator
 DRAWS: dict[str, Callable[[tuple[int, ...], str, torch.Generator], Tensor]] = {
     "": _drawn_weight,
     "scale": lambda shape, dtype, generator: torch.empty(shape).uniform_(1e-4, 2e-4, generator=generator),
+    "input scale": lambda shape, dtype, generator: torch.full(shape, 0.02),
     "zero": lambda shape, dtype, generator: torch.zeros(shape),
 }

@@ -214,7 +214,7 @@ def quantise(plain: Path, folder: Path, name: str, leave: tuple[str, ...] = ()) 
     written, meant, kinds = dict(tensors), dict(tensors), {}
     for key, weight in tensors.items():
         module = key.removesuffix(".weight")
-        if not module.endswith("_proj") or any(word in module for word in leave):
+        if not module.endswith(("_proj", "_proj_with_mqa")) or any(word in module for word in leave):
             kinds[key] = "FLOAT"
             continue
         one = write(weight.float(), tensors.get(module + ".bias"))

@@ -1,16 +1,21 @@
 """Quantised checkpoints of every format against transformers with the weights that they stand for, and inputs rounded as they ask."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runtime.errors import ModelError
+from runtime.models.config import read_config
+from runtime.models.schemes import check_supported
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import VOCAB_SIZE, make_checkpoint
-from tests.models.quantise import FORMATS, Round, quantise
+from tests.models.quantise import FORMATS, GROUP, SQUARE, Round, quantise
 from tests.models.reference import Reference
 
 PROMPT = np.random.default_rng(3).integers(0, VOCAB_SIZE, 30).tolist()
@@ -55,3 +60,105 @@ def test_each_format_means_what_its_tool_wrote(name: str, tmp_path: Path) -> Non
     assert (found - expected).abs().mean() < (5e-3 if is_rounded else 2e-5)
     other = wanted(Reference(plain), tokens)[: len(found)]
     assert (found - other).abs().mean() > 10 * (found - expected).abs().mean()  # or the checkpoint was read as if it were plain
+
+
+@pytest.mark.parametrize(("family", "name"), [
+    ("qwen3_moe", "awq"), ("qwen3_moe", "ct int4"), ("qwen3_moe", "gptq order"), ("qwen2_moe", "gptq"), ("qwen2_moe", "ct fp8 weights"),
+    ("deepseek_v2", "ct int4 zeros"), ("deepseek_v3", "gptq 8 v2"), ("deepseek_v3", "ct fp8 weights"),
+])
+def test_experts_and_latents(family: str, name: str, tmp_path: Path) -> None:
+    """Weights alone are exact, so the tokens are those of transformers with what the weights mean."""
+    sizes = {"moe_intermediate_size": 32} | ({"shared_expert_intermediate_size": 48} if family == "qwen2_moe" else {})
+    sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16} if family.startswith("deepseek") else {}
+    plain = make_checkpoint(family, tmp_path / "plain", **sizes)
+    quantise(plain, tmp_path, name)
+    found, tokens = log_probabilities(tmp_path / "quantised")
+    meant = Reference(tmp_path / "meant")
+    assert tokens[len(PROMPT) :] == meant.greedy(PROMPT, 6)
+    torch.testing.assert_close(found, wanted(meant, tokens)[: len(found)], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "name"), [
+    ("qwen3_moe", "fp8 block"), ("qwen3_moe", "modelslim W4A8_DYNAMIC"), ("qwen3_moe", "modelslim W8A8"), ("deepseek_v3", "fp8 block"),
+    ("deepseek_v3", "modelslim W8A8_DYNAMIC"), ("deepseek_v2", "fp8"), ("deepseek_v3", "ct int8"),
+])
+def test_rounded_experts_and_latents(family: str, name: str, tmp_path: Path) -> None:
+    """transformers keeps experts in stacks where no hook can round their inputs, so this is nearness to the weights' meaning."""
+    plain = make_checkpoint(family, tmp_path / "plain", **{"moe_intermediate_size": 32})
+    quantise(plain, tmp_path, name)
+    found, tokens = log_probabilities(tmp_path / "quantised")
+    expected = wanted(Reference(tmp_path / "meant"), tokens)[: len(found)]
+    assert (found - expected).abs().mean() < 0.12 * expected.abs().mean()
+
+
+@pytest.mark.parametrize(("wish", "family"), [("fp8", "llama"), ("w8a8_int8", "qwen2"), ("w8a8_fp8", "qwen3_moe"), ("fp8", "deepseek_v3")])
+def test_plain_checkpoints_are_quantised_while_loaded(wish: str, family: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(family, tmp_path)
+    found, tokens = log_probabilities(folder, quantization=wish)
+    expected = wanted(Reference(folder), tokens)[: len(found)]
+    assert 1e-4 < (found - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 block", "ct int8 static", "modelslim W4A8_DYNAMIC", "ct int8 order"])
+def test_random_weights_need_no_files(name: str, tmp_path: Path) -> None:
+    quantise(make_checkpoint("qwen3_moe", tmp_path / "plain", moe_intermediate_size=32), tmp_path, name)
+    (tmp_path / "quantised" / "model.safetensors").unlink()
+    answers = [log_probabilities(tmp_path / "quantised", load_format="dummy", seed=seed)[0] for seed in (1, 1, 2)]
+    assert torch.equal(answers[0], answers[1]) and not torch.equal(answers[0], answers[2])
+    assert bool(answers[0].isfinite().all())
+
+
+def test_modules_that_the_files_have_in_full_are_plain(tmp_path: Path) -> None:
+    """Whatever the list of exceptions says, or does not say."""
+    plain = make_checkpoint("llama", tmp_path / "plain")
+    quantise(plain, tmp_path, "awq", leave=("layers.0.", "o_proj"))
+    _, tokens = log_probabilities(tmp_path / "quantised")
+    assert tokens[len(PROMPT) :] == Reference(tmp_path / "meant").greedy(PROMPT, 6)
+
+
+def test_a_quantised_model_takes_less_memory(tmp_path: Path) -> None:
+    """Of the layers' weights in float32, an eighth and the groups' scales, or a quarter."""
+    plain = make_checkpoint("llama", tmp_path / "plain")
+    shares = {"awq": 0.5 + 5 / GROUP, "ct int8": 1 + 4 / 64, "fp8 block": 1 + 4 / SQUARE}
+    whole = start(plain)[1].weights_bytes
+    layers = sum(t.nbytes for key, t in load_file(plain / "model.safetensors").items() if "_proj" in key)
+    for name, number_bytes in shares.items():
+        quantise(plain, tmp_path / name, name)
+        found = start(tmp_path / name / "quantised")[1].weights_bytes
+        assert found - (whole - layers) == pytest.approx(layers / 4 * number_bytes, rel=0.03)
+
+
+def damaged(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+Q, K = (f"model.layers.0.self_attn.{name}_proj." for name in "qk")
+DAMAGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object], list[str]]] = {
+    "no zeros": ("awq", lambda t: t.pop(Q + "qzeros"), ["lacks 1 ", "q_proj.qzeros"]),
+    "no scale": ("fp8", lambda t: t.pop(Q + "weight_scale"), ["quantised differently", "q not at all", "k fp8"]),
+    "shape of scales": ("awq", lambda t: t.update({Q + "scales": t[Q + "scales"][:2].clone()}), ["scales", "[2, 64]", "[4, 64]"]),
+    "other type": ("gptq", lambda t: t.update({Q + "qweight": t[Q + "qweight"].to(torch.int64)}), ["qweight", "I64", "I32"]),
+    "orders differ": ("gptq order", lambda t: t.update({K + "g_idx": t[K + "g_idx"].flip(0)}), ["differ in their order"]),
+    "order without desc_act": ("gptq", lambda t: t.update({Q + "g_idx": t[Q + "g_idx"].flip(0)}), ["g_idx", "desc_act"]),
+    "offsets": ("modelslim W8A8_DYNAMIC", lambda t: t[Q + "weight_offset"].fill_(1), ["offsets", "symmetrically"]),
+    "input scales differ": ("ct int8 static", lambda t: t[K + "input_scale"].mul_(2), ["differ in their input_scale"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_refuses(damage: str, tmp_path: Path) -> None:
+    name, change, words = DAMAGES[damage]
+    quantise(make_checkpoint("llama", tmp_path / "plain"), tmp_path, name)
+    with pytest.raises(ModelError) as caught:
+        start(damaged(tmp_path / "quantised", change))
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value), caught.value
+
+
+def test_a_device_says_what_it_lacks(tmp_path: Path) -> None:
+    quantise(make_checkpoint("llama", tmp_path / "plain"), tmp_path, "awq")
+    sentence = check_supported(read_config(tmp_path / "quantised").quantization.schemes, ("int8", "fp8"), "abacus")
+    assert sentence is not None and all(word in sentence for word in ("int4_weight", "--device abacus", "int8, fp8"))
+    assert check_supported(("fp8",), ("int8", "fp8"), "abacus") is None
