@@ -18,14 +18,23 @@ class Attention:
         self.key_dim = self.value_dim = head_dim  # of the cache
         self.window = window
         self.pool = -1 if window else 0  # layers with a window have the last one, which may be the only one
+        self.scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]; writes k and v to the cache first."""
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
+        if self.scales is not None and k_cache.dtype.itemsize == 1:
+            return self._scaled(q, k, v, batch, *self.scales)
         self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
         return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)
+
+    def _scaled(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, k_scale: float, v_scale: float) -> Tensor:
+        """The cache has k / k_scale and v / v_scale. Scores are linear in q, and results in v, so devices need not know."""
+        k_cache, v_cache = batch.kv[self.index]
+        self.ops.store_kv(k / k_scale, v / v_scale, k_cache, v_cache, batch.locations[self.pool])
+        return self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.window).flatten(1) * v_scale
 
 
 class LatentAttention:

@@ -150,6 +150,8 @@ def _column(per_group: Tensor, values: Tensor, weight: Quantized) -> Tensor:
     if per_group.shape[-1] == 1:
         return per_group
     columns = values.shape[-1]
+    if weight.order is not None and per_group.dim() == 2:
+        return per_group.index_select(1, weight.order)
     if weight.order is not None:
         return per_group.gather(-1, weight.order.long().unsqueeze(-2).expand(*values.shape[:-1], columns))
     assert not isinstance(weight.scheme, Int8)

@@ -78,6 +78,13 @@ class Weight:
         return self.tensor.narrow(part.dim, part.offset, part.share.size)
 
 
+def cache_scale() -> Weight:
+    """What some checkpoints have for a cache of few bits: one number; 1 where there is none."""
+    tensor = torch.ones(1)
+    part = Part((1,), 0, Share(1, 0, 1), load=lambda raw: tensor.copy_(raw[...].reshape(1)), shapes=((),))
+    return Weight.of(tensor, {"": part}, is_optional=True)
+
+
 class Layer:
     """Base of all that holds weights: they are found by the names of the attributes, as in the checkpoint."""
 

@@ -18,7 +18,7 @@ from runtime.layers.moe import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import Rotary
 from runtime.layers.rows import Picks
-from runtime.layers.weight import Layer
+from runtime.layers.weight import Layer, cache_scale
 from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
 
@@ -36,6 +36,8 @@ class SelfAttention(Layer):
         self.q_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps) if config.qk_norm else None
         self.qk_weight: Tensor | None = None  # [query and key heads, head size]: both norms in one
+        is_quantized = config.quantization is not None
+        self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))
         self.attention = Attention(device.ops, index, self.qkv_proj.heads[1], dim, config.windows[index])
 
     def finish(self) -> None:
@@ -43,6 +45,10 @@ class SelfAttention(Layer):
             q_heads, kv_heads, _ = self.qkv_proj.heads
             norms = (self.q_norm.weight.tensor.expand(q_heads, -1), self.k_norm.weight.tensor.expand(kv_heads, -1))
             self.qk_weight = torch.cat(norms)
+        if self.k_scale is not None and self.v_scale is not None:
+            scales = self.k_scale.tensor.item(), self.v_scale.tensor.item()
+            self.attention.scales = None if scales == (1, 1) else scales
+            self.k_scale = self.v_scale = None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         q_heads, kv_heads, _ = self.qkv_proj.heads

@@ -27,6 +27,7 @@ Fused = dict[str, tuple[str, str]]  # module of the checkpoint -> fused module h
 Renames = tuple[tuple[str, str], ...]  # pieces of the checkpoint's names -> ours, one after the other
 PREFIXES = ("model.", "bert.", "roberta.", "distilbert.")
 LEAVES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}  # other names of the same
+CACHE_SCALES = ("k_scale", "v_scale")  # of a layer's attention, wherever below it the checkpoint has them
 MARKS = ("weight_scale", "weight_packed", "qweight")  # a module that has one is quantised
 LEFT_OUT = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")  # heads of models that embed
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
@@ -70,6 +71,8 @@ def target_name(tensor_name: str, fused: Fused, renames: Renames = ()) -> tuple[
         tensor_name = tensor_name.replace(old, new)
     path, _, leaf = tensor_name.rpartition(".")
     parent, _, module = path.rpartition(".")
+    if leaf in CACHE_SCALES:
+        return f"{path if module == 'self_attn' else parent}.{leaf}", ""
     module, part = fused.get(module, (module, ""))
     return ".".join(piece for piece in (parent, module, LEAVES.get(leaf, leaf)) if piece), part
 

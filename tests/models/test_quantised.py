@@ -162,3 +162,25 @@ def test_a_device_says_what_it_lacks(tmp_path: Path) -> None:
     sentence = check_supported(read_config(tmp_path / "quantised").quantization.schemes, ("int8", "fp8"), "abacus")
     assert sentence is not None and all(word in sentence for word in ("int4_weight", "--device abacus", "int8, fp8"))
     assert check_supported(("fp8",), ("int8", "fp8"), "abacus") is None
+
+
+@pytest.mark.parametrize("below", ["", "k_proj.", "attn."])
+def test_scales_of_an_fp8_cache(below: str, tmp_path: Path) -> None:
+    """Powers of two, with which an fp8 cache holds other numbers that mean the same; another cache has no use for them."""
+    quantise(make_checkpoint("qwen3", tmp_path / "plain"), tmp_path, "ct int4")
+    folder, caches, answers = tmp_path / "quantised", [], []
+    wide = log_probabilities(folder)[0]
+    names = [f"model.layers.1.self_attn.{below.replace('k_', kind + '_')}{kind}_scale" for kind in "kv"]
+    for scales in ({}, {names[0]: torch.tensor(0.125), names[1]: torch.tensor([0.5])}):
+        damaged(folder, lambda tensors, more=scales: tensors.update(more))
+        executor, ready = start(folder, kv_dtype="fp8_e4m3")
+        planner = Planner(executor, ready, 4)
+        row = planner.row(0, PROMPT, sampling(prompt_logprobs=0))
+        planner.prefill(row, chunk=17)
+        answers.append(torch.from_numpy(np.concatenate([part.logprobs for part in row.prompt])[:-1]))
+        caches.append([cache.float()[row.pages[0] * 4] for cache in executor.loaded.kv[1]])  # type: ignore[attr-defined]
+    smallest = 2**-9  # of float8: below, powers of two make a difference
+    torch.testing.assert_close(answers[1], answers[0], atol=2e-2, rtol=0)
+    torch.testing.assert_close(caches[1][0] / 8, caches[0][0], atol=smallest, rtol=0)
+    torch.testing.assert_close(caches[1][1] / 2, caches[0][1], atol=smallest, rtol=0)
+    assert torch.equal(log_probabilities(folder)[0], wide)
