@@ -34,7 +34,7 @@ def reference(folder: Path, rounds: dict[str, Round]) -> Reference:
 def log_probabilities(folder: Path, num_tokens: int = 6, **wishes: Any) -> tuple[Tensor, list[int]]:
     """Of the prompt's tokens, and a greedy continuation."""
     executor, ready = start(folder, **wishes)
-    planner = Planner(executor, ready, 4)
+    planner = Planner(executor, ready, wishes.get("page_size", 4))
     row = planner.row(0, PROMPT, sampling(prompt_logprobs=0))
     planner.prefill(row, chunk=17)
     while len(row.tokens) < len(PROMPT) + num_tokens:

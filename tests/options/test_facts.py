@@ -2,7 +2,9 @@
 
 import pytest
 
+from runtime.devices.ascend.facts import FACTS as NPU
 from runtime.devices.base import DEVICES as FOLDERS
+from runtime.devices.base import Facts
 from runtime.devices.cpu.facts import FACTS as CPU
 from runtime.options.facts import DEVICES, DeviceFacts
 from runtime.options.table import by_name
@@ -13,9 +15,10 @@ def test_options_and_devices_know_the_same_devices() -> None:
     assert set(DEVICES) == set(FOLDERS) == set(device.choices or ()) - set(device.later) - {"auto"}
 
 
-def test_the_cpu_is_described_alike() -> None:
-    assert set(DEVICES["cpu"].dtypes) == set(CPU.dtypes) and (DEVICES["cpu"].graph_max_running > 0) == CPU.has_graphs
-    assert DEVICES["cpu"].schemes == CPU.schemes
+@pytest.mark.parametrize(("known", "own"), [(DEVICES["cpu"], CPU), (DEVICES["npu"], NPU)], ids=["cpu", "npu"])
+def test_devices_are_described_alike(known: DeviceFacts, own: Facts) -> None:
+    assert {*known.dtypes, *known.other_dtypes} == set(own.dtypes) and (known.graph_max_running > 0) == own.has_graphs
+    assert known.schemes == own.schemes
 
 
 @pytest.mark.parametrize("facts", DEVICES.values(), ids=list(DEVICES))

@@ -19,6 +19,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from runtime.layers.upload import to_device, upload
 from runtime.messages import StepPlan
 
 TRIANGLE = 2048  # the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
@@ -93,24 +94,24 @@ class _Seen:
 
     def table(self, page_table: Tensor) -> Tensor:
         """int32 [rows, width]"""
-        slots = torch.from_numpy(self.slots).to(page_table.device)
+        slots = to_device(self.slots, page_table.device)
         if not self.first.any():
             return page_table.index_select(0, slots)[:, : self.width].contiguous()
         columns = np.minimum(self.first[:, None] + np.arange(self.width), page_table.shape[1] - 1)
-        return page_table[slots.unsqueeze(1), torch.from_numpy(columns).to(page_table.device)]
+        return page_table[slots.unsqueeze(1), to_device(columns, page_table.device)]
 
 
 def _singles(plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray) -> Singles:
     seen, mask = _Seen(plan, rows, page_size, window), None
     if seen.begins.any():
         is_out = np.arange(seen.width * page_size) < (seen.begins - seen.first * page_size)[:, None]
-        mask = torch.from_numpy(is_out[:, None, None]).to(page_table.device)
+        mask = upload(is_out[:, None, None], page_table.device)
     return Singles(_where(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask)
 
 
 def _where(queries: np.ndarray, place: torch.device) -> slice | Tensor:
     first, last = int(queries[0]), int(queries[-1])
-    return slice(first, last + 1) if last - first + 1 == len(queries) else torch.from_numpy(queries).to(place)
+    return slice(first, last + 1) if last - first + 1 == len(queries) else to_device(queries, place)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:

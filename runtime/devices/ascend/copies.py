@@ -30,7 +30,6 @@ class AscendCopies:
                         for i, pair in enumerate(kv)]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._stream = torch.npu.Stream()
-        self._staged: list[Tensor] = []  # of loads that may still be read
 
     def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
         self._check(pages, hosts)
@@ -56,17 +55,14 @@ class AscendCopies:
                 for cache, memory in layer:
                     locked = torch.from_numpy(memory[hosts]).pin_memory().view(cache.dtype)
                     cache.index_copy_(0, index, locked.to(place, non_blocking=True))
-                    self._staged.append(locked)
                 events.append(self._stream.record_event())
         return LayersArriving(events)
 
     def finish(self) -> None:
-        if self._staged:
-            self._stream.synchronize()
-            self._staged = []
+        torch.npu.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
-        self.finish()
+        self._stream.synchronize()
 
     def _beside(self) -> torch.npu.StreamContext:
         """What follows runs on the stream of copies, after all that the main stream has been given."""

@@ -1,6 +1,5 @@
 """Ascend NPUs through torch_npu and CANN: `--device npu`."""
 
-import os
 from types import ModuleType
 
 import numpy as np
@@ -13,14 +12,10 @@ from runtime.errors import StartError
 from runtime.messages import StartRank, StepPlan
 
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
-# how kernels are queued: 1, a thread of torch_npu launches them while Python goes on
-SETTINGS = {"TASK_QUEUE_ENABLE": "1", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
 
 
 def import_npu() -> ModuleType:
     """torch_npu. Raises StartError where it is not, or does not go with torch or CANN."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
     try:
         import torch_npu
     except ModuleNotFoundError as error:
@@ -61,7 +56,7 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
     ops = AscendOps(dtype, start.page_size, place)
     check_attention(ops, dtype, start.page_size, place)
-    return Device(FACTS, place, ops, NoExperts(), AscendMemory(start.tp_size), ranks, None, start.ep_size)
+    return Device(FACTS, place, ops, NoExperts(), AscendMemory(start.tp_size), ranks, None, start.ep_size, streams=torch.npu)
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:

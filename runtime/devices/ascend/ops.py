@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from runtime.devices.ascend import attention, sampler
-from runtime.devices.base import Draw
+from runtime.devices.ascend.formats import in_tiles
+from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
+from runtime.devices.base import Draw, Quantized
 from runtime.layers.sampler import mask
 from runtime.messages import StepPlan
-
-FRACTAL_NZ = 29  # ACL_FORMAT_FRACTAL_NZ: tiles of 16 x 32 bytes, as the matrix unit reads them
-TILE = 16  # both sides of a 16-bit weight in that layout are multiples of it
 
 
 class AscendOps:
@@ -64,13 +63,13 @@ class AscendOps:
         return torch_npu.npu_swiglu(x, dim=-1)
 
     def pack_linear(self, weight: Tensor) -> Tensor:
-        """In FRACTAL_NZ where it can be: the layout that a matrix product needs no conversion from."""
-        if weight.dtype.itemsize == 2 and weight.shape[0] % TILE == 0 and weight.shape[1] % TILE == 0:
-            return torch_npu.npu_format_cast(weight, FRACTAL_NZ)
-        return weight
+        return in_tiles(weight)
 
-    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, packed, bias)
+    def pack_quantized(self, weight: Quantized) -> Int8Weight:
+        return pack_int8(weight)
+
+    def linear(self, x: Tensor, packed: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+        return multiply(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         return sampler.choose(logits, draw)

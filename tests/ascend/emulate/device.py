@@ -69,6 +69,10 @@ class HostNpu(TorchDispatchMode):
         to_device = target is not None and torch.device(target).type == "npu"
         given = leaves((args, kwargs), [])
         on_device = any(is_device(leaf) for leaf in given)
+        if (on_device or to_device) and torch.is_inference_mode_enabled():  # composites come here whole then: their parts come back to this mode
+            with self:
+                if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return found
         if (on_device or to_device) and not of.is_native:
             for watch in watchers:
                 watch(of.name, args, kwargs)
@@ -76,10 +80,6 @@ class HostNpu(TorchDispatchMode):
             if on_device and of.namespace == "c10d" and graphs.capturing() is not None:
                 graphs.record(Call(of.name, lambda: func(*args, **kwargs), ()))
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled():  # composites come here whole then: their parts come back to this mode
-            with self:
-                if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
-                    return found
         if of.is_native:
             return func(*args, **kwargs)
         if of.namespace in ("npu", "atb") and of.name not in OPERATORS:

@@ -1,0 +1,15 @@
+"""How weights lie in an NPU's memory."""
+
+import torch_npu
+from torch import Tensor
+
+FRACTAL_NZ = 29  # ACL_FORMAT_FRACTAL_NZ: tiles of 16 x 32 bytes, as the matrix unit reads them
+ROWS, ROW_BYTES = 16, 32
+
+
+def in_tiles(weight: Tensor) -> Tensor:
+    """A matrix of 16-bit or 8-bit numbers in FRACTAL_NZ, where its sides are multiples of a tile's; else as it is."""
+    rows, columns = weight.shape
+    if weight.itemsize <= 2 and rows % ROWS == 0 and columns * weight.itemsize % ROW_BYTES == 0:
+        return torch_npu.npu_format_cast(weight, FRACTAL_NZ)
+    return weight

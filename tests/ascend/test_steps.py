@@ -1,0 +1,41 @@
+"""Every operator that a rank calls in a step, in bf16, kept in tests/ascend/golden: a change of calls is seen in review."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make import make_checkpoint
+
+pytestmark = pytest.mark.ascend
+
+
+def begin(folder: Path, **wishes: Any) -> tuple[Planner, Row, Row]:
+    executor, ready = start(folder, device="npu", page_size=128, dtype="bfloat16", max_len=512, max_total_tokens=2048)
+    planner = Planner(executor, ready, 128)
+    return planner, planner.row(0, [5, 9, 100], sampling(**wishes)), planner.row(1, [7] * 200, sampling())
+
+
+def record(name: str, planner: Planner, decodes: list[Row], extends: list[tuple[Row, int]]) -> None:
+    from tests.ascend.recorder import compare, recorded
+
+    plan = planner.plan(decodes, extends)
+    with recorded() as trace:
+        planner.executor.launch(plan).result()
+    compare(name, trace.text())
+
+
+def test_qwen3(tmp_path: Path) -> None:
+    """A prompt beside a decode, then decodes, greedy."""
+    planner, short, long = begin(make_checkpoint("qwen3", tmp_path, head_dim=128))
+    planner.run([], [(short, 3)])
+    record("qwen3-mixed", planner, [short], [(long, 200)])
+    record("qwen3-decode", planner, [short, long], [])
+
+
+def test_windows_and_a_filtered_choice(tmp_path: Path) -> None:
+    planner, short, long = begin(make_checkpoint("mistral", tmp_path, sliding_window=150, num_hidden_layers=1),
+                                 temperature=0.7, top_p=0.9, top_k=20)
+    planner.run([], [(short, 3), (long, 199)])
+    record("window-decode", planner, [short], [(long, 1)])
