@@ -69,7 +69,7 @@ class HostNpu(TorchDispatchMode):
         to_device = target is not None and torch.device(target).type == "npu"
         given = leaves((args, kwargs), [])
         on_device = any(is_device(leaf) for leaf in given)
-        if (on_device or to_device) and torch.is_inference_mode_enabled():  # composites come here whole then: their parts come back to this mode
+        if (on_device or to_device) and torch.is_inference_mode_enabled():  # composites come here whole: their parts come back
             with self:
                 if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return found
