@@ -194,6 +194,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     is_embedding: bool = False  # this and the next: see models/tasks.py
     pooling: str = "auto"
     quantization: str | None = None  # --quantization
+    graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
+    graph_pads: bool = True  # a graph serves fewer sequences than it has rows
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -273,11 +275,17 @@ class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
     grammar: Grammar | None
 
 
+class Capture(Struct, frozen=True, array_like=True, tag="capture"):
+    """Capture decode steps of so many sequences, between the steps before and behind; Captured answers it."""
+
+    size: int
+
+
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Profile | Prepare | StopRank
+ToRank = StartRank | StepPlan | Capture | Profile | Prepare | StopRank
 
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 
@@ -314,6 +322,15 @@ class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
     is_start_error: bool
 
 
+class Captured(Struct, frozen=True, array_like=True, tag="captured"):
+    """What became of a Capture, on all ranks."""
+
+    size: int
+    seconds: float
+    num_bytes: int  # of the device's memory that it took
+    error: str  # why it failed; empty: it did not
+
+
 class Failing(StrEnum):
     """What only its own request fails of."""
 
@@ -347,4 +364,4 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     hidden: np.ndarray | None = None  # float32: hidden states behind the last norm, of the tokens that the plan wants them of
 
 
-FromRank = LoadProgress | RankReady | RankFailed | StepResult
+FromRank = LoadProgress | RankReady | RankFailed | Captured | StepResult

@@ -23,7 +23,7 @@ from msgspec import Struct
 from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
 from runtime.errors import StartError
-from runtime.messages import Profile, RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.schemes import Scheme
 from runtime.models.sparse import Routing
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+ANY_K = 1 << 30
 Progress = Callable[[str, float], None]  # phase name, fraction done
 
 # device name -> module with `executor(rank: int) -> Executor`
@@ -65,6 +66,10 @@ class Executor(Protocol):
         """Hands one step to the device, behind those launched before."""
         ...
 
+    def capture(self, size: int) -> Captured:
+        """Captures decode steps of so many sequences. Every rank is asked for the same sizes between the same steps."""
+        ...
+
     def profile(self, wish: Profile) -> None:
         """Records from now on, in place of what was recorded before; without a folder it writes what was recorded, if anything was."""
         ...
@@ -90,6 +95,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]  # that it computes in
     has_graphs: bool
     schemes: tuple[str, ...] = ()  # of quantised weights that it multiplies by, of SCHEMES in models/schemes.py
+    draws_in_graphs: bool = False  # whether Ops.sample can be captured: it launches the same work whatever the rows wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class Draw:
     top_k: "Tensor"  # int64; 0: all
     min_p: "Tensor"  # float32
     uniform: "Tensor"  # float64 in [0, 1): the row's random number
-    largest_k: int = 1 << 30  # of the rows' top_k, as the host knows them; so many at most, 0: no row has one
+    largest_k: int = ANY_K  # of the rows' top_k, as the host knows them; so many at most, 0: no row has one
     has_top_p: bool = True  # False: no row has one
 
 
@@ -146,6 +152,12 @@ class Ops(Protocol):
     def plan_attention(self, plan: StepPlan, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
         """Once a step. `page_tables`: int32 [pools, max_slots, pages], the first of layers that see everything, the last of
         those with a window, whose rows before it may hold anything; `windows`: the layers' sliding windows, 0 for none."""
+        ...
+
+    def plan_decodes(self, slots: "Tensor", lengths: "Tensor", page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
+        """As `plan_attention`, for decode rows whose slots and lengths (the step's token included) are on the device, int64 [R]: it is
+        captured, so it may read their values there alone, and must hold for any lengths that come later. What an operator
+        wants to know of lengths on the host, the device's Graphs give it at each replay."""
         ...
 
     def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, window: int) -> "Tensor":
@@ -338,11 +350,23 @@ class Collectives(Protocol):
 
 
 class Graphs(Protocol):
-    """Capture and replay of a step of fixed shapes, on devices that can."""
+    """Capture and replay of what a function launches, on devices that can. devices/decoding.py says what is captured.
 
-    def capture(self, body: Callable[[], None]) -> Any: ...
+    All graphs of a rank share one pool of memory: they are replayed one after the other, in the order of the device's other work, and
+    what outlives a replay is in tensors from outside. A tensor that a body makes lives at the same place in each replay.
+    """
 
-    def replay(self, graph: Any) -> None: ...
+    def capture(self, body: Callable[[], None]) -> Any:
+        """The graph of what `body` launches; it has run once before, and may run or not run now: it then computes rows of padding.
+
+        Raises RuntimeError when it cannot be captured or there is no memory for it; the device must go on as if nothing had been tried.
+        """
+        ...
+
+    def replay(self, graph: Any, lengths: "np.ndarray | tuple[()]") -> None:
+        """Launches it again. `lengths`, int32 [size]: of each row with this step's token, 1 for padding, for operators that take
+        them from the host; empty where the graph attends to nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
+from runtime.devices.decoding import DecodeGraphs
 from runtime.devices.transfers import Direct, Fetched, Streamed, Transfers
 from runtime.layers.rows import plan_picks, plan_rows
 from runtime.layers.sampler import Logprobs, clean, logprobs
@@ -89,6 +90,7 @@ class Loaded:
         self.copies = copies
         self.pooling = pooling
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
+        self.graphs: DecodeGraphs | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
         self.ended_s = 0.0  # when the latest result had come
 
@@ -97,6 +99,12 @@ class Loaded:
         if plan.admits:
             self.settle()
         arrivals = None if plan.moves is None else self.move(plan.moves)
+        size = None if self.graphs is None else self.graphs.size_for(plan)
+        if self.graphs is not None and size is not None:
+            hidden = self.graphs.forward(size, plan)
+            shown = self.shown(plan, hidden)
+            tokens = self.graphs.choose(size, plan)
+            return self.report(plan, *(self.sample(plan, hidden) if tokens is None else (tokens, None)), [], shown, begin)
         self.slots.update(plan)
         if len(plan.slots) == 0:
             return self.finish_moves(plan, begin)
@@ -104,17 +112,21 @@ class Loaded:
         if self.pooling is not None:
             return self.pool(plan, hidden, self.pooling, begin)
         prompt = list(self.prompt_logprobs(plan, hidden))
-        shown = [] if plan.shown is None else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.place)))]
+        shown = self.shown(plan, hidden)
         tokens, found = self.sample(plan, hidden)
-        if plan.moves is not None and self.copies is not None:
-            self.copies.finish()
-        if self.device.collectives.rank != 0:
-            return Unreported()
         return self.report(plan, tokens, found, prompt, shown, begin)
+
+    def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
+        """Hidden states that somebody wants to see."""
+        return [] if plan.shown is None else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.place)))]
 
     def report(self, plan: StepPlan, tokens: Tensor, found: Logprobs | None, prompt: list[PromptRow], shown: list[Tensor],
                begin: float) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
+        if plan.moves is not None and self.copies is not None:
+            self.copies.finish()
+        if self.device.collectives.rank != 0:
+            return Unreported()
         tensors = [tokens.int(), *shown]  # a copy: the next step may write to `tokens`
         for logs in (*(row.found for row in prompt), *(() if found is None else (found,))):
             tensors += logs.chosen, logs.top_ids, logs.top
@@ -131,6 +143,12 @@ class Loaded:
         launched = Launched(self.transfers.fetch(tensors), finish)
         self.unsettled = launched if follows else None
         return launched
+
+    def open_graphs(self, sizes: list[int], *, pads: bool) -> None:
+        """Decode steps of these numbers of sequences can be captured, where the device has graphs and the model decodes."""
+        if sizes and self.device.graphs is not None and self.kv and self.pooling is None:
+            self.graphs = DecodeGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
+                                       self.transfers, sizes, pads=pads)
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where somebody must be told them."""

@@ -20,7 +20,7 @@ from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
 from runtime.layers.slots import Slots
-from runtime.messages import Profile, RankReady, StartRank, StepPlan
+from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan
 from runtime.models.config import read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
@@ -70,6 +70,7 @@ class Runner:
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
         self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
+        self.loaded.open_graphs(start.graph_sizes, pads=start.graph_pads)
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
@@ -91,6 +92,13 @@ class Runner:
         assert self.loaded is not None, "a step before start"
         with torch.inference_mode():
             return self.loaded.launch(plan)
+
+    def capture(self, size: int) -> Captured:
+        assert self.loaded is not None, "a capture before start"
+        if self.loaded.graphs is None:
+            return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model")
+        with torch.inference_mode():
+            return self.loaded.graphs.capture(size)
 
     def prepare(self, grammar: Grammar | None) -> None:
         assert self.loaded is not None, "a grammar before start"

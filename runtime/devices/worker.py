@@ -25,7 +25,7 @@ from typing import NoReturn
 from runtime.devices.base import Executor, Pending, open_device
 from runtime.devices.ring import Reader, RingFds, Writer
 from runtime.errors import RingError, StartError
-from runtime.messages import FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
+from runtime.messages import Capture, FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
 from runtime.wire import Wire
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -85,7 +85,10 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(), StepPlan | Profile | Prepare):
+            while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare):
+                if isinstance(plan, Capture):
+                    self._capture(executor, plan.size)
+                    continue
                 if isinstance(plan, Prepare):
                     executor.prepare(plan.grammar)
                     continue
@@ -116,6 +119,11 @@ class Rank:
         if self._profile_until == plan.step:
             self._profile(executor, Profile())
         self._last_step = plan.step
+
+    def _capture(self, executor: Executor, size: int) -> None:
+        captured = executor.capture(size)
+        if self._rank == 0:
+            self._send(captured)
 
     def _report(self, step: Pending) -> None:
         if (result := step.result()) is not None:

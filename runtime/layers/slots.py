@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Draw, Ops
-from runtime.layers.adjust import Adjuster
+from runtime.devices.base import ANY_K, Draw, Ops
+from runtime.layers.adjust import Adjuster, has_penalties
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
@@ -24,16 +24,18 @@ class Slots:
                  guides: Guides | None = None, processors: Processors | None = None) -> None:
         self.place = place
         self.vocab_size = vocab_size
-        self.page_tables = torch.zeros(num_pools, max_slots, max_pages, dtype=torch.int32, device=place)
-        self.last_token = torch.zeros(max_slots, dtype=torch.int64, device=place)
-        self.floats = torch.ones(max_slots, 3, device=place)  # temperature, top_p, min_p
-        self.ints = torch.zeros(max_slots, 2, dtype=torch.int64, device=place)  # seed, top_k
+        self.padding = max_slots  # a slot more, which no sequence has: of the padding rows of captured steps
+        self.page_tables = torch.zeros(num_pools, max_slots + 1, max_pages, dtype=torch.int32, device=place)
+        self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=place)
+        self.floats = torch.ones(max_slots + 1, 3, device=place)  # temperature, top_p, min_p
+        self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=place)  # seed, top_k
         self.adjuster = Adjuster(vocab_size, place)
         self.guides = guides or Guides(None, vocab_size)
         self.processors = processors or Processors([])
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_k = np.zeros(max_slots, dtype=np.int64)
         self.has_top_p = np.zeros(max_slots, dtype=bool)
+        self.is_plain = np.ones(max_slots, dtype=bool)  # nothing is wanted but a token, of logits as they are; the same on all ranks
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
@@ -60,6 +62,7 @@ class Slots:
             self.is_random[admit.slot] = sampling.temperature > 0
             self.top_k[admit.slot] = sampling.top_k if sampling.top_k < self.vocab_size else 0
             self.has_top_p[admit.slot] = sampling.top_p < 1
+            self.is_plain[admit.slot] = is_plain(admit)
             self.picks.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
             self.top_logprobs[admit.slot] = sampling.top_logprobs
@@ -103,7 +106,9 @@ class Slots:
         if self.guides.slots:
             adjusted = self._guide(ops, adjusted, names, is_own=width < 0 or adjusted is not logits)
         if self.is_random[slots].any():
-            tokens = ops.sample(adjusted, self._draw(slots, lengths))
+            draw = self.draw(to_device(slots, self.place), to_device(lengths, self.place), int(self.top_k[slots].max()),
+                             bool(self.has_top_p[slots].any()))
+            tokens = ops.sample(adjusted, draw)
         else:
             tokens = adjusted.argmax(dim=1)
         self.adjuster.add(names, tokens)
@@ -123,9 +128,16 @@ class Slots:
             ops.mask(logits, torch.tensor(places, device=self.place), torch.from_numpy(bits).to(self.place))
         return logits
 
-    def _draw(self, slots: np.ndarray, lengths: np.ndarray) -> Draw:
-        index = to_device(slots, self.place)
-        temperature, top_p, min_p = self.floats[index].unbind(1)
-        seed, top_k = self.ints[index].unbind(1)
-        return Draw(temperature, top_p, top_k, min_p, uniform(seed, to_device(lengths, self.place)), int(self.top_k[slots].max()),
-                    bool(self.has_top_p[slots].any()))
+    def draw(self, slots: Tensor, lengths: Tensor, largest_k: int = ANY_K, has_top_p: bool = True) -> Draw:
+        """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N] each. The last two are what the
+        host knows of these slots; a graph holds for any."""
+        temperature, top_p, min_p = self.floats[slots].unbind(1)
+        seed, top_k = self.ints[slots].unbind(1)
+        return Draw(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)
+
+
+def is_plain(admit: Admit) -> bool:
+    """Whether a sequence's tokens are chosen from logits as the model gives them, and nobody wants to know more than the tokens."""
+    sampling = admit.sampling
+    return not (admit.guide or sampling.processor or sampling.bias_ids or sampling.top_logprobs >= 0 or has_penalties(sampling)
+                or (sampling.stop_ids and sampling.min_len > 0))

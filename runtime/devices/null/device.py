@@ -28,7 +28,7 @@ from runtime.constraint import Grammar
 from runtime.devices.base import Progress
 from runtime.devices.host import open_host
 from runtime.errors import StartError
-from runtime.messages import Admit, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.messages import Admit, Captured, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
 HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time
@@ -113,6 +113,10 @@ class NullExecutor:
             self._free_s = max(begin_s, self._free_s) + duration_s
             result = result and msgspec.structs.replace(result, compute_s=duration_s)
         return Timed(result, self._free_s)
+
+    def capture(self, size: int) -> Captured:
+        """Nothing is launched here, so nothing is left to do."""
+        return Captured(size, 0.0, 0, "")
 
     def prepare(self, grammar: Grammar | None) -> None:
         """Nothing here keeps to a grammar; nobody is promised that it does (--grammar-backend is none)."""

@@ -28,12 +28,12 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run_ranks(size: int, folders: list[Path], meeting: Path, ep_size: int = 1) -> list[list[dict[str, Any]]]:
+def run_ranks(size: int, folders: list[Path], meeting: Path, ep_size: int = 1, device: str = "cpu") -> list[list[dict[str, Any]]]:
     """What each rank printed, one entry per model; two ranks first try each collective."""
-    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{ep_size}-{i}"))]
+    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{ep_size}-{device}-{i}"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "tests.devices.cpu.tp_rank"]
-    own = [str(size), str(ep_size), str(meeting / f"methods-{ep_size}")]
+    own = [str(size), str(ep_size), device, str(meeting / f"methods-{ep_size}-{device}")]
     ranks = [subprocess.Popen([*program, str(rank), *own, *pairs], env=environment, text=True,
                               stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) for rank in range(size)]
     outputs = [rank.communicate()[0] for rank in ranks]
@@ -61,6 +61,13 @@ def test_experts_are_spread_and_split(tmp_path: Path) -> None:
             assert others[0]["tokens"] == one["tokens"] and others[0]["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
             assert all(rank["last"] == one["last"] and rank["bytes"] == others[0]["bytes"] for rank in others)
             assert others[0]["bytes"] < (0.8 if size == 2 else 0.6) * one["bytes"]
+
+
+def test_two_ranks_with_graphs_equal_one_without(tmp_path: Path) -> None:
+    folders = [make_checkpoint(family, tmp_path / family) for family in ("llama", "qwen3_moe")]
+    (alone,), pair = run_ranks(1, folders, tmp_path), run_ranks(2, folders, tmp_path, 2, "taped")
+    for one, *others in zip(alone, *pair, strict=True):
+        assert others[0]["tokens"] == one["tokens"] and others[0]["last"] == others[1]["last"] == one["last"]
 
 
 def test_alone() -> None:

@@ -1,6 +1,6 @@
 """One rank of a tensor-parallel pair, run as a process by test_collectives.py: plans the same steps on every rank.
 
-Arguments: rank, number of ranks, in how many groups whole experts are spread over them, a rendezvous file for the collectives
+Arguments: rank, number of ranks, in how many groups whole experts are spread over them, the device, a rendezvous file for the collectives
 alone, then a model folder and a rendezvous file for each model. Prints a JSON line per model:
 tokens as far as this rank knows them, and its own weights' bytes.
 """
@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from runtime.devices import base
 from runtime.devices.cpu.collectives import Gloo
 from tests.devices.drive import Planner, sampling, start
 
@@ -31,18 +32,24 @@ def exchange(rank: int, rendezvous: str) -> None:
 
 def main() -> None:
     rank, size, ep_size = (int(word) for word in sys.argv[1:4])
+    device = sys.argv[4]
+    base.DEVICES["taped"] = "tests.devices.taped"
     if size == 2:
-        exchange(rank, sys.argv[4])
-    for folder, rendezvous in zip(sys.argv[5::2], sys.argv[6::2], strict=True):
-        executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous)
+        exchange(rank, sys.argv[5])
+    for folder, rendezvous in zip(sys.argv[6::2], sys.argv[7::2], strict=True):
+        executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
+                                graph_sizes=[] if device == "cpu" else [2, 4])
         planner = Planner(executor, ready, 4)
         random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
         wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
         rows = [planner.row(slot, prompt, wish) for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))]
         for i, row in enumerate(rows):
             planner.run(rows[:i], [(row, row.prompt_len)])
-        for _ in range(16):
-            planner.run(rows, [])
+        for batch in (rows, rows[:1]):
+            for _ in range(8):
+                planner.run(batch, [])
+        if device == "taped":
+            assert executor.tapes.replays == 8 + 2 * 8, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
         last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
         probabilities = [round(result[1], 3) for result in rows[1].results]
         print(json.dumps({"tokens": [row.tokens for row in rows], "last": last, "bytes": ready.weights_bytes, "logprobs": probabilities}))

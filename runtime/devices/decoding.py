@@ -1,0 +1,194 @@
+"""Decode steps as graphs: captured once for a number of sequences, replayed with one copy to the device and no other work of the host.
+
+    what a step needs                              where it runs
+    page updates, embedding, layers                the forward graph, from static inputs to static hidden states
+    head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
+    head, draw, last tokens                        the random graph, when all are plain and some random (devices that can capture a draw)
+    head, then log probabilities, penalties,       launched one by one behind the forward graph (Loaded.sample)
+      biases, bans, processors, grammars
+    prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
+      encoders, states, models that pool
+
+Inputs are what a plan says, packed into one array: slots, positions and page updates, int32 [2 + 3 * pools, size]. Everything else
+is device state that slots keep. Rows up to the size are padding: they belong to a slot that no sequence has, whose pages are the padding
+page, so they write there, and the token that they choose is nobody's.
+
+All ranks of a model must take the same way for the same plan, or their collectives would not meet: whatever decides here is a function
+of plans and of what was captured, and a capture counts only when it came off on every rank.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime import log
+from runtime.devices.base import Batch, Device, Graphs
+from runtime.devices.transfers import Transfers
+from runtime.layers.sampler import clean
+from runtime.layers.slots import Slots
+from runtime.messages import Captured, StepPlan
+
+FEW = 8  # rows that may be padding whatever the number of sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The graphs of one size."""
+
+    forward: Any
+    greedy: Any
+    random: Any  # None: this device draws outside
+
+
+class DecodeGraphs:
+    """The graphs of a rank, and the static tensors that they read and write."""
+
+    def __init__(self, device: Device, graphs: Graphs, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
+                 windows: tuple[int, ...], transfers: Transfers, sizes: Sequence[int], *, pads: bool) -> None:
+        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences."""
+        self.device = device
+        self.graphs = graphs
+        self.model = model
+        self.slots = slots
+        self.kv = kv
+        self.page_size = page_size
+        self.windows = windows
+        self.transfers = transfers
+        self.pads = pads
+        self.recorded: dict[int, Recorded] = {}
+        self.ready: list[int] = []  # the sizes in it, rising
+        self.largest = max(sizes)
+        self.width = 2 + 3 * len(slots.page_tables)
+        self.packed = torch.zeros(self.width * self.largest, dtype=torch.int32, device=device.place)
+        self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.place)
+        self.hidden: Tensor | None = None  # [largest, hidden], from the first capture on
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def size_for(self, plan: StepPlan) -> int | None:
+        """The size whose forward graph computes this plan; None: it must be launched one by one."""
+        count = plan.num_decodes
+        if not self.ready or count == 0 or count != len(plan.slots) or plan.admits or plan.states is not None:
+            return None
+        at = bisect_left(self.ready, count)
+        if at == len(self.ready):
+            return None
+        size = self.ready[at]
+        if size > (max(2 * count, FEW) if self.pads else count) or not plan.samples.all():
+            return None
+        if plan.moves is not None and len(plan.moves.load_pages):
+            return None
+        updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
+        return size if updates <= size else None
+
+    def forward(self, size: int, plan: StepPlan) -> Tensor:
+        """Hidden states of the plan's rows, which the next step overwrites."""
+        assert self.hidden is not None
+        count = len(plan.slots)
+        packed = self.blank(size)
+        packed[0, :count] = plan.slots
+        packed[1, :count] = plan.starts
+        packed[2, : len(plan.page_ids)], packed[3, : len(plan.page_ids)], packed[4, : len(plan.page_ids)] = (
+            plan.page_slots, plan.page_rows, plan.page_ids)
+        if plan.window is not None:
+            places = slice(len(plan.window.ids))
+            packed[5, places], packed[6, places], packed[7, places] = plan.window.slots, plan.window.rows, plan.window.ids
+        self.transfers.upload(packed.ravel(), self.packed[: self.width * size])
+        self.graphs.replay(self.recorded[size].forward, packed[1] + 1)
+        return self.hidden[:count]
+
+    def choose(self, size: int, plan: StepPlan) -> Tensor | None:
+        """Tokens behind the forward graph, int64 [rows]; None: they must be chosen outside. The next step overwrites them."""
+        if not self.slots.is_plain[plan.slots].all():
+            return None
+        recorded = self.recorded[size]
+        graph = recorded.random if self.slots.is_random[plan.slots].any() else recorded.greedy
+        if graph is None:
+            return None
+        self.graphs.replay(graph, ())
+        return self.tokens[: len(plan.slots)]
+
+    # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def capture(self, size: int) -> Captured:
+        """Graphs of one more size. One that cannot be captured leaves everything as it was."""
+        begin, free_bytes = perf_counter(), self.device.memory.free_bytes()
+        error = ""
+        self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
+        try:
+            recorded = self.record(size)
+        except RuntimeError as failure:  # out of memory is one
+            log.get("graphs").exception("a decode step could not be captured", size=size, exc_info=True)
+            error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
+        failed = torch.tensor([float(bool(error))], device=self.device.place)
+        if self.device.collectives.all_reduce(failed).item():
+            error = error or "another rank could not"
+        else:
+            self.recorded[size] = recorded
+            self.ready = sorted(self.recorded)
+        return Captured(size, perf_counter() - begin, max(0, free_bytes - self.device.memory.free_bytes()), error)
+
+    def record(self, size: int) -> Recorded:
+        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so."""
+        draws = self.device.facts.draws_in_graphs
+        bodies: list[Callable[[], None]] = [lambda: self.step(size), lambda: self.pick(size, is_random=False)]
+        if draws:
+            bodies.append(lambda: self.pick(size, is_random=True))
+        graphs = []
+        for body in bodies:
+            body()
+            graphs.append(self.graphs.capture(body))
+        return Recorded(graphs[0], graphs[1], graphs[2] if draws else None)
+
+    def blank(self, size: int) -> np.ndarray:
+        """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which it is already."""
+        packed = np.zeros((self.width, size), np.int32)
+        packed[0] = packed[2::3] = self.slots.padding
+        return packed
+
+    # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, size: int) -> None:
+        """From packed inputs to hidden states. Reads nothing on the host but `size`."""
+        rows = self.inputs(size)
+        slots, positions = rows[0], rows[1]
+        tables = self.slots.page_tables
+        for pool, table in enumerate(tables):
+            at, row, ids = rows[2 + 3 * pool : 5 + 3 * pool]
+            table.index_put_((at, row), ids.int())
+        hidden = self.model.forward(decode_batch(self.device, self.slots, self.kv, self.page_size, self.windows, slots, positions))
+        if self.hidden is None:
+            self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        self.hidden[:size].copy_(hidden)
+
+    def pick(self, size: int, *, is_random: bool) -> None:
+        """From hidden states to tokens, which become their slots' last ones."""
+        assert self.hidden is not None
+        rows = self.inputs(size)
+        logits = self.model.logits(self.hidden[:size])
+        tokens = self.tokens[:size]
+        if self.device.collectives.rank == 0:
+            clean(logits)
+            draw = self.slots.draw(rows[0], rows[1] + 1) if is_random else None
+            tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
+        self.device.collectives.broadcast(tokens)
+        self.slots.last_token.index_put_((rows[0],), tokens)
+
+    def inputs(self, size: int) -> Tensor:
+        """int64 [2 + 3 * pools, size]"""
+        return self.packed[: self.width * size].view(self.width, size).long()
+
+
+def decode_batch(device: Device, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int, windows: tuple[int, ...],
+                 rows: Tensor, positions: Tensor) -> Batch:
+    """One new token in each of the slots `rows`, made of nothing but tensors: int64 [R] each."""
+    pages = slots.page_tables[:, rows, positions // page_size].long()
+    locations = (pages * page_size + positions % page_size).unbind()
+    attention = device.ops.plan_decodes(rows, positions + 1, slots.page_tables, page_size, windows)
+    return Batch(slots.last_token[rows], positions, locations, kv, attention)
