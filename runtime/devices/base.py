@@ -154,12 +154,6 @@ class Ops(Protocol):
         those with a window, whose rows before it may hold anything; `windows`: the layers' sliding windows, 0 for none."""
         ...
 
-    def plan_decodes(self, slots: "Tensor", lengths: "Tensor", page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
-        """As `plan_attention`, for decode rows whose slots and lengths (the step's token included) are on the device, int64 [R]: it is
-        captured, so it may read their values there alone, and must hold for any lengths that come later. What an operator
-        wants to know of lengths on the host, the device's Graphs give it at each replay."""
-        ...
-
     def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, window: int) -> "Tensor":
         """Causal attention of q [T, H, D] over the pages, where the step's own keys already are; scale 1/sqrt(D).
 
@@ -355,6 +349,11 @@ class Graphs(Protocol):
     All graphs of a rank share one pool of memory: they are replayed one after the other, in the order of the device's other work, and
     what outlives a replay is in tensors from outside. A tensor that a body makes lives at the same place in each replay.
     """
+
+    def plan_decodes(self, slots: "Tensor", lengths: "Tensor", page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
+        """As Ops.plan_attention, for decode rows whose slots and lengths (the step's token included) are on the device, int64 [R]. Called
+        in captured bodies: it may read their values on the device alone, and must hold for any lengths that come later."""
+        ...
 
     def capture(self, body: Callable[[], None]) -> Any:
         """The graph of what `body` launches; it has run once before, and may run or not run now: it then computes rows of padding.

@@ -162,7 +162,10 @@ class DecodeGraphs:
         for pool, table in enumerate(tables):
             at, row, ids = rows[2 + 3 * pool : 5 + 3 * pool]
             table.index_put_((at, row), ids.int())
-        hidden = self.model.forward(decode_batch(self.device, self.slots, self.kv, self.page_size, self.windows, slots, positions))
+        pages = tables[:, slots, positions // self.page_size].long()
+        locations = (pages * self.page_size + positions % self.page_size).unbind()
+        attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
+        hidden = self.model.forward(Batch(self.slots.last_token[slots], positions, locations, self.kv, attention))
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
@@ -183,12 +186,3 @@ class DecodeGraphs:
     def inputs(self, size: int) -> Tensor:
         """int64 [2 + 3 * pools, size]"""
         return self.packed[: self.width * size].view(self.width, size).long()
-
-
-def decode_batch(device: Device, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int, windows: tuple[int, ...],
-                 rows: Tensor, positions: Tensor) -> Batch:
-    """One new token in each of the slots `rows`, made of nothing but tensors: int64 [R] each."""
-    pages = slots.page_tables[:, rows, positions // page_size].long()
-    locations = (pages * page_size + positions % page_size).unbind()
-    attention = device.ops.plan_decodes(rows, positions + 1, slots.page_tables, page_size, windows)
-    return Batch(slots.last_token[rows], positions, locations, kv, attention)

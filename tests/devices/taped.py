@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.devices.base import Device, Facts
+from runtime.devices.cpu.attention import AttentionPlan, DecodeGroup
+from runtime.devices.cpu.attention import _locations as locations
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
@@ -90,6 +92,20 @@ class Tapes:
         self.lengths: list[np.ndarray] = []  # of all replays that brought some
         self.replays = 0
         self.fails_at: int | None = None  # captures from now on until one fails
+
+    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+        """Of tensors alone: every row sees all of its page table through a mask."""
+        decodes = {}
+        for window in windows:
+            table = page_tables[-1 if window else 0]
+            gather = locations(table, slots, torch.zeros_like(slots), table.shape[1], page_size)
+            positions, ends = torch.arange(gather.shape[1]), lengths.unsqueeze(1)
+            is_seen = positions < ends
+            if window:
+                is_seen = is_seen & (positions >= ends - window)
+            mask = torch.zeros(is_seen.shape, dtype=torch.float32).masked_fill_(~is_seen, -torch.inf)
+            decodes[window] = [DecodeGroup(None, len(slots), torch.where(is_seen, gather, 0).flatten(), mask[:, None, None])]
+        return AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {})
 
     def capture(self, body: Callable[[], None]) -> Tape:
         if self.fails_at is not None:

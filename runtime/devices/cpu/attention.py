@@ -90,22 +90,6 @@ def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: in
     return groups
 
 
-def plan_decodes(slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...],
-                 dtype: torch.dtype) -> AttentionPlan:
-    """Of tensors alone: every row sees all of its page table through a mask."""
-    decodes = {}
-    for window in windows:
-        table = page_tables[-1 if window else 0]
-        gather = _locations(table, slots, torch.zeros_like(slots), table.shape[1], page_size)
-        positions, ends = torch.arange(gather.shape[1]), lengths.unsqueeze(1)
-        is_seen = positions < ends
-        if window:
-            is_seen = is_seen & (positions >= ends - window)
-        mask = torch.zeros(is_seen.shape, dtype=dtype).masked_fill_(~is_seen, -torch.inf)
-        decodes[window] = [DecodeGroup(None, len(slots), torch.where(is_seen, gather, 0).flatten(), mask[:, None, None])]
-    return AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {})
-
-
 def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
     """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS; places, ascending."""
     sizes = np.ceil(np.log2(num_pages)).astype(np.int64)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from runtime.devices.base import Draw, Quantized
-from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention, plan_decodes
+from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
 from runtime.devices.cpu.latent import Up, attend_latents
 from runtime.devices.cpu.narrow import store_as
 from runtime.devices.cpu.quantized import multiply
@@ -26,9 +26,6 @@ class CpuOps:
 
     def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
         return plan_attention(plan, page_tables, page_size, windows, self.dtype)
-
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
-        return plan_decodes(slots, lengths, page_tables, page_size, windows, self.dtype)
 
     def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
         return attend(q, k_cache, v_cache, plan, window)
