@@ -1,8 +1,8 @@
 """Builds the libraries that torch_npu needs from CANN, for a machine without it: `build()` gives the folder.
 
 Every symbol that the wheel's own libraries need and that neither torch, libc nor the wheel defines must come from CANN or NNAL (about 190).
-runtime.c and hccl.c implement, in host memory, those that matter; an assembly stub that returns 0 stands for each of the others, so a name
-that a newer wheel adds cannot break the import. The operator library gets a stub for each aclnn name that the wheel mentions.
+The C files implement, in host memory, those that matter; an assembly stub that returns 0 stands for each of the others, so a name that a
+newer wheel adds cannot break the import. The operator library gets a stub for each aclnn name that the wheel mentions.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-SOURCES = ("runtime.c", "hccl.c")
+SOURCES = ("runtime.c", "streams.c", "hccl.c")
 CORE = "ascendcl"  # holds every symbol; the others link to it
 LINKED = ("hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "fmk_parser", "ascend_protobuf", "atb")
 OPENED = ("nnopbase",)  # opened by name when first needed

@@ -16,13 +16,15 @@
 #include <unistd.h>
 
 extern void cann_trace(const char *, ...);
+extern int sim_drain(void *stream);              /* what is before a collective on its stream is done before it */
 #define OK 0
 #define E_PARA 1
 #define E_TIMEOUT 9
 #define BOX (1 << 20)
 typedef struct { atomic_int full; uint32_t n; char data[BOX]; } box;
 typedef struct { atomic_int ready, left; pthread_barrier_t bar; uint64_t counts[64][64]; } head;
-typedef struct { uint32_t n, rank; size_t slot, bytes; head *h; char *slots; box *boxes; char name[64]; } comm;
+typedef struct comm { struct comm *next; uint32_t n, rank; size_t slot, bytes; head *h; char *slots; box *boxes; char name[64]; } comm;
+static comm *g_comms;
 
 static const size_t width[] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2, 16, 0, 1, 1, 1, 1};
 static size_t wide(int dt) { return dt >= 0 && dt < 18 ? width[dt] : 0; }
@@ -74,17 +76,22 @@ int HcclCommInitRootInfo(uint32_t n, const void *info, uint32_t rank, void **out
     meet(c);
     if (rank == 0) shm_unlink(c->name);                    /* everyone has it mapped */
     cann_trace("hccl comm size=%u rank=%u", n, rank);
+    c->next = g_comms; g_comms = c;
     *out = c; return OK;
 }
 int HcclCommInitRootInfoConfig(uint32_t n, const void *i, uint32_t r, const void *cfg, void **c) { (void)cfg; return HcclCommInitRootInfo(n, i, r, c); }
-int HcclCommDestroy(void *p) { comm *c = p; munmap(c->h, c->bytes); free(c); return OK; }
+int HcclCommDestroy(void *p) {
+    comm *c = p;
+    for (comm **x = &g_comms; *x; x = &(*x)->next) if (*x == c) { *x = c->next; break; }
+    munmap(c->h, c->bytes); free(c); return OK;
+}
 int HcclGetCommName(void *p, char *n) { snprintf(n, 128, "%s", ((comm *)p)->name); return OK; }
 int HcclGetCommAsyncError(void *p, int *e) { (void)p; *e = 0; return OK; }
 uint32_t HcclGetCommConfigCapability(void) { return 0; }
-int HcclBarrier(void *p, void *s) { (void)s; meet(p); return OK; }
+int HcclBarrier(void *p, void *s) { sim_drain(s); meet(p); return OK; }
 
 int HcclAllReduce(void *src, void *dst, uint64_t n, int dt, int op, void *p, void *s) {
-    comm *c = p; size_t w = wide(dt), step; int rc = OK; (void)s;
+    comm *c = p; size_t w = wide(dt), step; int rc = OK; sim_drain(s);
     if (!w) return E_PARA;
     cann_trace("HcclAllReduce n=%lu dtype=%d", (unsigned long)n, dt);
     for (uint64_t at = 0; at < n; at += step) {
@@ -103,7 +110,7 @@ int HcclReduce(void *src, void *dst, uint64_t n, int dt, int op, uint32_t root, 
     return rc;
 }
 int HcclAllGather(void *src, void *dst, uint64_t n, int dt, void *p, void *s) {
-    comm *c = p; size_t w = wide(dt), step; (void)s;
+    comm *c = p; size_t w = wide(dt), step; sim_drain(s);
     if (!w) return E_PARA;
     cann_trace("HcclAllGather n=%lu dtype=%d", (unsigned long)n, dt);
     for (uint64_t at = 0; at < n; at += step) {
@@ -115,7 +122,7 @@ int HcclAllGather(void *src, void *dst, uint64_t n, int dt, void *p, void *s) {
     return OK;
 }
 int HcclReduceScatter(void *src, void *dst, uint64_t n, int dt, int op, void *p, void *s) {
-    comm *c = p; size_t w = wide(dt), step; int rc = OK; (void)s;
+    comm *c = p; size_t w = wide(dt), step; int rc = OK; sim_drain(s);
     if (!w) return E_PARA;
     for (uint64_t at = 0; at < n; at += step) {
         step = c->slot / w / c->n; if (step > n - at) step = n - at;
@@ -127,7 +134,7 @@ int HcclReduceScatter(void *src, void *dst, uint64_t n, int dt, int op, void *p,
     return rc;
 }
 int HcclBroadcast(void *buf, uint64_t n, int dt, uint32_t root, void *p, void *s) {
-    comm *c = p; size_t all = n * wide(dt), step; (void)s;
+    comm *c = p; size_t all = n * wide(dt), step; sim_drain(s);
     for (size_t at = 0; at < all; at += step) {
         step = c->slot < all - at ? c->slot : all - at;
         if (c->rank == root) memcpy(slot(c, root), (char *)buf + at, step);
@@ -138,7 +145,7 @@ int HcclBroadcast(void *buf, uint64_t n, int dt, uint32_t root, void *p, void *s
     return OK;
 }
 int HcclScatter(void *src, void *dst, uint64_t n, int dt, uint32_t root, void *p, void *s) {
-    comm *c = p; size_t b = n * wide(dt); (void)s;
+    comm *c = p; size_t b = n * wide(dt); sim_drain(s);
     if (b > c->slot) return E_PARA;
     if (c->rank == root) for (uint32_t r = 0; r < c->n; r++) memcpy(slot(c, r), (char *)src + r * b, b);
     meet(c); memcpy(dst, slot(c, c->rank), b); meet(c);
@@ -165,18 +172,18 @@ static int exchange(comm *c, const char *src, const uint64_t *sn, const uint64_t
     return rc;
 }
 int HcclAlltoAllV(const void *s, const void *sn, const void *sd, int st, const void *d, const void *rn, const void *rd, int rt, void *p, void *q) {
-    (void)q; return exchange(p, s, sn, sd, wide(st), (char *)d, rn, rd, wide(rt));
+    sim_drain(q); return exchange(p, s, sn, sd, wide(st), (char *)d, rn, rd, wide(rt));
 }
 int HcclAlltoAllVC(const void *s, const void *matrix, int st, const void *d, int rt, void *p, void *q) {
-    comm *c = p; (void)q; (void)rt;
+    comm *c = p; (void)rt; sim_drain(q);
     return exchange(c, s, (const uint64_t *)matrix + (size_t)c->rank * c->n, 0, wide(st), (char *)d, 0, 0, wide(st));
 }
 int HcclAlltoAll(const void *s, uint64_t n, int st, const void *d, uint64_t m, int rt, void *p, void *q) {
     uint64_t a[64], b[64]; for (int i = 0; i < 64; i++) { a[i] = n; b[i] = m; }
-    (void)q; return exchange(p, s, a, 0, wide(st), (char *)d, b, 0, wide(rt));
+    sim_drain(q); return exchange(p, s, a, 0, wide(st), (char *)d, b, 0, wide(rt));
 }
 int HcclSend(void *buf, uint64_t n, int dt, uint32_t to, void *p, void *s) {
-    comm *c = p; box *b = &c->boxes[(size_t)c->rank * c->n + to]; size_t all = n * wide(dt), step; (void)s;
+    comm *c = p; box *b = &c->boxes[(size_t)c->rank * c->n + to]; size_t all = n * wide(dt), step; sim_drain(s);
     for (size_t at = 0; at < all; at += step) {
         step = BOX < all - at ? BOX : all - at;
         while (atomic_load(&b->full)) usleep(50);
@@ -185,7 +192,7 @@ int HcclSend(void *buf, uint64_t n, int dt, uint32_t to, void *p, void *s) {
     return OK;
 }
 int HcclRecv(void *buf, uint64_t n, int dt, uint32_t from, void *p, void *s) {
-    comm *c = p; box *b = &c->boxes[(size_t)from * c->n + c->rank]; size_t all = n * wide(dt), step; (void)s;
+    comm *c = p; box *b = &c->boxes[(size_t)from * c->n + c->rank]; size_t all = n * wide(dt), step; sim_drain(s);
     for (size_t at = 0; at < all; at += step) {
         while (!atomic_load(&b->full)) usleep(50);
         step = b->n; if (step > all - at) return E_PARA;
@@ -195,6 +202,7 @@ int HcclRecv(void *buf, uint64_t n, int dt, uint32_t from, void *p, void *s) {
 }
 typedef struct { int kind; void *buf; uint64_t n; int dt; uint32_t peer; } item;
 int HcclBatchSendRecv(item *it, uint32_t k, void *p, void *s) {           /* kind 0 sends; mailboxes hold one piece, so sends go first */
+    sim_drain(s);
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < k; i++)
             if (it[i].kind == pass) {
@@ -203,4 +211,11 @@ int HcclBatchSendRecv(item *it, uint32_t k, void *p, void *s) {           /* kin
                 if (rc) return rc;
             }
     return OK;
+}
+/* For operators that are given a group by its name: every rank's n bytes, in rank order.  The size of the group, 0 without one. */
+static comm *named(const char *name) { for (comm *c = g_comms; c; c = c->next) if (!strcmp(c->name, name)) return c; return 0; }
+int sim_hccl_size(const char *name) { comm *c = named(name); return c ? (int)c->n : 0; }
+int sim_hccl_gather(const char *name, const void *src, uint64_t n, void *dst) {
+    comm *c = named(name);
+    return c ? HcclAllGather((void *)src, dst, n, 0, c, 0) : E_PARA;
 }

@@ -1,6 +1,6 @@
 /* A host-memory imitation of the small part of the Ascend runtime API that
  * torch_npu calls.  "Device" memory is ordinary host memory, copies are memcpy,
- * streams are always idle, and operators do nothing (they are only traced).
+ * and operators do nothing (they are only traced).  Streams and events are in streams.c.
  * Prototypes follow the documented C ABI; no vendor header is needed.
  *
  *   SIM_NPU_COUNT   devices to report          (default 1)
@@ -29,7 +29,6 @@ static FILE *g_trace;
 static __thread int t_dev = -1;
 static size_t g_used;
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
-static int g_next = 1;
 
 static long env_long(const char *k, long d) { const char *v = getenv(k); return v && *v ? atol(v) : d; }
 static size_t mem_total(void) { return (size_t)env_long("SIM_NPU_MEM_MB", 2048) << 20; }
@@ -66,8 +65,6 @@ int aclrtGetPrimaryCtxState(int32_t d, uint32_t *f, int32_t *a) { (void)d; if (f
 int aclrtGetLogicDevIdByUserDevId(int32_t u, int32_t *l) { *l = u; return OK; }
 int aclrtDeviceCanAccessPeer(int32_t *c, int32_t a, int32_t b) { (void)a; (void)b; *c = 1; return OK; }
 int aclrtDeviceGetBareTgid(int32_t *p) { *p = getpid(); return OK; }
-int aclrtSynchronizeDevice(void) { return OK; }
-int aclrtSynchronizeDeviceWithTimeout(int32_t t) { (void)t; return OK; }
 int aclrtGetDeviceInfo(uint32_t d, int a, int64_t *v) { (void)d; *v = a == 201 ? 48 : a == 301 ? (int64_t)mem_total() : 24; return OK; }
 int aclGetDeviceCapability(uint32_t d, int i, int64_t *v) { (void)d; *v = i == 1 ? 48 : 24; return OK; }
 int aclrtGetDeviceUtilizationRate(int32_t d, void *u) { (void)d; memset(u, 0, 16); return OK; }
@@ -122,9 +119,10 @@ int aclrtHostRegister(void *p, uint64_t n, int t, void **d) { (void)n; (void)t; 
 int aclrtHostRegisterV2(void *p, uint64_t n, uint32_t f) { (void)p; (void)n; (void)f; return OK; }
 int aclrtHostUnregister(void *p) { (void)p; return OK; }
 int aclrtMemcpy(void *d, size_t m, const void *s, size_t n, int k) { (void)k; if (n > m) return E_PARAM; memmove(d, s, n); return OK; }
-int aclrtMemcpyAsync(void *d, size_t m, const void *s, size_t n, int k, void *st) { (void)st; return aclrtMemcpy(d, m, s, n, k); }
+int sim_drain(void *stream);
+int aclrtMemcpyAsync(void *d, size_t m, const void *s, size_t n, int k, void *st) { sim_drain(st); return aclrtMemcpy(d, m, s, n, k); }
 int aclrtMemset(void *d, size_t m, int32_t v, size_t n) { if (n > m) return E_PARAM; memset(d, v, n); return OK; }
-int aclrtMemsetAsync(void *d, size_t m, int32_t v, size_t n, void *s) { (void)s; return aclrtMemset(d, m, v, n); }
+int aclrtMemsetAsync(void *d, size_t m, int32_t v, size_t n, void *s) { sim_drain(s); return aclrtMemset(d, m, v, n); }
 int aclrtGetMemInfo(int a, size_t *f, size_t *t) { (void)a; *t = mem_total(); *f = *t - g_used; return OK; }
 int aclrtReserveMemAddress(void **p, size_t n, size_t al, void *e, uint64_t f) { (void)al; (void)e; (void)f; return get(p, n); }
 int aclrtReleaseMemAddress(void *p) { return put(p); }
@@ -132,62 +130,6 @@ int aclrtMallocPhysical(void **h, size_t n, const void *pr, uint64_t f) { (void)
 int aclrtFreePhysical(void *h) { free(h); return OK; }
 int aclrtMapMem(void *p, size_t n, size_t o, void *h, uint64_t f) { (void)p; (void)n; (void)o; (void)h; (void)f; return OK; }
 int aclrtUnmapMem(void *p) { (void)p; return OK; }
-
-/* ---- streams, events ---- */
-typedef struct stream { int id; struct model *cap; int group; } stream;
-typedef struct event { double t; } event;
-static double now(void) { struct timespec s; clock_gettime(CLOCK_MONOTONIC, &s); return s.tv_sec * 1e3 + s.tv_nsec / 1e6; }
-int aclrtCreateStreamWithConfig(void **s, uint32_t p, uint32_t f) { (void)p; (void)f; stream *x = calloc(1, sizeof *x); x->id = g_next++; *s = x; return OK; }
-int aclrtCreateStream(void **s) { return aclrtCreateStreamWithConfig(s, 0, 0); }
-int aclrtDestroyStream(void *s) { free(s); return OK; }
-int aclrtDestroyStreamForce(void *s) { free(s); return OK; }
-int aclrtSynchronizeStream(void *s) { (void)s; return OK; }
-int aclrtSynchronizeStreamWithTimeout(void *s, int32_t t) { (void)s; (void)t; return OK; }
-int aclrtStreamQuery(void *s, int *st) { (void)s; *st = 0; return OK; }
-int aclrtStreamGetId(void *s, int32_t *id) { *id = s ? ((stream *)s)->id : 0; return OK; }
-int aclrtSetStreamFailureMode(void *s, uint64_t m) { (void)s; (void)m; return OK; }
-int aclrtSetStreamAttribute(void *s, int a, void *v) { (void)s; (void)a; (void)v; return OK; }
-int aclrtCreateEventExWithFlag(void **e, uint32_t f) { (void)f; *e = calloc(1, sizeof(event)); return OK; }
-int aclrtCreateEventWithFlag(void **e, uint32_t f) { return aclrtCreateEventExWithFlag(e, f); }
-int aclrtDestroyEvent(void *e) { free(e); return OK; }
-int aclrtRecordEvent(void *e, void *s) { (void)s; ((event *)e)->t = now(); return OK; }
-int aclrtResetEvent(void *e, void *s) { (void)e; (void)s; return OK; }
-int aclrtStreamWaitEvent(void *s, void *e) { (void)s; (void)e; return OK; }
-int aclrtSynchronizeEvent(void *e) { (void)e; return OK; }
-int aclrtQueryEventStatus(void *e, int *s) { (void)e; *s = 1; return OK; }
-int aclrtQueryEventWaitStatus(void *e, int *s) { (void)e; *s = 0; return OK; }
-int aclrtEventElapsedTime(float *ms, void *a, void *b) { *ms = (float)(((event *)b)->t - ((event *)a)->t); return OK; }
-int aclrtEventGetTimestamp(void *e, uint64_t *t) { *t = (uint64_t)(((event *)e)->t * 1e3); return OK; }
-int aclrtSubscribeReport(uint64_t t, void *s) { (void)t; (void)s; return OK; }
-int aclrtUnSubscribeReport(uint64_t t, void *s) { (void)t; (void)s; return OK; }
-int aclrtProcessReport(int32_t ms) { usleep(1000 * (ms > 0 && ms < 50 ? ms : 50)); return OK; }
-int aclrtLaunchHostFunc(void *s, void (*fn)(void *), void *a) { (void)s; fn(a); return OK; }
-int aclrtLaunchCallback(void (*fn)(void *), void *a, int b, void *s) { (void)b; (void)s; fn(a); return OK; }
-
-/* ---- graph capture: the protocol only; a replay runs nothing ---- */
-typedef struct model { int id, ops, groups; } model;
-int aclmdlRICaptureBegin(void *s, int mode) {
-    stream *x = s; if (!x || x->cap) return E_STATE;
-    x->cap = calloc(1, sizeof(model)); x->cap->id = g_next++; T("capture_begin stream=%d mode=%d", x->id, mode); return OK;
-}
-int aclmdlRICaptureEnd(void *s, void **m) {
-    stream *x = s; if (!x || !x->cap || x->group) return E_STATE;
-    T("capture_end model=%d ops=%d groups=%d", x->cap->id, x->cap->ops, x->cap->groups); *m = x->cap; x->cap = 0; return OK;
-}
-int aclmdlRICaptureGetInfo(void *s, int *st, void **m) { stream *x = s; *st = x && x->cap ? 1 : 0; if (m) *m = x ? x->cap : 0; return OK; }
-int aclmdlRICaptureThreadExchangeMode(int *m) { (void)m; return OK; }
-int aclmdlRICaptureTaskGrpBegin(void *s) { stream *x = s; if (!x || !x->cap || x->group) return E_STATE; x->group = 1; T("group_begin"); return OK; }
-int aclmdlRICaptureTaskGrpEnd(void *s, void **h) {
-    stream *x = s; if (!x || !x->cap || !x->group) return E_STATE;
-    x->group = 0; x->cap->groups++; *h = (void *)(uintptr_t)(g_next++); T("group_end handle=%p", *h); return OK;
-}
-int aclmdlRICaptureTaskUpdateBegin(void *s, void *h) { stream *x = s; if (!h || x->cap) return E_STATE; T("update_begin handle=%p", h); return OK; }
-int aclmdlRICaptureTaskUpdateEnd(void *s) { (void)s; T("update_end"); return OK; }
-int aclmdlRIExecuteAsync(void *m, void *s) { (void)s; if (!m) return E_PARAM; T("replay model=%d", ((model *)m)->id); return OK; }
-int aclmdlRIDestroy(void *m) { free(m); return OK; }
-int aclmdlRIGetId(void *m, uint32_t *id) { *id = ((model *)m)->id; return OK; }
-int aclmdlRIDebugPrint(void *m) { (void)m; return OK; }
-int aclmdlRIDebugJsonPrint(void *m, const char *p, uint32_t f) { (void)m; (void)p; (void)f; return OK; }
 
 /* ---- what an aclnn operator is given ---- */
 typedef struct { uint64_t n; int64_t d[16], off; int dt; char *p; } tensor;

@@ -1,8 +1,8 @@
 """device="npu" tensors with right numbers: a dispatch mode that computes every operator on the host, in the device's memory.
 
 Beneath it lies the real torch_npu: its allocator, streams, events, graphs and process groups run on the simulated CANN libraries. An
-operator is computed at once, or, in a capture of a graph, recorded and computed at each replay. What the host may not do in a capture,
-and what real NPUs have no kernel for, is refused there.
+operator is computed at once; or later, in the lazy mode of queue.py; or, in a capture of a graph, recorded and computed at each replay.
+What the host may not do in a capture, and what real NPUs have no kernel for, is refused there.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.ascend.emulate import formats, graphs
+from tests.ascend.emulate import formats, graphs, queue
 from tests.ascend.emulate.graphs import Call
 from tests.ascend.emulate.memory import blank, device_like, host, is_device, leaves, mapped, meta
 from tests.ascend.emulate.operators import OPERATORS
@@ -27,6 +27,8 @@ NATIVE = {  # torch_npu's own C++ does these in the simulated runtime
     "aten::resize_", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::lift_fresh", "aten::is_same_size",
     "aten::detach", "aten::alias", "npu::get_npu_format", "npu::npu_change_data_ptr", "npu::empty_with_format",
     "npu::_npu_fused_infer_attention_score_infer_output", "npu::_npu_fused_infer_attention_score_v2_infer_output"}
+COPIES = ("aten::copy_", "aten::_to_copy")
+INDEXES = ("aten::index.Tensor",)  # reads values only where a mask is among its indices
 KERNELS = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 watchers: list[Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = []  # are told of each call that launches something
 fallbacks: Counter[str] = Counter()  # operators that NPUs compute on the CPU, and how often
@@ -61,6 +63,7 @@ class HostNpu(TorchDispatchMode):
     def install() -> None:
         """Once in a process, after torch_npu is imported."""
         graphs.install()
+        queue.install()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -108,16 +111,52 @@ def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return kernel(*host_args, **host_kwargs)
 
     is_update = graphs.updating() is not None and "workspace" not in of.name
-    if not is_update and graphs.capturing() is None:
+    is_captured = not is_update and graphs.capturing() is not None
+    is_lazy = queue.is_lazy()
+    if not is_update and not is_captured and (not is_lazy or waits(of, args, kwargs, place)):
+        if is_lazy:
+            queue.drain()
         return placed(run(), (args, kwargs), (host_args, host_kwargs), place)[0]
-    if not is_update:
+    if is_captured:
         refuse_in_capture(of, args, kwargs, place)
+    if of.name not in COPIES:  # a launch takes the host's values with it; a copy reads them when it runs
+        host_args, host_kwargs = mapped((host_args, host_kwargs), snapshots(args, kwargs))
     out, fresh = work_out_shapes(of, func, args, kwargs, place)
     if is_update:
         graphs.update(of.name, run)
-    else:
+    elif is_captured:
         graphs.record(Call(of.name, run, fresh))
+    else:
+        queue.enqueue(Call(of.name, run, fresh).execute)
     return out
+
+
+def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    theirs = {id(leaf) for leaf in leaves((args, kwargs), []) if isinstance(leaf, Tensor) and not is_device(leaf)}
+    return lambda mine: mine.clone() if id(mine) in theirs else mine
+
+
+def copied(of: Signature, args: tuple[Any, ...]) -> tuple[Tensor | None, Tensor]:
+    """Where to, if that is there already, and where from."""
+    return (args[0], args[1]) if of.name == "aten::copy_" else (None, args[0])
+
+
+def is_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return not kwargs.get("non_blocking", len(args) > 2 and args[2])
+
+
+def waits(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> bool:
+    """Whether the host waits for the device in it."""
+    if of.name in COPIES:
+        to, source = copied(of, args)
+        within = is_device(source) and (is_device(to) if to is not None else place is not None)
+        return not within and (is_blocking(args, kwargs) or (to is None and place is None))
+    return (of.reads_values and of.name not in INDEXES) or reads_mask(of, args) or not of.is_on_device
+
+
+def reads_mask(of: Signature, args: tuple[Any, ...]) -> bool:
+    return of.name.startswith("aten::index") and any(
+        isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], []))
 
 
 def placed(results: Any, given: Any, computed: Any, place: torch.device | None, fill: bool = True) -> tuple[Any, tuple[Tensor | None, ...]]:
@@ -130,7 +169,8 @@ def placed(results: Any, given: Any, computed: Any, place: torch.device | None, 
         if id(result) in own or place is None:
             fresh.append(None)
             return own.get(id(result), result)
-        made = device_like(result, place) if not fill else torch.empty_strided(
+        # in the lazy mode the memory may be that of a call that has not run: its contents stay
+        made = device_like(result, place) if not fill and not queue.is_lazy() else torch.empty_strided(
             result.shape, result.stride(), dtype=result.dtype, device=place)
         fresh.append(host(made))
         if fill and result.numel():
@@ -157,17 +197,12 @@ def work_out_shapes(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dic
 def refuse_in_capture(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> None:
     if not of.is_on_device:
         raise Refused(f"{of.name} has no NPU kernel: it cannot be captured")
-    masks = of.name.startswith("aten::index") and any(
-        isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], []))
-    if masks or (of.reads_values and of.name != "aten::index.Tensor"):
+    if reads_mask(of, args) or (of.reads_values and of.name not in INDEXES):
         raise Refused(f"{of.name}: the host would wait for the device's values during a capture")
-    if of.name == "aten::copy_":
-        to, source = args[0], args[1]
-    elif of.name == "aten::_to_copy":
-        to, source = None, args[0]
-    else:
+    if of.name not in COPIES:
         return
+    to, source = copied(of, args)
     if (to is not None and not is_device(to)) or (to is None and place is None):
         raise Refused(f"{of.name}: reading from the device during a capture")
-    if not is_device(source) and not (source.is_pinned() and kwargs.get("non_blocking", len(args) > 2 and args[2])):
+    if not is_device(source) and not (source.is_pinned() and not is_blocking(args, kwargs)):
         raise Refused(f"{of.name}: a blocking copy to the device during a capture")

@@ -11,6 +11,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from tests.ascend.emulate import queue
 from tests.ascend.emulate.memory import leaves
 from tests.ascend.emulate.table import need
 
@@ -34,7 +35,8 @@ class Call:
 class _State:
     calls: list[Call] | None = None  # of the capture that is open
     group: int | None = None  # the first call of the task group that is open
-    update: Call | None = None  # the call that the next operator replaces
+    update: Call | None = None  # the call that the next operator replaces, in the order of this stream:
+    update_stream: Any = None
 
 
 _state = _State()
@@ -56,9 +58,16 @@ def updating() -> Call | None:
 
 def update(name: str, run: Callable[[], Any]) -> None:
     """The replays to come run this in place of what was captured."""
-    assert _state.update is not None
-    need(_state.update.name == name, f"an update of {_state.update.name} by {name}")
-    _state.update.run = run
+    call = _state.update
+    assert call is not None
+    need(call.name == name, f"an update of {call.name} by {name}")
+
+    def replace() -> None:
+        call.run = run
+    if queue.is_lazy():
+        queue.enqueue(replace, _state.update_stream)
+    else:
+        replace()
 
 
 def install() -> None:
@@ -81,7 +90,11 @@ def _wrap_graph(graph_type: Any) -> None:
     def replay_calls(graph: Any) -> None:
         replay(graph)
         for call in graph.calls:
-            call.execute()
+            if queue.is_lazy():
+                queue.enqueue(call.execute)
+            else:
+                with torch.inference_mode():
+                    call.execute()
 
     graph_type.capture_begin, graph_type.capture_end, graph_type.replay = capture_begin, capture_end, replay_calls
 
@@ -104,7 +117,7 @@ def _wrap_groups(module: Any) -> None:
 
     def start_update(stream: Any, handle: Any) -> None:
         update_begin(stream, handle)
-        _state.update = _groups[id(handle)][1]
+        _state.update, _state.update_stream = _groups[id(handle)][1], stream
 
     def stop_update(stream: Any) -> None:
         _state.update = None
