@@ -68,7 +68,7 @@ class Answer(Struct):
 
     @property
     def hidden_states(self) -> np.ndarray | None:
-        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "sampled" [tokens, size]; None unless asked for."""
+        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "last" [1, size]; None unless asked for."""
         return np.concatenate(self.hidden_parts) if self.hidden_parts else None
 
 

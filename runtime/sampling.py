@@ -18,7 +18,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_REGEXES = 16
 MAX_BIASES = 4096
-MAX_HIDDEN = 1 << 24  # numbers of a prompt's hidden states: 64 MiB, and some 300 MB as JSON
+MAX_HIDDEN = 1 << 24  # numbers of a request's hidden states: 64 MiB, and some 300 MB as JSON
 
 Priority = A[int, Meta(ge=-(2**63), le=2**63 - 1)]
 CacheSalt = A[str, Meta(max_length=1024)]
@@ -65,7 +65,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     processor: Processor | None = None
 
-    hidden_states: Literal["all", "sampled"] | None = None  # of every token, or of those that a token was sampled after
+    hidden_states: Literal["all", "last"] | None = None  # of every token that was computed, or what the last one was sampled from
 
     @property
     def has_penalties(self) -> bool:
@@ -131,6 +131,8 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
 def _check_hidden(params: SamplingParams, prompt_len: int, limits: Limits) -> None:
     if not limits.shows_hidden:
         raise InvalidRequest("hidden_states are off on this server; start it with --enable-return-hidden-states", param="hidden_states")
-    if params.hidden_states == "all" and prompt_len * limits.hidden_size > MAX_HIDDEN:
+    longest = limits.longest if params.max_new_tokens is None else min(limits.longest, prompt_len + params.max_new_tokens)
+    if params.hidden_states == "all" and params.n * longest * limits.hidden_size > MAX_HIDDEN:
         most = MAX_HIDDEN // limits.hidden_size
-        raise InvalidRequest(f"hidden_states of {prompt_len} prompt tokens are too many; the most is {most} tokens", param="hidden_states")
+        raise InvalidRequest(f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the most is {most}",
+                             param="hidden_states")

@@ -9,6 +9,8 @@ text is left out, unless `include_stop` asks for it. Tokens after a stop string 
 
 from collections.abc import Callable
 
+import numpy as np
+
 from runtime import log
 from runtime.channels import Channel
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
@@ -27,7 +29,7 @@ REFUSALS: dict[int, type[RequestError]] = {error.status: error for error in (Inv
 class SequenceOutput:
     """The text of one sequence, and how much of it there is."""
 
-    __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "loaded", "is_plain")
+    __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "loaded", "is_plain", "hidden")
 
     def __init__(self, id: int, request: Request, index: int, sink: Sink, text: TextStream,
                  search: StopSearch | RegexSearch | None) -> None:
@@ -40,6 +42,7 @@ class SequenceOutput:
         self.num_tokens = 0
         self.cached_tokens = 0
         self.loaded = NOTHING_LOADED
+        self.hidden: np.ndarray | None = None  # what its last token was sampled from, where that is told at the end
         self.is_plain = False  # from the second token on, where no stop strings are searched
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
@@ -60,8 +63,12 @@ class SequenceOutput:
             delta.prompt_tokens, delta.cached_tokens, delta.loaded = len(delta.prompt_ids), self.cached_tokens, self.loaded
             delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
         if params.hidden_states is not None and (states := step.hidden.get(self.id)) is not None:
-            delta.hidden = [states]
+            if params.hidden_states == "all":
+                delta.hidden = [states]
+            else:
+                self.hidden = states
         self._finish(delta, end)
+        self._show_last(delta)
         return delta
 
     def end(self, end: Ended) -> Delta:
@@ -71,7 +78,12 @@ class SequenceOutput:
             delta.prompt_ids = self.request.prompt_ids
             delta.prompt_tokens = len(delta.prompt_ids)
         self._finish(delta, end)
+        self._show_last(delta)
         return delta
+
+    def _show_last(self, delta: Delta) -> None:
+        if delta.finish is not None and self.hidden is not None:
+            delta.hidden = [self.hidden]
 
     def _finish(self, delta: Delta, end: Ended | None) -> None:
         """Passes the delta's text through the search for stop strings, and sets `finish` where the sequence ends."""

@@ -72,7 +72,8 @@ class Calls:
         return self.types["GenerateResponse"](
             rid=rid, index=choice, text=delta.text, output_ids=delta.token_ids, prompt_tokens=delta.prompt_tokens,
             cached_tokens=delta.cached_tokens, logprobs=[self._logprob(token) for token in delta.logprobs or ()],
-            finish=None if delta.finish is None else self._finish(delta.finish))
+            finish=None if delta.finish is None else self._finish(delta.finish),
+            hidden_states=[self.types["Embedding"](values=row) for part in delta.hidden or () for row in part])
 
     def _finish(self, end: Finish) -> Any:
         matched: dict[str, Any] = {}
@@ -112,6 +113,8 @@ class Waiting:
 def body_of(wish: Message) -> dict[str, Any]:
     """The body of /generate with the fields that are set."""
     body: dict[str, Any] = MessageToDict(wish, preserving_proto_field_name=True)
+    if "input_embeds" in body:
+        body["input_embeds"] = [row.get("values", []) for row in body["input_embeds"]]
     for part in (body, body.get("sampling_params", {})):
         for name in NUMBERS:
             if name in part:

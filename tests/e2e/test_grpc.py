@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,3 +85,25 @@ def test_vectors_are_the_same_in_every_dialect(bert: Path) -> None:
         with pytest.raises(grpc.RpcError) as error:
             calls["Embed"](TYPES["EmbedRequest"](), timeout=WAIT_S)
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_hidden_states_and_embeddings(checkpoint: Callable[[str], Path]) -> None:
+    """As over HTTP (tests/e2e/test_hidden.py), in float32 on both ways."""
+    sampling: dict[str, Any] = {"max_new_tokens": 5, "ignore_eos": True, "temperature": 0}
+    options = ("--model-path", str(checkpoint("llama")), "--dtype", "float32", "--num-threads", "1", "--enable-return-hidden-states")
+    with serve(*options) as server:
+        plain = {"input_ids": [5, 6, 7], "sampling_params": sampling, "return_hidden_states": True}
+        whole = httpx.post(server.url + "/generate", json=plain, timeout=WAIT_S).json()
+        first, *rest = whole["meta_info"]["hidden_states"]
+    with serve_grpc(*options) as (calls, _):
+        wish = TYPES["GenerateRequest"](input_ids=[5, 6, 7], sampling_params=sampling, return_hidden_states=True)
+        messages = list(calls["Generate"](wish, timeout=WAIT_S))
+        rows = [list(row.values) for message in messages for row in message.hidden_states]
+        assert rows == [pytest.approx(row, abs=1e-5) for row in [*first, *rest]]
+        stopped = TYPES["GenerateRequest"](input_ids=[5, 6, 7], sampling_params=sampling | {"stop_regex": [".|\\n"], "max_new_tokens": 100})
+        assert list(calls["Generate"](stopped, timeout=WAIT_S))[-1].finish.matched == ".|\\n"
+        embedded = TYPES["GenerateRequest"](input_embeds=[{"values": row} for row in first], sampling_params=sampling)
+        assert sum(len(message.output_ids) for message in calls["Generate"](embedded, timeout=WAIT_S)) == 5
+        with pytest.raises(grpc.RpcError) as error:
+            list(calls["Generate"](TYPES["GenerateRequest"](input_embeds=[{"values": [1.0]}]), timeout=WAIT_S))
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "takes 64" in error.value.details()

@@ -75,18 +75,18 @@ async def all_at_once(*jobs: Callable[[], Any]) -> None:
 
 
 async def check_states(engine: Engine, whole: Whole) -> None:
-    """Of all tokens and of sampled ones, in company."""
+    """Of all tokens and of the last one, in company."""
     async def one(prompt: list[int], wish: str) -> None:
         answer = await engine.generate(prompt, hidden_states=wish, **GREEDY)
         expected = whole.states(prompt + answer.token_ids[:-1])
         assert answer.hidden_states is not None
-        np.testing.assert_allclose(answer.hidden_states, expected if wish == "all" else expected[len(prompt) - 1:], **CLOSE)
+        np.testing.assert_allclose(answer.hidden_states, expected if wish == "all" else expected[-1:], **CLOSE)
 
     async def plain() -> None:
         answer = await engine.generate(PROMPTS[0], **GREEDY)
         assert answer.hidden_states is None
 
-    jobs = [lambda prompt=prompt, wish=wish: one(prompt, wish) for prompt in PROMPTS for wish in ("all", "sampled")]
+    jobs = [lambda prompt=prompt, wish=wish: one(prompt, wish) for prompt in PROMPTS for wish in ("all", "last")]
     await all_at_once(*jobs, plain)
 
 

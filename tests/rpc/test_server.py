@@ -71,8 +71,8 @@ async def refused(code: grpc.StatusCode, said: str = "", param: str | None = Non
 
 async def test_a_generation_streams_what_http_says_whole() -> None:
     service = FakeService(hold=True)
-    sampling: dict[str, Any] = {"n": 2, "max_new_tokens": 6, "temperature": 0.5, "stop": ["x"], "logit_bias": {3: 1.5},
-                                "sampling_seed": 2**60}
+    sampling: dict[str, Any] = {"n": 2, "max_new_tokens": 6, "temperature": 0.5, "stop": ["x"], "stop_regex": ["y+"],
+                                "logit_bias": {3: 1.5}, "sampling_seed": 2**60}
     async with talking(service) as client, stepping(service):
         messages = await client.collect(rid="mine", text="hi", sampling_params=sampling, return_logprob=True, top_logprobs_num=2,
                                         priority=3)
@@ -91,7 +91,7 @@ async def test_a_generation_streams_what_http_says_whole() -> None:
         assert len(logprobs) == 6 and [top.logprob for top in logprobs[0].top] == [-0.5, -1.5]
     first = service.asks[0]
     assert (first.params.temperature, first.params.logit_bias, first.params.seed, first.priority) == (0.5, {3: 1.5}, 2**60, 3)
-    assert first.params.stop == ("x",)
+    assert first.params.stop == ("x",) and first.params.stop_regex == ("y+",)
 
 
 async def test_what_is_wrong_is_refused_as_over_http() -> None:
@@ -200,6 +200,6 @@ def test_the_file_is_read_to_its_last_line() -> None:
     file, methods = read(SOURCE.read_text())
     assert [name for name, *_ in methods] == ["Health", "Generate", "Embed", "Abort"]
     sampling = next(message for message in file.message_type if message.name == "SamplingParams")
-    assert len(sampling.field) == 21 and sampling.nested_type[0].options.map_entry
+    assert len(sampling.field) == 22 and sampling.nested_type[0].options.map_entry
     with pytest.raises(ValueError, match="oneof"):
         read("message X { oneof a { string b = 1; } }")

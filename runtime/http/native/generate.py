@@ -115,7 +115,7 @@ def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, prefer
         if logprobs.ids:
             wished["logprob_ids"] = logprobs.ids
     if shown:
-        wished["hidden_states"] = "sampled" if shown == "last" else "all"
+        wished["hidden_states"] = "last" if shown == "last" else "all"
     if processor is not None:
         wished["processor"] = processor_of(processor, body.custom_params)
     rule, where = constraint_of(body, "sampling_params.")
@@ -173,7 +173,7 @@ class GenerateDialect:
             meta |= self._logprobs("output", output.logprobs, logprobs)
             if logprobs.start >= 0:
                 meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs)
-        if end is not None and ask.params.hidden_states == "sampled":
+        if end is not None and ask.params.hidden_states == "last":
             meta["hidden_states"] = hidden.last(output.hidden)
         elif end is not None and ask.params.hidden_states is not None and not self.is_disjoint:
             meta["hidden_states"] = hidden.told(output.hidden)

@@ -13,7 +13,7 @@ from runtime.http import sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
-from runtime.http.hidden import Row, last
+from runtime.http.hidden import last
 from runtime.http.ids import ask_ids
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -123,14 +123,11 @@ class ChatDialect:
         self.is_plain = not (envelope.is_continuous or wish.logprobs or wish.return_token_ids)
         self.is_text = is_text
         self.begun: set[int] = set()  # choices
-        self.hidden: dict[int, Row | None] = {}  # by choice: the last one so far
         self.callers: set[int] = set()  # choices that call tools
         self.around: dict[tuple[int, str], tuple[bytes, bytes]] = {}  # by choice and field: what stands before and after its text
 
     def events(self, choice: int, delta: Delta) -> bytes:
         self.envelope.meter.add(choice, delta)
-        if delta.hidden:
-            self.hidden[choice] = last(delta.hidden)
         head = b"" if choice in self.begun else self._begin(choice, delta)
         if delta.finish is None and self.is_plain:
             if self.is_text:
@@ -140,8 +137,8 @@ class ChatDialect:
         pieces = [piece for piece in pieces if piece]
         if not pieces or (delta.finish is not None and "tool_calls" in pieces[-1]):
             pieces.append({})
-        if delta.finish is not None and choice in self.hidden:
-            pieces[-1]["hidden_states"] = self.hidden[choice]
+        if delta.hidden:  # told with the end
+            pieces[-1]["hidden_states"] = last(delta.hidden)
         chunks = [_choice(choice, piece) for piece in pieces]
         chunks[0] |= {"logprobs": self._logprobs(delta.logprobs)} | self._ids(delta.token_ids)
         chunks[-1] |= self._finish(choice, delta.finish)

@@ -12,7 +12,7 @@ from runtime.http import sse
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
-from runtime.http.hidden import Row, last
+from runtime.http.hidden import last
 from runtime.http.ids import ask_ids
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
@@ -155,7 +155,6 @@ class CompletionDialect:
         self.told = told
         self.echoes = echoes
         self.is_plain = told.is_plain and not envelope.is_continuous
-        self.hidden: dict[int, Row | None] = {}  # by choice: the last one so far
         self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
         self.logprobs = [TextLogprobs(service.token_bytes, told.width, by_id=told.by_id) for _ in range(told.num_drawn * len(echoes))]
 
@@ -163,8 +162,6 @@ class CompletionDialect:
         if self.told.is_prompt_only:
             delta = _without_answer(delta)
         self.envelope.meter.add(choice, delta)
-        if delta.hidden:
-            self.hidden[choice] = last(delta.hidden)
         around = self.around.get(choice)
         text = delta.text
         if around is None:
@@ -174,7 +171,7 @@ class CompletionDialect:
             return around[0] + sse.encode(text) + around[1] if text else b""
         logprobs = self._logprobs(choice, delta.prompt_logprobs, delta.logprobs)
         ids = self._ids(delta.token_ids, delta.prompt_ids)
-        more = ids | ({"hidden_states": self.hidden[choice]} if delta.finish is not None and choice in self.hidden else {})
+        more = ids | ({"hidden_states": last(delta.hidden)} if delta.hidden else {})
         return self.envelope.chunk(_choice(choice, text) | {"logprobs": logprobs} | more | finish_fields(delta.finish))
 
     def tail(self) -> bytes:

@@ -29,7 +29,7 @@ def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[st
         if isinstance(one := getattr(body, name), str):
             wished[name] = [one]
     if body.return_hidden_states:
-        wished["hidden_states"] = "sampled"
+        wished["hidden_states"] = "last"
     wished.update({name: value for name, value in more.items() if value is not None})
     if body.logprob_token_ids and not wished.get("logprobs"):
         raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
