@@ -12,6 +12,7 @@ from starlette.routing import Route
 from runtime.errors import InvalidRequest, RequestError, Unavailable
 from runtime.http.exchange import Answer, Output
 from runtime.http.face import Face
+from runtime.http.native.answers import Aborted, Done, Loads, OldLoad, Probed, Profiled
 from runtime.http.replies import taking, telling
 from runtime.messages import Ask, PauseMode, Profile, Tokens
 from runtime.request import Delta
@@ -66,6 +67,8 @@ class NoBody(Struct, frozen=True):
 
 class ProbeDialect:
     """The answer of /health_generate."""
+
+    gives = Probed
 
     def events(self, choice: int, delta: Delta) -> bytes:
         raise AssertionError("a probe is not streamed")
@@ -132,17 +135,17 @@ def routes(service: Service, face: Face) -> list[Route]:
 
     size = face.max_body_bytes
     return [
-        Route("/pause_generation", taking(PauseBody, pause, size), methods=["POST"]),
-        Route("/continue_generation", taking(NoBody, go_on, size), methods=["POST"]),
-        Route("/flush_cache", taking(NoBody, flush, size), methods=EITHER),
-        Route("/clear_hicache_storage_backend", taking(NoBody, clear_storage, size), methods=EITHER),
-        Route("/abort_request", taking(AbortBody, abort, size), methods=["POST"]),
-        Route("/open_session", taking(OpenSessionBody, open_session, size), methods=EITHER),
-        Route("/close_session", taking(CloseSessionBody, close_session, size), methods=EITHER),
-        Route("/start_profile", taking(ProfileBody, start_profile, size), methods=EITHER),
-        Route("/stop_profile", taking(NoBody, stop_profile, size), methods=EITHER),
-        Route("/v1/loads", telling(lambda _: loads(service.load()))),
-        Route("/get_load", telling(lambda _: old_loads(service.load()))),
+        Route("/pause_generation", taking(PauseBody, Done, pause, size), methods=["POST"]),
+        Route("/continue_generation", taking(NoBody, Done, go_on, size), methods=["POST"]),
+        Route("/flush_cache", taking(NoBody, Any, flush, size), methods=EITHER),
+        Route("/clear_hicache_storage_backend", taking(NoBody, Any, clear_storage, size), methods=EITHER),
+        Route("/abort_request", taking(AbortBody, Aborted, abort, size), methods=["POST"]),
+        Route("/open_session", taking(OpenSessionBody, str, open_session, size), methods=EITHER),
+        Route("/close_session", taking(CloseSessionBody, Any, close_session, size), methods=EITHER),
+        Route("/start_profile", taking(ProfileBody, Profiled, start_profile, size), methods=EITHER),
+        Route("/stop_profile", taking(NoBody, Profiled, stop_profile, size), methods=EITHER),
+        Route("/v1/loads", telling(Loads, lambda _: loads(service.load()))),
+        Route("/get_load", telling(list[OldLoad], lambda _: old_loads(service.load()))),
     ]
 
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
 from runtime.http import admin, errors, openapi, socket
+from runtime.http.anthropic.answers import TokenCount
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
 from runtime.http.anthropic.types import CountBody
 from runtime.http.body import read_body, refusing
@@ -32,6 +33,7 @@ from runtime.http.ollama.embed import embed as ollama_embed
 from runtime.http.ollama.embed import embeddings as ollama_embeddings
 from runtime.http.ollama.serve import chat as ollama_chat
 from runtime.http.ollama.serve import generate as ollama_generate
+from runtime.http.openai.answers import Model, Models
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
 from runtime.http.openai.kept import Kept
@@ -90,9 +92,10 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
     return [
         *[Route(path, _answering(service, serve, face), methods=["POST", "PUT"] if path in ("/generate", "/encode") else ["POST"])
           for path, serve in (served(face) | VECTORS).items()],
-        Route("/v1/messages/count_tokens", taking(CountBody, partial(count_tokens, service), face.max_body_bytes), methods=["POST"]),
-        Route("/v1/models", telling(models)),
-        Route("/v1/models/{name:path}", telling(model)),
+        Route("/v1/messages/count_tokens", taking(CountBody, TokenCount, partial(count_tokens, service), face.max_body_bytes),
+              methods=["POST"]),
+        Route("/v1/models", telling(Models, models)),
+        Route("/v1/models/{name:path}", telling(Model, model)),
         Route("/health", _health(service)),
         Route("/health_generate", _probe(service)),
         Route("/ping", _health(service)),

@@ -7,11 +7,13 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError
+from runtime.http.body import discard_body
 
 T = TypeVar("T")
 
@@ -32,12 +34,49 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-def error_object(error: RequestError) -> dict[str, Any]:
+class Problem(Struct, forbid_unknown_fields=True):
+    """What is wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(Struct, forbid_unknown_fields=True):
+    """A refusal, and the event at the end of a stream that failed."""
+
+    error: Problem
+
+
+class AnthropicProblem(Struct, forbid_unknown_fields=True):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Struct, tag_field="type", tag="error", forbid_unknown_fields=True):
+    """The same on Anthropic's routes."""
+
+    error: AnthropicProblem
+
+
+class OllamaError(Struct, forbid_unknown_fields=True):
+    """And on Ollama's."""
+
+    error: str
+
+
+Body = OpenAIError | AnthropicError | OllamaError
+
+
+def error_object(error: RequestError) -> OpenAIError:
     """The body of an error answer, and the payload of an error event in a stream."""
     return _openai(error.message, error.type, error.param, error.code)
 
 
-def anthropic_error(error: RequestError) -> dict[str, Any]:
+def anthropic_error(error: RequestError) -> AnthropicError:
     """The same on Anthropic's routes."""
     return _anthropic(error.message, error.status)
 
@@ -52,10 +91,12 @@ def on_request_error(request: Request, error: Exception) -> Response:
     return error_response(error, path_of(request))
 
 
-def on_http_error(request: Request, error: Exception) -> Response:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such route, wrong method, a body that came too slowly."""
     assert isinstance(error, HTTPException)
     path = path_of(request)
+    if error.status_code in (404, 405) and request.method != "GET":
+        await discard_body(request.receive)  # else the connection ends, while the client may send its next request
     message, code = {
         404: (f"there is no route {path}", "not_found"),
         405: (f"{path} does not take {request.method}", "method_not_allowed"),
@@ -74,7 +115,7 @@ def path_of(request: Request) -> str:
     return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
 
 
-def error_body(error: RequestError, path: str) -> dict[str, Any]:
+def error_body(error: RequestError, path: str) -> Body:
     """In the form of the dialect that `path` belongs to."""
     return _body(path, error.status, error.message, error.type, error.param, error.code)
 
@@ -83,21 +124,21 @@ def _response(path: str, status: int, message: str, kind: str, param: str | None
     return Response(msgspec.json.encode(_body(path, status, message, kind, param, code)), status, headers, "application/json")
 
 
-def _body(path: str, status: int, message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+def _body(path: str, status: int, message: str, kind: str, param: str | None, code: str) -> Body:
     if path.startswith(ANTHROPIC):
         return _anthropic(message, status)
     if path.startswith(OLLAMA):
-        return {"error": message}
+        return OllamaError(message)
     return _openai(message, kind, param, code)
 
 
-def _openai(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _openai(message: str, kind: str, param: str | None, code: str) -> OpenAIError:
+    return OpenAIError(Problem(message, kind, param, code))
 
 
-def _anthropic(message: str, status: int) -> dict[str, Any]:
+def _anthropic(message: str, status: int) -> AnthropicError:
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return AnthropicError(AnthropicProblem(kind, message))
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import anyio
 import numpy as np
 from anyio.to_thread import run_sync
-from msgspec import structs
+from msgspec import convert, structs
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -78,6 +78,8 @@ class Output:
 class Dialect(Protocol):
     """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
 
+    gives: Any  # the type of the answer in one piece, as the OpenAPI document tells it
+
     def events(self, choice: int, delta: Delta) -> bytes:
         """The events that `delta` is worth, none for a delta without news."""
         ...
@@ -91,7 +93,7 @@ class Dialect(Protocol):
         ...
 
     def body(self, outputs: list[Output]) -> Any:
-        """The answer in one piece, ready for JSON."""
+        """The answer in one piece: of the type `gives`, or what becomes it."""
         ...
 
 
@@ -301,7 +303,10 @@ class Answer:
             self.exchange.abort()
         if self.exchange.failure is not None:
             raise renamed(self.exchange.failure, self.names)
-        return self.dialect.body(self.outputs)
+        return self._body()
+
+    def _body(self) -> Any:
+        return convert(self.dialect.body(self.outputs), self.dialect.gives)
 
     async def tell(self, say: Callable[[bytes], Awaitable[None]]) -> None:
         """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError for one that failed before its
@@ -340,7 +345,7 @@ class Answer:
         return None
 
     def _whole(self) -> bytes:
-        return sse.encode(self.dialect.body(self.outputs))
+        return sse.encode(self._body())
 
     async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
         exchange, stream = self.exchange, self.stream

@@ -18,24 +18,25 @@ def json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def telling(tell: Callable[[Request], Any]) -> Endpoint:
-    """Endpoint that answers with what `tell` returns, as JSON. It wants no body; one that comes is read all the same: an answer that
-    overtook it would end the connection."""
+def telling(gives: Any, tell: Callable[[Request], Any]) -> Endpoint:
+    """Endpoint that answers with what `tell` returns, as the JSON of a `gives`. It wants no body; one that comes is read all the same: an
+    answer that overtook it would end the connection."""
     async def endpoint(request: Request) -> Response:
         if request.method != "GET":
             await discard_body(request.receive)
-        return json(tell(request))
+        return json(msgspec.convert(tell(request), gives))
 
     return endpoint
 
 
-def taking(kind: type[T], serve: Callable[[T], Awaitable[Any]], max_bytes: int) -> Endpoint:
-    """Endpoint that reads a `kind`, an empty body being {}, and answers with what `serve` returns: a Response, or anything for JSON."""
+def taking(kind: type[T], gives: Any, serve: Callable[[T], Awaitable[Any]], max_bytes: int) -> Endpoint:
+    """Endpoint that reads a `kind`, an empty body being {}, and answers with what `serve` returns: a Response, or what becomes the JSON
+    of a `gives`."""
     decoder = msgspec.json.Decoder(kind)
 
     async def endpoint(request: Request) -> Response:
         body = await read_body(request.scope, request.receive, max_bytes)
         answer = await serve(decode(body or b"{}", decoder))
-        return answer if isinstance(answer, Response) else json(answer)
+        return answer if isinstance(answer, Response) else json(msgspec.convert(answer, gives))
 
     return endpoint

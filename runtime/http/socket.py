@@ -185,7 +185,7 @@ class Socket:
 
 
 def _refusal(id: str, error: RequestError, path: str) -> dict[str, Any]:
-    return {"id": id, "status": error.status, **error_body(error, path)}
+    return {"id": id, "status": error.status, **msgspec.to_builtins(error_body(error, path))}
 
 
 def payloads(events: bytes) -> list[bytes]:

@@ -41,8 +41,8 @@ class Calls:
         answer = embeddings(self.service, encode({"input": body.pop("texts", [])} | body))
         answer.exchange.come_from(origin(Headers(raw=headers), self.face.tenant_is))
         told = await answer.complete()
-        vectors = [self.types["Embedding"](values=one["embedding"]) for one in told["data"]]
-        return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=told["usage"]["prompt_tokens"])
+        vectors = [self.types["Embedding"](values=one.embedding) for one in told.data]
+        return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=told.usage.prompt_tokens)
 
     async def abort(self, wish: Any, _: Headered) -> Any:
         if not wish.rid:

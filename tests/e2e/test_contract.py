@@ -14,6 +14,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from websockets.sync.client import connect
 
 from runtime.http.app import served
@@ -57,6 +58,7 @@ def test_bodies_made_from_the_document(server: Server, schema: Any, operation: O
         def send(case: Any) -> None:
             answer = case.call(base_url=server.url, timeout=TIMEOUT_S)
             check(answer.status_code, answer.headers.get("content-type", [""])[0], answer.text, operation.path)
+            case.validate_response(answer, checks=[response_schema_conformance, content_type_conformance])
 
         send()
 

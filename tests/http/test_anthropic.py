@@ -203,6 +203,9 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
 def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str | None]) -> None:
     output = Output()
     output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
-    message = MessageDialect("msg_1", "m").body([output])
+    message = MessageDialect("msg_1", "m", 4).body([output])
     assert (message["stop_reason"], message["stop_sequence"]) == said
-    assert message["usage"] == {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 4}
+    assert message["usage"] == {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 4,
+                                "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard"}
+    cut = MessageDialect("msg_1", "m", 5).body([output])
+    assert (cut["stop_reason"] == "model_context_window_exceeded") == (reason == "length")

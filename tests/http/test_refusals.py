@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import httpx
+import msgspec
 import pytest
 
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unavailable
@@ -212,5 +213,5 @@ async def test_the_limit_is_an_option() -> None:
 
 
 def test_error_objects_have_the_four_fields() -> None:
-    assert error_object(TooLarge("m", param="p")) == {
+    assert msgspec.to_builtins(error_object(TooLarge("m", param="p"))) == {
         "error": {"message": "m", "type": "invalid_request_error", "param": "p", "code": "request_too_large"}}

@@ -5,8 +5,10 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from msgspec import to_builtins
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.http.anthropic.answers import Message
 from runtime.http.anthropic.convert import NAMES, chat_body
 from runtime.http.anthropic.types import CountBody, MessagesBody
 from runtime.http.anthropic.writer import Payload, Writer
@@ -34,7 +36,7 @@ def messages(service: Service, body: bytes) -> Answer:
     except RequestError as error:
         raise renamed(error, NAMES) from None
     is_stream = bool(wish.stream)
-    dialect = MessageDialect(message_id, service.card.name, is_stream=is_stream)
+    dialect = MessageDialect(message_id, service.card.name, wish.max_tokens, is_stream=is_stream)
     return Answer(service, [ask], dialect, is_stream=is_stream, names=names | NAMES, reading=reading)
 
 
@@ -56,9 +58,14 @@ def model_fields(card: ModelCard) -> Payload:
 class MessageDialect:
     """One message, or the events of its growth."""
 
-    def __init__(self, message_id: str, model: str, *, is_stream: bool = False) -> None:
+    gives = Message
+
+    def __init__(self, message_id: str, model: str, max_tokens: int, *, is_stream: bool = False) -> None:
         self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
-                                 "stop_reason": None, "stop_sequence": None, "usage": usage(0, 0, 0)}
+                                 "stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None,
+                                 "usage": usage(0, 0, 0, 0)}
+        self.max_tokens = max_tokens
+        self.thought_tokens = 0
         self.writer = Writer(self.message["content"], is_stream=is_stream)
         self.finish: Finish | None = None
         self.has_begun = False
@@ -70,35 +77,37 @@ class MessageDialect:
     def tail(self) -> bytes:
         payloads = self.writer.close()
         self._end()
-        said = {name: self.message[name] for name in ("stop_reason", "stop_sequence")}
+        said = {name: self.message[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")}
         return _sse([*payloads, {"type": "message_delta", "delta": said, "usage": self.message["usage"]}, {"type": "message_stop"}])
 
     def failure(self, error: RequestError) -> bytes:
-        return _sse([anthropic_error(error)])
+        return _sse([to_builtins(anthropic_error(error))])
 
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
-        self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events)))
+        self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events,
+                                         thought_tokens=output.thought_tokens)))
         self.writer.close()
         self._end()
         return self.message
 
     def _begin(self, delta: Delta) -> bytes:
         self.has_begun = True
-        self.message["usage"] = usage(delta.prompt_tokens, delta.cached_tokens, len(delta.token_ids))
+        self.message["usage"] = usage(delta.prompt_tokens, delta.cached_tokens, len(delta.token_ids), 0)
         return _sse([{"type": "message_start", "message": self.message | {"content": []}}])
 
     def _read(self, delta: Delta) -> list[Event]:
         self.finish = delta.finish or self.finish
+        self.thought_tokens += delta.thought_tokens
         return events_of(delta)
 
     def _end(self) -> None:
         end = self.finish
         assert end is not None
-        self.message["usage"] = usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens)
+        self.message["usage"] = usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.thought_tokens)
         is_matched = end.reason is FinishReason.STOP and isinstance(end.matched, str)
         if end.reason is FinishReason.LENGTH:
-            reason = "max_tokens"
+            reason = "max_tokens" if end.completion_tokens >= self.max_tokens else "model_context_window_exceeded"
         elif self.writer.has_calls:
             reason = "tool_use"
         else:
@@ -106,10 +115,10 @@ class MessageDialect:
         self.message |= {"stop_reason": reason, "stop_sequence": end.matched if reason == "stop_sequence" else None}
 
 
-def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, thought_tokens: int) -> Payload:
     """Input tokens are those that were not found in the cache."""
     return {"input_tokens": prompt_tokens - cached_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens,
-            "output_tokens": output_tokens}
+            "output_tokens": output_tokens, "output_tokens_details": {"thinking_tokens": thought_tokens}, "service_tier": "standard"}
 
 
 def _sse(payloads: list[Payload]) -> bytes:

@@ -13,6 +13,7 @@ from runtime.http.constraint import constraint_of
 from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.ids import ask_ids
+from runtime.http.native.answers import Generated
 from runtime.http.native.prompts import prompts_of
 from runtime.http.native.types import LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
 from runtime.http.processor import processor_of
@@ -126,6 +127,8 @@ def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, prefer
 
 class GenerateDialect:
     """Answers {"text", "output_ids", "meta_info"}; in a batch, events have the `index` of their answer."""
+
+    gives = Generated | list[Generated]
 
     def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], *, is_batch: bool, with_texts: bool,
                  is_disjoint: bool = False) -> None:

@@ -7,6 +7,7 @@ from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
 from runtime.http.face import Face
+from runtime.http.native.answers import Detokenized, ModelInfo, Tokenized, Version
 from runtime.http.replies import taking, telling
 from runtime.messages import Chat, Text
 from runtime.service import Service
@@ -47,15 +48,15 @@ def routes(service: Service, face: Face) -> list[Route]:
         return text_of(service, body)
 
     return [
-        Route("/tokenize", taking(TokenizeBody, tokenize, size), methods=["POST"]),
-        Route("/v1/tokenize", taking(TokenizeBody, tokenize, size), methods=["POST"]),
-        Route("/detokenize", taking(DetokenizeBody, detokenize, size), methods=["POST"]),
-        Route("/v1/detokenize", taking(DetokenizeBody, detokenize, size), methods=["POST"]),
-        Route("/get_model_info", telling(lambda _: model_info(service))),
-        Route("/model_info", telling(lambda _: model_info(service))),
-        Route("/server_info", telling(lambda _: server_info(service))),
-        Route("/get_server_info", telling(lambda _: server_info(service))),
-        Route("/version", telling(lambda _: {"version": service.server_info()["version"]})),
+        Route("/tokenize", taking(TokenizeBody, Tokenized, tokenize, size), methods=["POST"]),
+        Route("/v1/tokenize", taking(TokenizeBody, Tokenized, tokenize, size), methods=["POST"]),
+        Route("/detokenize", taking(DetokenizeBody, Detokenized, detokenize, size), methods=["POST"]),
+        Route("/v1/detokenize", taking(DetokenizeBody, Detokenized, detokenize, size), methods=["POST"]),
+        Route("/get_model_info", telling(ModelInfo, lambda _: model_info(service))),
+        Route("/model_info", telling(ModelInfo, lambda _: model_info(service))),
+        Route("/server_info", telling(dict[str, Any], lambda _: server_info(service))),
+        Route("/get_server_info", telling(dict[str, Any], lambda _: server_info(service))),
+        Route("/version", telling(Version, lambda _: {"version": service.server_info()["version"]})),
     ]
 
 

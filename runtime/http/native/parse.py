@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from runtime.errors import InvalidRequest, OptionsError
 from runtime.http.face import Face
+from runtime.http.native.answers import ParsedCalls, ParsedThoughts
 from runtime.http.openai.tools import schemas_of
 from runtime.http.replies import taking
 from runtime.parsing.choose import CHANNELS, Formats, choose, open_parser
@@ -50,8 +51,8 @@ def routes(service: Service, face: Face) -> list[Route]:
         return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
 
     return [
-        Route("/parse_function_call", taking(CallBody, calls, face.max_body_bytes), methods=["POST"]),
-        Route("/separate_reasoning", taking(ThoughtBody, thoughts, face.max_body_bytes), methods=["POST"]),
+        Route("/parse_function_call", taking(CallBody, ParsedCalls, calls, face.max_body_bytes), methods=["POST"]),
+        Route("/separate_reasoning", taking(ThoughtBody, ParsedThoughts, thoughts, face.max_body_bytes), methods=["POST"]),
     ]
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from runtime.http.errors import decode
 from runtime.http.exchange import Answer, Output
+from runtime.http.ollama.answers import Embedding, Embeddings
 from runtime.http.ollama.serve import check_name
 from runtime.http.ollama.types import Options
 from runtime.http.vectors.asks import Common, answer, embedding, new_id, pooling_of, prompts_of
@@ -45,9 +46,8 @@ def embed(service: Service, body: bytes) -> Answer:
     begin = time.monotonic_ns()
     wish = decode(body, _embed)
 
-    def tell(vectors: list[list[float]], num_tokens: int) -> dict[str, Any]:
-        return {"model": wish.model, "embeddings": vectors, "total_duration": time.monotonic_ns() - begin, "load_duration": 0,
-                "prompt_eval_count": num_tokens}
+    def tell(vectors: list[list[float]], num_tokens: int) -> Embeddings:
+        return Embeddings(wish.model, vectors, total_duration=time.monotonic_ns() - begin, load_duration=0, prompt_eval_count=num_tokens)
 
     return _answer(service, wish.model, wish.input, wish.dimensions, wish.truncate is not False, tell)
 
@@ -55,7 +55,7 @@ def embed(service: Service, body: bytes) -> Answer:
 def embeddings(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
     wish = decode(body, _embeddings)
-    return _answer(service, wish.model, wish.prompt, None, True, lambda vectors, _: {"embedding": vectors[0]})
+    return _answer(service, wish.model, wish.prompt, None, True, lambda vectors, _: Embedding(vectors[0]))
 
 
 def _answer(service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, tell: Any) -> Answer:
@@ -63,7 +63,7 @@ def _answer(service: Service, model: str, texts: str | list[str], dimensions: in
     pooling = pooling_of(service, "embed")
     size = size_of(dimensions, pooling.size)
 
-    def tell_outputs(outputs: list[Output]) -> dict[str, Any]:
+    def tell_outputs(outputs: list[Output]) -> Any:
         vectors = [embedding(output, size, is_normalised=True).tolist() for output in outputs]
         return tell(vectors, sum(output.finish.prompt_tokens for output in outputs if output.finish is not None))
 

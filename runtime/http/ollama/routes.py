@@ -12,6 +12,8 @@ from starlette.routing import Route
 from runtime.errors import InvalidRequest
 from runtime.http.body import discard_body
 from runtime.http.face import Face
+from runtime.http.native.answers import Version
+from runtime.http.ollama.answers import Processes, Shown, Tags
 from runtime.http.ollama.serve import check_name
 from runtime.http.ollama.types import NamedBody
 from runtime.http.replies import taking, telling
@@ -28,10 +30,10 @@ def routes(service: Service, face: Face) -> list[Route]:
         return shown(service)
 
     return [
-        Route("/api/tags", telling(lambda _: {"models": [described(service)]})),
-        Route("/api/ps", telling(lambda _: {"models": [running(service)]})),
-        Route("/api/version", telling(lambda _: {"version": service.server_info()["version"]})),
-        Route("/api/show", taking(NamedBody, show, face.max_body_bytes), methods=["POST"]),
+        Route("/api/tags", telling(Tags, lambda _: {"models": [described(service)]})),
+        Route("/api/ps", telling(Processes, lambda _: {"models": [running(service)]})),
+        Route("/api/version", telling(Version, lambda _: {"version": service.server_info()["version"]})),
+        Route("/api/show", taking(NamedBody, Shown, show, face.max_body_bytes), methods=["POST"]),
         *[Route(path, _refusing(path), methods=methods) for path, methods in CHANGES.items()],
     ]
 

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from msgspec import convert
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest, RequestError
@@ -13,6 +14,7 @@ from runtime.http.arguments import object_of
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import ModelNotFound, decode, renamed
 from runtime.http.exchange import Answer, Output
+from runtime.http.ollama.answers import ChatLine, GenerateLine
 from runtime.http.ollama.types import ChatBody, GenerateBody, Message, Options, Shared
 from runtime.http.openai import chat as openai
 from runtime.http.openai import types
@@ -141,7 +143,7 @@ def _refuse(wish: GenerateBody) -> None:
 
 def _load(wish: Shared, writer: "Writer") -> Response:
     """Nothing to answer: Ollama's clients load and unload a model this way. Ours is there, and stays."""
-    return json(writer.line("", done=True, done_reason="load"))
+    return json(convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine))
 
 
 def _new_id() -> str:
@@ -181,6 +183,7 @@ class LinesDialect:
     def __init__(self, service: Service, writer: Writer) -> None:
         self.service = service
         self.writer = writer
+        self.gives = ChatLine if writer.is_chat else GenerateLine
         self.calls: list[Payload] = []  # written to their ends
         self.call: Payload = {}  # the one that is being written
         self.arguments = ""  # its

@@ -15,6 +15,7 @@ from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.hidden import last
 from runtime.http.ids import ask_ids
+from runtime.http.openai.answers import ChatCompletion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt
@@ -114,6 +115,8 @@ def _behind_thoughts(formats: Formats, rule: Rule | None, *, is_demanded: bool) 
 
 class ChatDialect:
     """Messages, or chunks whose first brings the role and whose last brings the finish reason."""
+
+    gives = ChatCompletion
 
     def __init__(self, service: Service, envelope: Envelope, wish: ChatBody, *, is_text: bool = True) -> None:
         """`is_text`: answers are nothing but text."""

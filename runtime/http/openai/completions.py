@@ -14,6 +14,7 @@ from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
 from runtime.http.hidden import last
 from runtime.http.ids import ask_ids
+from runtime.http.openai.answers import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
 from runtime.http.openai.models import check_model
@@ -148,6 +149,8 @@ def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
 
 class CompletionDialect:
     """Texts; with `echo` each begins with its prompt. `echoes` has that beginning for each prompt."""
+
+    gives = Completion
 
     def __init__(self, service: Service, envelope: Envelope, told: Told, echoes: list[str]) -> None:
         self.service = service

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive
 from runtime.errors import InvalidRequest, NotFound, StartError, TooLarge
 from runtime.http.body import discard_body
 from runtime.http.face import Face
+from runtime.http.openai.answers import BatchPage, Deleted, FilePage
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
@@ -79,13 +80,13 @@ class Storage:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/files", self._upload, methods=["POST"]),
-            Route("/v1/files", telling(self._list_files)),
-            Route("/v1/files/{id}", telling(lambda request: self.files.find(request.path_params["id"]))),
+            Route("/v1/files", telling(FilePage, self._list_files)),
+            Route("/v1/files/{id}", telling(File, lambda request: self.files.find(request.path_params["id"]))),
             Route("/v1/files/{id}", self._delete, methods=["DELETE"]),
             Route("/v1/files/{id}/content", self._content),
-            Route("/v1/batches", taking(BatchBody, self._create, MAX_BATCH_BODY), methods=["POST"]),
-            Route("/v1/batches", telling(self._list_batches)),
-            Route("/v1/batches/{id}", telling(lambda request: self._record(request).batch)),
+            Route("/v1/batches", taking(BatchBody, Batch, self._create, MAX_BATCH_BODY), methods=["POST"]),
+            Route("/v1/batches", telling(BatchPage, self._list_batches)),
+            Route("/v1/batches/{id}", telling(Batch, lambda request: self._record(request).batch)),
             Route("/v1/batches/{id}/cancel", self._cancel, methods=["POST"]),
         ]
 
@@ -111,7 +112,7 @@ class Storage:
         if file_id in self.batches.unfinished_files():
             raise InvalidRequest("a batch that is not over needs this file; cancel the batch first", param="file_id")
         await aside(self.files.delete, file_id)
-        return json({"id": file_id, "object": "file", "deleted": True})
+        return json(Deleted(file_id, "file", True))
 
     async def _content(self, request: Request) -> Response:
         file = self.files.find(request.path_params["id"])

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.exchange import Answer, Output
+from runtime.http.openai.answers import CachedTokens, Usage
 from runtime.http.openai.models import check_model
 from runtime.messages import Ask, Pair, Text, Tokens
 from runtime.pooling import Pooling
@@ -43,6 +44,8 @@ class Common(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class WholeDialect:
     """Answers in one piece, never streamed: `tell` makes it of the outputs."""
+
+    gives = Any
 
     def __init__(self, tell: Callable[[list[Output]], Any]) -> None:
         self.body = tell
@@ -98,10 +101,10 @@ def new_id(prefix: str, common: Common) -> str:
     return common.request_id or f"{prefix}-{uuid4().hex}"
 
 
-def usage(outputs: list[Output]) -> dict[str, Any]:
+def usage(outputs: list[Output]) -> Usage:
     count = sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
     cached = sum(output.finish.cached_tokens for output in outputs if output.finish is not None)
-    return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": cached}}
+    return Usage(prompt_tokens=count, completion_tokens=0, total_tokens=count, prompt_tokens_details=CachedTokens(cached))
 
 
 def raw(output: Output) -> np.ndarray:

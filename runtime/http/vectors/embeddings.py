@@ -10,7 +10,9 @@ from msgspec import Meta, Struct
 from runtime.errors import InvalidRequest
 from runtime.http.errors import decode
 from runtime.http.exchange import Answer, Output
+from runtime.http.native.answers import Encoded, FinishReason, MetaInfo
 from runtime.http.native.types import Rid
+from runtime.http.vectors.answers import Embedding, Embeddings, Pooled, PooledList
 from runtime.http.vectors.asks import Common, Inputs, activated, answer, embedding, new_id, pooling_of, prompts_of, raw, usage, written
 from runtime.messages import Text, Tokens
 from runtime.service import Service
@@ -48,11 +50,10 @@ def embeddings(service: Service, body: bytes) -> Answer:
     size = size_of(wish.dimensions, pooling.size)
     is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
 
-    def tell(outputs: list[Output]) -> dict[str, Any]:
-        data = [{"object": "embedding", "index": i,
-                 "embedding": written(embedding(output, size, is_normalised=is_normalised), wish.encoding_format)}
+    def tell(outputs: list[Output]) -> Embeddings:
+        data = [Embedding(i, written(embedding(output, size, is_normalised=is_normalised), wish.encoding_format))
                 for i, output in enumerate(outputs)]
-        return {"object": "list", "data": data, "model": service.card.name, "usage": usage(outputs)}
+        return Embeddings(data, service.card.name, usage(outputs))
 
     prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
     return answer(service, prompts, tell, common=wish, id=new_id("embd", wish))
@@ -65,11 +66,11 @@ def pooled(service: Service, body: bytes) -> Answer:
     size = size_of(wish.dimensions, pooling.size)
     is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
 
-    def tell(outputs: list[Output]) -> dict[str, Any]:
+    def tell(outputs: list[Output]) -> PooledList:
         is_class = pooling.task == "classify"
         vectors = [activated(o, pooling) if is_class else embedding(o, size, is_normalised=is_normalised) for o in outputs]
-        data = [{"object": "pooling", "index": i, "data": written(vector, wish.encoding_format)} for i, vector in enumerate(vectors)]
-        return {"id": id, "object": "list", "created": int(time.time()), "model": service.card.name, "data": data, "usage": usage(outputs)}
+        data = [Pooled(i, written(vector, wish.encoding_format)) for i, vector in enumerate(vectors)]
+        return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
 
     prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
     return answer(service, prompts, tell, common=wish, id=id)
@@ -90,15 +91,15 @@ def encode(service: Service, body: bytes) -> Answer:
     common = Common(request_id=wish.rid)
     id = new_id("encode", common)
 
-    def tell(outputs: list[Output]) -> Any:
+    def tell(outputs: list[Output]) -> Encoded | list[Encoded]:
         answers = []
         for i, output in enumerate(outputs):
             vector = raw(output) if pooling.task == "classify" else embedding(output, size, is_normalised=pooling.is_normalised)
             assert output.finish is not None
-            meta = {"id": id if len(outputs) == 1 else f"{id}-{i}", "finish_reason": {"type": "length", "length": 0},
-                    "prompt_tokens": output.finish.prompt_tokens, "cached_tokens": output.finish.cached_tokens,
-                    "e2e_latency": time.monotonic() - arrival_s}
-            answers.append({"embedding": vector.tolist(), "meta_info": meta})
+            meta = MetaInfo(id=id if len(outputs) == 1 else f"{id}-{i}", finish_reason=FinishReason(type="length", length=0),
+                            prompt_tokens=output.finish.prompt_tokens, cached_tokens=output.finish.cached_tokens,
+                            e2e_latency=time.monotonic() - arrival_s)
+            answers.append(Encoded(embedding=vector.tolist(), meta_info=meta))
         return answers if is_list else answers[0]
 
     return answer(service, prompts, tell, common=common, id=id, names={"prompt": "text" if wish.text is not None else "input_ids"})

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 from runtime.errors import InvalidRequest
 from runtime.http.errors import decode
 from runtime.http.exchange import Answer, Output
+from runtime.http.vectors.answers import Class, Classes, LabelScores, Ranked, Ranking, Score, Scores
 from runtime.http.vectors.asks import (
     MAX_INPUTS,
     Common,
@@ -36,7 +37,7 @@ from runtime.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenId
 from runtime.service import Service
 
 Texts = str | A[list[str], Meta(min_length=1)]
-Scores = Callable[[list[Output]], list[float]]
+Scoring = Callable[[list[Output]], list[float]]
 
 
 class TextDocument(Struct):
@@ -105,11 +106,11 @@ def rerank(service: Service, body: bytes, *, tells_documents: bool = True) -> An
         wish.truncate_prompt_tokens = wish.max_tokens_per_doc
     id, tells = new_id("rerank", wish), tells_documents if wish.return_documents is None else wish.return_documents
 
-    def tell(outputs: list[Output]) -> dict[str, Any]:
+    def tell(outputs: list[Output]) -> Ranking:
         found = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[:wish.top_n or None]
-        results = [{"index": i, "relevance_score": score} | ({"document": {"text": texts[i]}} if tells else {}) for i, score in found]
-        return {"id": id, "model": service.card.name, "results": results, "usage": usage(outputs),
-                "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}}
+        results = [Ranked(i, score, {"text": texts[i]} if tells else UNSET) for i, score in found]
+        return Ranking(id, service.card.name, results, usage(outputs),
+                       {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}})
 
     return answer(service, prompts, tell, common=wish, id=id, names={"truncate": "truncate_prompt_tokens", "prompt": "documents"})
 
@@ -128,9 +129,9 @@ def score(service: Service, body: bytes) -> Answer:
     prompts, scores = _pairs(service, queries, documents, is_plain=_is_plain(wish))
     id = new_id("score", wish)
 
-    def tell(outputs: list[Output]) -> dict[str, Any]:
-        data = [{"index": i, "object": "score", "score": one} for i, one in enumerate(scores(outputs))]
-        return {"id": id, "object": "list", "created": int(time.time()), "model": service.card.name, "data": data, "usage": usage(outputs)}
+    def tell(outputs: list[Output]) -> Scores:
+        data = [Score(i, one) for i, one in enumerate(scores(outputs))]
+        return Scores(id, int(time.time()), service.card.name, data, usage(outputs))
 
     return answer(service, prompts, tell, common=wish, id=id, names={"truncate": "truncate_prompt_tokens", "prompt": "text_2"})
 
@@ -144,13 +145,13 @@ def classify(service: Service, body: bytes) -> Answer:
     wish = decode(body, _classify)
     pooling, id, is_plain = pooling_of(service, "classify"), new_id("classify", wish), _is_plain(wish)
 
-    def tell(outputs: list[Output]) -> dict[str, Any]:
+    def tell(outputs: list[Output]) -> Classes:
         data = []
         for i, output in enumerate(outputs):
             numbers = raw(output) if is_plain else activated(output, pooling)
             label = pooling.labels[int(numbers.argmax())]
-            data.append({"index": i, "label": label, "probs": numbers.tolist(), "num_classes": len(numbers)})
-        return {"id": id, "object": "list", "created": int(time.time()), "model": service.card.name, "data": data, "usage": usage(outputs)}
+            data.append(Class(i, label, numbers.tolist(), len(numbers)))
+        return Classes(id, int(time.time()), service.card.name, data, usage(outputs))
 
     prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
     return answer(service, prompts, tell, common=wish, id=id)
@@ -160,7 +161,7 @@ def _is_plain(wish: RerankBody | ScoreBody | ClassifyBody) -> bool:
     return wish.use_activation is False or wish.activation is False
 
 
-def _pairs(service: Service, queries: list[str], documents: list[str], *, is_plain: bool) -> tuple[Sequence[Prompt], Scores]:
+def _pairs(service: Service, queries: list[str], documents: list[str], *, is_plain: bool) -> tuple[Sequence[Prompt], Scoring]:
     """What to compute for each document with its query (or the one query of all), and what makes scores of it. Raises InvalidRequest."""
     pooling = pooling_of(service)
     if pooling.task == "embed":
@@ -186,10 +187,10 @@ def _label_scores(service: Service, wish: ScoreBody) -> Answer:
     labels, applies = wish.label_token_ids, bool(wish.apply_softmax)
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, logprob_ids=tuple(labels))
 
-    def tell(outputs: list[Output]) -> dict[str, Any]:
+    def tell(outputs: list[Output]) -> LabelScores:
         found = [np.array([logprob for _, logprob in output.logprobs[0].picked]) if output.logprobs else raw(output) for output in outputs]
         scores = [(softmax(one) if applies else np.exp(one)).tolist() for one in found]
-        return {"scores": scores, "object": "scoring", "model": service.card.name, "usage": usage(outputs)}
+        return LabelScores(scores, service.card.name, usage(outputs))
 
     prompts = _joined(wish.query, wish.items, is_item_first=bool(wish.item_first), is_apart=service.card.reads_items_apart)
     names = {"logprob_ids": "label_token_ids", "prompt": "items", "input_ids": "items"}

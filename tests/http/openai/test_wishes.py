@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import httpx
+import msgspec
 import openai
 import pytest
 from hypothesis import given, settings
@@ -233,7 +234,7 @@ def test_a_stream_says_what_the_whole_says(path: str, data: st.DataObject) -> No
         fields["echo"] = True
 
     answer = ROUTES[path](FakeService(), json.dumps(BASE[path] | fields).encode())
-    whole, usage = told(path, anyio.run(answer.complete))
+    whole, usage = told(path, msgspec.to_builtins(anyio.run(answer.complete)))
     assert joined(path, stream(path, **fields, **pace)) == (whole, usage if "stream_options" in pace else None)
 
 

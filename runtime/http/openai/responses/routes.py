@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import convert
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -16,8 +17,10 @@ from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestErr
 from runtime.http.body import read_body
 from runtime.http.exchange import Answer, Dialect
 from runtime.http.face import Face
+from runtime.http.openai.answers import Deleted, ItemPage
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.files import page_of
+from runtime.http.openai.responses import answers as responses
 from runtime.http.openai.responses.serve import ResponseDialect, Wish, answer
 from runtime.http.openai.responses.store import OPEN, Kept, ResponseStore
 from runtime.http.openai.responses.trails import Trail, Trails
@@ -54,9 +57,9 @@ class Responses:
             Route("/v1/responses", self._creating(face), methods=["POST"]),
             Route("/v1/responses/input_tokens", self._counting(face), methods=["POST"]),
             Route("/v1/responses/{id}", self._get),
-            Route("/v1/responses/{id}", telling(self._delete), methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", telling(self._cancel), methods=["POST"]),
-            Route("/v1/responses/{id}/input_items", telling(self._input_items)),
+            Route("/v1/responses/{id}", telling(Deleted, self._delete), methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", telling(responses.Response, self._cancel), methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", telling(ItemPage, self._input_items)),
         ]
 
     def _creating(self, face: Face) -> Any:
@@ -73,7 +76,7 @@ class Responses:
             kept = wish.kept()
             self.store.put(kept)
             trail = self.trails.open(kept.id) if serving.is_stream else None
-            queued: Response = json(wish.response)
+            queued: Response = json(convert(wish.response, responses.Response))
             if trail is not None:
                 assert isinstance(serving.dialect, ResponseDialect)
                 self.trails.say(trail, serving.dialect.queued())
@@ -87,7 +90,7 @@ class Responses:
         async def count(request: Request) -> Response:
             wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, face.max_body_bytes))
             ids = await self.service.control.tokenize(chat_prompt(wish.chat))
-            return json({"object": "response.input_tokens", "input_tokens": len(ids)})
+            return json(responses.InputTokens("response.input_tokens", len(ids)))
 
         return count
 
@@ -130,7 +133,7 @@ class Responses:
     async def _get(self, request: Request) -> Response:
         kept = self.store.find(request.path_params["id"])
         if request.query_params.get("stream") != "true":
-            return json(kept.response)
+            return json(convert(kept.response, responses.Response))
         after = request.query_params.get("starting_after")
         if after is not None and not after.isdecimal():
             raise InvalidRequest("starting_after must be the sequence_number of an event", param="starting_after")

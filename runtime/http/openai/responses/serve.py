@@ -15,6 +15,7 @@ from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.models import check_model
+from runtime.http.openai.responses.answers import Response
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.store import Kept, ResponseStore
 from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check
@@ -111,6 +112,8 @@ def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer
 
 class ResponseDialect:
     """One response object, or the events of its growth."""
+
+    gives = Response
 
     def __init__(self, service: Service, wish: Wish, keep: Callable[[Kept], None]) -> None:
         self.service = service

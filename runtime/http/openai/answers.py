@@ -1,0 +1,231 @@
+"""What the routes of OpenAI's API answer. Answers are encoded as these, and the OpenAPI document is made of them.
+
+A field that is UNSET is left out; `null` is said where OpenAI says it.
+"""
+
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from msgspec import UNSET, Struct, UnsetType
+
+from runtime.http.openai.batches import Batch
+from runtime.http.openai.files import File
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+class Tiers(Struct, forbid_unknown_fields=True):
+    """Where cached tokens came from: --enable-cache-report."""
+
+    device: int
+    host: int
+    storage: int | UnsetType = UNSET
+    storage_backend: str | UnsetType = UNSET
+
+
+class CachedTokens(Struct, forbid_unknown_fields=True):
+    """Of the prompt."""
+
+    cached_tokens: int
+    cached_tokens_details: Tiers | UnsetType = UNSET
+
+
+class ThoughtTokens(Struct, forbid_unknown_fields=True):
+    """Of the answer."""
+
+    reasoning_tokens: int
+
+
+class Usage(Struct, forbid_unknown_fields=True):
+    """How many tokens it took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ThoughtTokens | UnsetType = UNSET  # of what generates
+
+
+class Likely(Struct, forbid_unknown_fields=True):
+    """A token that could have stood there."""
+
+    token: str
+    bytes: list[int]
+    logprob: float | None
+
+
+class LikelyToken(Likely, forbid_unknown_fields=True):
+    """A token, and those that could have stood in its place."""
+
+    top_logprobs: list[Likely]
+
+
+class ChatLogprobs(Struct, forbid_unknown_fields=True):
+    """Log probabilities of a message's tokens."""
+
+    content: list[LikelyToken]
+    refusal: None = None
+
+
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    """A function by its name, and its arguments as a text that should be JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, forbid_unknown_fields=True):
+    """A call of a function."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    """The answer."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What choices of chats and of texts have in common."""
+
+    index: int
+    finish_reason: str | None
+    matched_stop: str | int | None | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None | UnsetType = UNSET
+    hidden_states: Any = UNSET  # a list of numbers, or null
+
+
+class ChatChoice(Choice, kw_only=True, forbid_unknown_fields=True):
+    """One of `n` answers."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Json | None] | UnsetType = UNSET
+
+
+class FunctionPiece(Struct, forbid_unknown_fields=True):
+    """More of a call's function."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CallPiece(Struct, forbid_unknown_fields=True):
+    """More of call number `index`."""
+
+    index: int
+    function: FunctionPiece
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class MessagePiece(Struct, forbid_unknown_fields=True):
+    """More of the message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallPiece] | UnsetType = UNSET
+    hidden_states: Any = UNSET
+
+
+class ChatPiece(Choice, kw_only=True, forbid_unknown_fields=True):
+    """More of one of `n` answers."""
+
+    delta: MessagePiece
+    logprobs: ChatLogprobs | None
+
+
+class ChatChunk(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An event of a chat's stream, which ends with [DONE]."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatPiece]
+    usage: Usage | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | None | UnsetType = UNSET
+
+
+class TextLogprobs(Struct, forbid_unknown_fields=True):
+    """Log probabilities of a text's tokens."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class TextChoice(Choice, kw_only=True, forbid_unknown_fields=True):
+    """One of `n` texts, or more of it."""
+
+    text: str
+    logprobs: TextLogprobs | None
+    prompt_logprobs: list[Json | None] | UnsetType = UNSET
+
+
+class Completion(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /v1/completions, and an event of its stream, which ends with [DONE]."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | None | UnsetType = UNSET
+
+
+class Model(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A served model; to Anthropic's clients also in the words of theirs."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    type: str | UnsetType = UNSET
+    display_name: str | UnsetType = UNSET
+    created_at: datetime | UnsetType = UNSET
+
+
+class Page(Struct, Generic[T], kw_only=True, forbid_unknown_fields=True):
+    """A part of a list."""
+
+    object: Literal["list"]
+    data: list[T]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class Deleted(Struct, forbid_unknown_fields=True):
+    """What is gone."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+Models, FilePage, BatchPage, ItemPage = Page[Model], Page[File], Page[Batch], Page[Json]
