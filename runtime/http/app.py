@@ -71,7 +71,8 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
         # writing past `send` is right only where nothing stands between us and the server
         if connection is not None and own_send is send:
             scope[DIRECT] = connection
-        await app(scope, receive, telling_id(send, request_id(scope["headers"])))
+        also = b"request-id" if errors.ANTHROPIC in scope["path"] else None  # where Anthropic's clients look for it
+        await app(scope, receive, telling_id(send, request_id(scope["headers"]), also=also))
 
     return entry
 
@@ -96,6 +97,7 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
               methods=["POST"]),
         Route("/v1/models", telling(Models, models)),
         Route("/v1/models/{name:path}", telling(Model, model)),
+        Route("/", _greet),
         Route("/health", _health(service)),
         Route("/health_generate", _probe(service)),
         Route("/ping", _health(service)),
@@ -151,6 +153,11 @@ def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
         return answer
 
     return endpoint
+
+
+async def _greet(_: Request) -> Response:
+    """Clients of Ollama ask here whether anybody is there."""
+    return Response("runtime is running; docs tells what it serves\n", media_type="text/plain")
 
 
 def _health(service: Service) -> Endpoint:

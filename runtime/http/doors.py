@@ -24,7 +24,7 @@ from runtime.http.errors import error_response
 
 Level = Literal["open", "user", "admin"]
 
-OPEN = frozenset({"/health", "/health_generate", "/ping", "/metrics", "/openapi.json", "/docs"})
+OPEN = frozenset({"/", "/health", "/health_generate", "/ping", "/metrics", "/openapi.json", "/docs"})
 ADMIN = frozenset({
     "/flush_cache", "/clear_hicache_storage_backend", "/attach_hicache_storage_backend", "/detach_hicache_storage_backend",
     "/pause_generation", "/continue_generation", "/abort_request", "/set_internal_state", "/slow_down", "/freeze_gc",

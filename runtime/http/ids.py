@@ -32,11 +32,13 @@ def request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return os.urandom(16).hex().encode()
 
 
-def telling_id(send: Send, id: bytes) -> Send:
-    """`send` that puts the id at the head of the answer."""
+def telling_id(send: Send, id: bytes, *, also: bytes | None = None) -> Send:
+    """`send` that puts the id at the head of the answer, under a second name `also`."""
+    told = [(HEADER, id)] if also is None else [(HEADER, id), (also, id)]
+
     async def with_id(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = message | {"headers": [*message.get("headers", ()), (HEADER, id)]}
+            message = message | {"headers": [*message.get("headers", ()), *told]}
         await send(message)
 
     return with_id

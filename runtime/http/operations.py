@@ -120,6 +120,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "Health": (
         Operation("GET", "/health", "Whether it serves"),
         Operation("GET", "/ping", "Whether it serves"),
+        Operation("GET", "/", "Whether anybody is there", answer="text"),
         Operation("GET", "/health_generate", "Whether it serves, by generating a token"),
         Operation("GET", "/metrics", "Figures for Prometheus", answer="text"),
         Operation("GET", "/openapi.json", "This document"),

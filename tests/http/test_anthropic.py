@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from runtime.constraint import StructuralTag
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.http.anthropic.convert import chat_body
 from runtime.http.anthropic.messages import MessageDialect
@@ -22,6 +23,7 @@ from runtime.messages import Chat
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.request import Finish, FinishReason
 from tests.http.fake import FakeService
+from tests.http.openai.test_tools import HERMES, SAYS
 from tests.http.serving import serving, stepping
 
 pytestmark = pytest.mark.anyio
@@ -209,3 +211,31 @@ def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str
                                 "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard"}
     cut = MessageDialect("msg_1", "m", 5).body([output])
     assert (cut["stop_reason"] == "model_context_window_exceeded") == (reason == "length")
+
+
+async def test_what_newer_clients_send_and_look_for() -> None:
+    service = FakeService(formats=HERMES, says=SAYS, has_tags=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+        body: dict[str, Any] = {
+            "model": "default", "max_tokens": 60, "messages": [{"role": "user", "content": "hi"}], "diagnostics": {},
+            "user_profile_id": "u", "thinking": {"type": "enabled", "budget_tokens": 9},
+            "tools": [{"name": "add", "input_schema": {"type": "object"}, "strict": True}]}
+        told = await http.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
+        assert told.headers["request-id"] == told.headers["x-request-id"] == "mine"
+        assert isinstance(service.asks[-1].params.constraint, StructuralTag)  # strict
+        message = told.json()
+        assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+        assert message["stop_details"] is None and message["usage"]["service_tier"] == "standard"
+        assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+        for wish in ({"type": "enabled", "budget_tokens": 9, "display": "omitted"}, {"type": "adaptive", "display": "omitted"}):
+            whole = (await http.post("/v1/messages", json=body | {"thinking": wish})).json()
+            assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
+            stream = (await http.post("/v1/messages", json=body | {"thinking": wish, "stream": True})).text
+            assert "thinking_delta" not in stream and "text_delta" in stream
+        count = {name: body[name] for name in ("model", "messages", "tools", "thinking", "user_profile_id")}
+        counted = await http.post("/v1/messages/count_tokens", json=count)
+        assert counted.status_code == 200 and counted.json()["input_tokens"] > 0
+        missing = await http.post("/v1/messages", json={"model": "none", "max_tokens": 1, "messages": body["messages"]})
+        assert missing.status_code == 404 and missing.headers["request-id"] and missing.json()["type"] == "error"
+        assert "request-id" not in (await http.get("/health")).headers
+        assert (await http.head("/")).status_code == 200

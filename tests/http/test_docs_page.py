@@ -1,4 +1,4 @@
-"""The page /docs in a real browser, which runs its script. Needs Chromium (Debian: apt install chromium); nothing else of the tests does."""
+"""The page /docs in a real browser, which runs its script. Needs Chromium (Debian: apt install chromium), as no other test does."""
 
 import re
 import shutil
@@ -31,7 +31,8 @@ async def test_it_shows_every_route_and_opens_the_one_that_is_named(tmp_path: Pa
     assert len(re.findall(r"<details id=", seen)) > 70
     opened = re.findall(r"<details id=\"([^\"]*)\" open", seen)
     assert opened == ["post_v1_chat_completions"]
-    for told in ("Body", "Answer, application/json", "Each event, text/event-stream", "Refusal", ">messages<", ">choices<", "list of ChatPiece"):
+    for told in ("Body", "Answer, application/json", "Each event, text/event-stream", "Refusal", ">messages<", ">choices<",
+                 "list of ChatPiece"):
         assert told in seen, told
     assert seen.index(">messages<") < seen.index(">temperature<") < seen.index(">lora_path<")  # what must be given, what may be, the rest
     assert "Error" not in re.sub(r"OpenAIError", "", seen.split("<main", 1)[1].split("<script", 1)[0])

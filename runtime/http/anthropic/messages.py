@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.anthropic.answers import Message
 from runtime.http.anthropic.convert import NAMES, chat_body
-from runtime.http.anthropic.types import CountBody, MessagesBody
+from runtime.http.anthropic.types import Adaptive, CountBody, Enabled, MessagesBody
 from runtime.http.anthropic.writer import Payload, Writer
 from runtime.http.errors import anthropic_error, decode, renamed
 from runtime.http.exchange import Answer, Output
@@ -19,7 +19,7 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import check_model
 from runtime.http.reading import events_of
 from runtime.http.sse import encode
-from runtime.parsing.events import Event
+from runtime.parsing.events import Event, Reasoning
 from runtime.request import Delta, Finish, FinishReason
 from runtime.service import ModelCard, Service
 
@@ -36,7 +36,8 @@ def messages(service: Service, body: bytes) -> Answer:
     except RequestError as error:
         raise renamed(error, NAMES) from None
     is_stream = bool(wish.stream)
-    dialect = MessageDialect(message_id, service.card.name, wish.max_tokens, is_stream=is_stream)
+    omits = isinstance(wish.thinking, Enabled | Adaptive) and wish.thinking.display == "omitted"
+    dialect = MessageDialect(message_id, service.card.name, wish.max_tokens, is_stream=is_stream, omits_thoughts=omits)
     return Answer(service, [ask], dialect, is_stream=is_stream, names=names | NAMES, reading=reading)
 
 
@@ -60,11 +61,12 @@ class MessageDialect:
 
     gives = Message
 
-    def __init__(self, message_id: str, model: str, max_tokens: int, *, is_stream: bool = False) -> None:
+    def __init__(self, message_id: str, model: str, max_tokens: int, *, is_stream: bool = False, omits_thoughts: bool = False) -> None:
         self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
                                  "stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None,
                                  "usage": usage(0, 0, 0, 0)}
         self.max_tokens = max_tokens
+        self.omits_thoughts = omits_thoughts
         self.thought_tokens = 0
         self.writer = Writer(self.message["content"], is_stream=is_stream)
         self.finish: Finish | None = None
@@ -99,7 +101,8 @@ class MessageDialect:
     def _read(self, delta: Delta) -> list[Event]:
         self.finish = delta.finish or self.finish
         self.thought_tokens += delta.thought_tokens
-        return events_of(delta)
+        events = events_of(delta)
+        return [event for event in events if not isinstance(event, Reasoning)] if self.omits_thoughts else events
 
     def _end(self) -> None:
         end = self.finish

@@ -80,6 +80,7 @@ class Tool(Struct):
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
+    strict: bool | None = None  # its calls keep to the schema, as docs/tools.md says of functions
 
 
 class AutoChoice(Struct, tag_field="type", tag="auto"):
@@ -105,14 +106,20 @@ class NoChoice(Struct, tag_field="type", tag="none"):
     """It must not call."""
 
 
+Display = Literal["summarized", "omitted"]  # there are no summaries: thoughts are told as they are, or not
+
+
 class Enabled(Struct, tag_field="type", tag="enabled"):
     """The model thinks first."""
 
     budget_tokens: A[int, Meta(ge=1)]
+    display: Display | None = None
 
 
 class Adaptive(Struct, tag_field="type", tag="adaptive"):
     """It thinks if it likes to."""
+
+    display: Display | None = None
 
 
 class Disabled(Struct, tag_field="type", tag="disabled"):
@@ -145,6 +152,10 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     output_format: SchemaFormat | None = None  # the older place of output_config.format
     chat_template_kwargs: dict[str, Any] | None = None  # not Anthropic's, as the last six of the next
     cache_control: Any = None  # prefixes are found without marks
+    # accepted without effect
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
     # refused when they say anything
     mcp_servers: list[Any] | None = None
     context_management: Any = None
@@ -163,8 +174,8 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None  # user_id is for logs; whose share a request uses is a matter of keys or headers
     service_tier: str | None = None
     inference_geo: str | None = None
-    speed: str | None = None
     container: Any = None
+    diagnostics: Any = None
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
