@@ -69,6 +69,7 @@ class GrammarSetup(Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]  # allowed where a text may end
     whitespace_pattern: str | None = None  # of JSON, between its tokens
     is_compact: bool = False  # JSON without any whitespace between its tokens
+    jumps: bool = True  # forced tokens come together, without a step for each of them
 
 
 def grammar_of(rule: Rule) -> Grammar:

@@ -136,12 +136,13 @@ class StepTokens(Struct, frozen=True, tag=True):
     sequence_ids: list[int]
     token_ids: list[int]
     ended: list[Ended]
-    logprobs: dict[int, TokenLogprob]  # by sequence id, where asked for
+    logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where asked for: of each of its tokens
     prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
     loaded: dict[int, Loaded] = {}  # of them, where there are any that the device did not have
     vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
     hidden: dict[int, np.ndarray] = {}  # by sequence id, where asked for: float32 [n, size], the prompt's with the first token
+    more: dict[int, list[int]] = {}  # by sequence id: tokens that follow the one in `token_ids`, where a step brought several
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -349,7 +350,11 @@ class PromptLogprobs(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, array_like=True, tag="result"):
-    """What a step sampled: `N` tokens, one for each row with samples == 1, in row order."""
+    """What a step sampled: `N` tokens, for each row with samples == 1, in row order: one, or as many as `num_tokens` says.
+
+    A row that brings a run of n tokens has computed nothing of it. The rows of that sequence which are in flight then compute its tokens
+    one by one, and what they sample is known already; the scheduler lets the rest follow as an extend row.
+    """
 
     step: int
     token_ids: np.ndarray  # int32 [N]
@@ -359,9 +364,10 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     top_logprobs: np.ndarray  # float32 [N * width] or empty
     prompt: list[PromptLogprobs]
     compute_s: float  # seconds that the rank spent on the step
-    failed: dict[int, Failing] = {}  # by place in `token_ids`: what its request ends of; the token there means nothing
+    failed: dict[int, Failing] = {}  # by place among those rows: what its request ends of; the token there means nothing
     vectors: np.ndarray | None = None  # float32 [N * size]: of a model that pools, in place of the N tokens
     hidden: np.ndarray | None = None  # float32: hidden states behind the last norm, of the tokens that the plan wants them of
+    num_tokens: np.ndarray | None = None  # int32: of each row that samples; None: one each
 
 
 FromRank = LoadProgress | RankReady | RankFailed | Captured | StepResult

@@ -68,11 +68,12 @@ class Sequence:
     [cached_len, computed_len)  keys and values written by steps that were submitted since
     [computed_len, len(tokens)) known tokens still to be computed
     in_flight                   sampled by submitted steps, not yet known here
+    repeated                    sampled by submitted steps, but known here from a run of tokens that came before
     """
 
     __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
                  "in_flight", "pages", "slot", "node", "first_cached_len", "loaded_len", "is_finished", "stop_ids", "level", "match",
-                 "window", "state", "fetched_len", "first_loaded")
+                 "window", "state", "fetched_len", "first_loaded", "repeated")
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
         self.id = id
@@ -85,6 +86,7 @@ class Sequence:
         self.cached_len = 0
         self.computed_len = 0
         self.in_flight = 0
+        self.repeated = 0
         self.pages: list[int] = []
         self.slot = -1
         self.node: Any = None  # cache.prefix.Node: deepest locked node of the prefix tree

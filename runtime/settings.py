@@ -53,7 +53,7 @@ def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
         return None
     return GrammarSetup(backend=plan.grammar_backend, tokenizer_path=plan.tokenizer_path, vocab_size=model.vocab_size,
                         eos_ids=model.eos_ids, whitespace_pattern=plan.constrained_json_whitespace_pattern,
-                        is_compact=plan.constrained_json_disable_any_whitespace)
+                        is_compact=plan.constrained_json_disable_any_whitespace, jumps=not plan.disable_jump_forward)
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:

@@ -46,7 +46,23 @@ class SequenceOutput:
         self.is_plain = False  # from the second token on, where no stop strings are searched
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
-        """The delta of a token, which is the last one of the sequence if `end` is given or a stop string is found."""
+        """The delta of a step's tokens, the last of which is the last of the sequence if `end` is given or a stop string is found."""
+        run = step.more.get(self.id)
+        if run is None:
+            return self._add(token_id, step, end)
+        delta = self._add(token_id, step, None)
+        for count, token in enumerate(run, 1):
+            if delta.finish is not None:
+                break
+            following = self._add(token, step, end if count == len(run) else None)
+            delta.text += following.text
+            delta.token_ids.append(token)
+            delta.finish = following.finish
+        if delta.logprobs is not None:
+            delta.logprobs = step.logprobs[self.id][:len(delta.token_ids)]
+        return delta
+
+    def _add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
         params = self.request.params
         is_first = not self.num_tokens
         if is_first:
@@ -56,8 +72,7 @@ class SequenceOutput:
         self.num_tokens += 1
         is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop
         text = "" if is_silent else self.text.add(token_id)
-        logprob = step.logprobs.get(self.id)
-        delta = Delta(self.index, text, [token_id], None if logprob is None else [logprob])
+        delta = Delta(self.index, text, [token_id], step.logprobs.get(self.id))
         if is_first:
             delta.prompt_ids = self.request.prompt_ids
             delta.prompt_tokens, delta.cached_tokens, delta.loaded = len(delta.prompt_ids), self.cached_tokens, self.loaded
@@ -170,12 +185,13 @@ class DetokenizerActor:
         ended = {end.sequence_id: end for end in step.ended}
         has_logprobs = bool(step.logprobs)
         stopped: list[int] = []
+        more = step.more
         for sequence_id, token_id in zip(step.sequence_ids, step.token_ids, strict=True):
             sequence = sequences.get(sequence_id)
             if sequence is None:
                 continue  # aborted, or ended by a stop string that the scheduler had not heard of
             try:
-                if sequence.is_plain and not has_logprobs and sequence_id not in ended:
+                if sequence.is_plain and not has_logprobs and sequence_id not in ended and sequence_id not in more:
                     sequence.num_tokens += 1
                     sequence.sink.push(Delta(sequence.index, sequence.text.add(token_id), [token_id]))
                     continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
@@ -98,6 +99,7 @@ class Loaded:
         begin = perf_counter()
         if plan.admits:
             self.settle()
+        self.slots.runs = {}
         arrivals = None if plan.moves is None else self.move(plan.moves)
         size = None if self.graphs is None else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
@@ -131,6 +133,7 @@ class Loaded:
         for logs in (*(row.found for row in prompt), *(() if found is None else (found,))):
             tensors += logs.chosen, logs.top_ids, logs.top
         follows = self.slots.follows
+        runs = self.slots.runs if plan.shown is None else {}  # hidden states are told token by token
 
         def finish(arrays: list[np.ndarray]) -> StepResult:
             token_ids, *rest = arrays
@@ -138,7 +141,8 @@ class Loaded:
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
             width, values = (-1, NO_LOGPROBS) if found is None else (rest[-2].shape[1], [array.ravel() for array in rest[-3:]])
             failed = self.took(plan, token_ids) if follows else {}
-            return StepResult(plan.step, token_ids, width, *values, rows, self.seconds(begin), failed, hidden=states)
+            result = StepResult(plan.step, token_ids, width, *values, rows, self.seconds(begin), failed, hidden=states)
+            return with_runs(result, runs) if runs else result
 
         launched = Launched(self.transfers.fetch(tensors), finish)
         self.unsettled = launched if follows else None
@@ -268,3 +272,14 @@ class Loaded:
                 self.slots.pick(found, logits, slice(None), slot, width)
             parts.append((found.chosen, found.top_ids, found.top))
         return PromptRow(slot, width, targets, Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
+
+
+def with_runs(result: StepResult, runs: dict[int, list[int]]) -> StepResult:
+    """The result where the rows at these places bring more tokens; nobody wants log probabilities of those."""
+    tokens = [[token, *runs.get(place, ())] for place, token in enumerate(result.token_ids.tolist())]
+    counts = np.array([len(row) for row in tokens], np.int32)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    top_ids, top = (values.reshape(len(counts), -1)[rows].ravel() for values in (result.top_ids, result.top_logprobs))
+    return structs.replace(
+        result, token_ids=np.array([token for row in tokens for token in row], np.int32), num_tokens=counts, top_ids=top_ids,
+        top_logprobs=top, logprobs=result.logprobs[rows] if len(result.logprobs) else result.logprobs)

@@ -52,6 +52,11 @@ class Matcher(Protocol):
         """Sets bit i of int32 `bits` exactly where token i may come next; eos ids where the text may end. False: the backend gave up."""
         ...
 
+    def forced(self) -> list[int]:
+        """Tokens of a text with which every text goes on from here, as the tokenizer writes it; `accept` takes each of them. It need not
+        be all that is forced."""
+        ...
+
 
 class Compiled(Protocol):
     """A grammar over the backend's vocabulary."""

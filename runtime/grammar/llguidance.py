@@ -93,6 +93,9 @@ class LLMatch:
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return not self.inner.is_error()
 
+    def forced(self) -> list[int]:
+        return self.inner.compute_ff_tokens()
+
 
 def _reason(matcher: LLMatcher) -> str:
     lines = [line for line in matcher.get_error().strip().split("\n") if line.strip()]

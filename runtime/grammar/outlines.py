@@ -83,6 +83,9 @@ class OutlinesMatcher:
         self._guide.write_mask_into(bits.ctypes.data, bits.size, bits.itemsize)
         return True
 
+    def forced(self) -> list[int]:
+        return []  # it does not say
+
 
 def open_terms(terms: Terms) -> Outlines:
     return Outlines(terms)

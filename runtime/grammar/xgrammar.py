@@ -30,6 +30,7 @@ class XGrammar:
                                             stop_token_ids=list(terms.eos_ids))
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)  # we keep what is compiled
         self._is_compact = terms.is_compact
+        self._terms = terms
         self._batch = xgrammar.BatchGrammarMatcher(1)  # in this thread: more of them take longer than the masks
 
     def fill(self, matchers: "list[XMatcher]", bits: np.ndarray) -> list[int]:
@@ -39,7 +40,7 @@ class XGrammar:
 
     def compile(self, grammar: Grammar) -> "XCompiled":
         try:
-            return XCompiled(self._compile(grammar))
+            return XCompiled(self._compile(grammar), self._terms)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(first_line(error)) from error
 
@@ -79,18 +80,20 @@ def _bounds_as_pattern(node: dict[str, Any], place: str) -> None:
 class XCompiled:
     """A grammar of xgrammar."""
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, terms: Terms) -> None:
         self._compiled = compiled
+        self._terms = terms
 
     def matcher(self) -> "XMatcher":
-        return XMatcher(xgrammar.GrammarMatcher(self._compiled))
+        return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._terms)
 
 
 class XMatcher:
     """The Matcher."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, terms: Terms) -> None:
         self.inner = matcher
+        self._terms = terms
 
     def accept(self, token: int) -> bool:
         accepted: bool = self.inner.accept_token(token)
@@ -100,6 +103,18 @@ class XMatcher:
         bits.fill(-1)
         self.inner.fill_next_token_bitmask(bits.reshape(1, -1))
         return True
+
+    def forced(self) -> list[int]:
+        """All but the last token, which may be written together with what follows."""
+        try:
+            text = self.inner.find_jump_forward_string()
+        except UnicodeDecodeError:  # it begins or ends within a character
+            return []
+        if len(text) < 2:
+            return []
+        tokens = self._terms.encode(text)
+        is_text = b"".join(map(self._terms.tokens.__getitem__, tokens)) == text.encode()  # some tokenizers put a blank before
+        return tokens[:-1] if is_text else []
 
 
 def open_terms(terms: Terms) -> XGrammar:

@@ -2,6 +2,10 @@
 
 A token is known here first, so its grammar is here too: no mask ever waits for the event loop, and steps stay in flight as they are.
 `took` only notes a step's tokens; the work is done in `masks`, when the next step's forward has been launched and the device is busy.
+
+Where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence is as long the mask of each position allows
+the run's token alone. So a run is the same whether the scheduler is told of it (`runs`) and computes it as known tokens, or not and
+samples one after the other; and what steps that were in flight sample meanwhile is what they must.
 """
 
 from collections import OrderedDict
@@ -16,6 +20,7 @@ from runtime.messages import Admit
 from runtime.request import Guide
 
 KEPT = 64  # compiled grammars
+SHORTEST = 4  # run worth telling: with two steps in flight one of n tokens saves n - 2 steps, but its extend row is dearer than a decode
 
 
 class Guided:
@@ -30,9 +35,38 @@ class Guided:
         self.is_ended = False
         self._tail: list[int] = []  # the latest tokens, while it waits for `after_ids`
         self.pending: int | None = None  # taken, but the grammar has not been told
+        self.length = 0  # of the sequence as the matcher knows it, with a run that is to come
+        self.run: list[int] = []  # the last tokens of it, where they are forced
 
-    def tell(self, token: int) -> None:
-        """The sequence goes on with `token`."""
+    def begin(self, prompt_len: int, tokens: list[int]) -> None:
+        """A prompt, and what was generated before the sequence came here."""
+        self.length = prompt_len
+        self._look()
+        for length, token in enumerate(tokens, prompt_len + 1):
+            self.advance(token, length)
+
+    def advance(self, token: int, length: int) -> None:
+        """The sequence has come to `length` tokens with `token`."""
+        if length > self.length:
+            self.length, self.run = length, []
+            self._tell(token)
+            self._look()
+
+    def _look(self) -> None:
+        """Takes the run that is forced from here, if there is one. What ends the text is never part of it."""
+        if not self.is_masked or self.is_lost:
+            return
+        assert self.matcher is not None
+        for token in self.matcher.forced():
+            if token in self.guide.stop_ids:
+                break
+            if not self.matcher.accept(token):
+                self.is_lost = True
+                return
+            self.run.append(token)
+        self.length += len(self.run)
+
+    def _tell(self, token: int) -> None:
         if self.is_ended or self.is_lost:
             return
         if token in self.guide.stop_ids:
@@ -45,10 +79,11 @@ class Guided:
             self._tail = [*self._tail, token][-size:]
             self.is_on = tuple(self._tail) == self.guide.after_ids
 
-    def settle(self) -> None:
+    def settle(self, length: int) -> None:
+        """The sequence is `length` tokens long, and what it took last is pending."""
         if self.pending is not None:
             token, self.pending = self.pending, None
-            self.tell(token)
+            self.advance(token, length)
 
     @property
     def is_masked(self) -> bool:
@@ -60,6 +95,8 @@ class Guides:
 
     def __init__(self, setup: GrammarSetup | None, vocab_size: int) -> None:
         self.slots: dict[int, Guided] = {}
+        self.runs: dict[int, list[int]] = {}  # of the last `masks`, by place: all of a run that begins there, if it is worth telling
+        self._jumps = setup is not None and setup.jumps
         self._setup = setup
         self._width = -(-vocab_size // 32)
         self._aside = ThreadPoolExecutor(1)  # all use of the backend but the matchers
@@ -87,8 +124,7 @@ class Guides:
             return
         self.prepare(admit.guide.grammar)
         guided = self.slots[admit.slot] = Guided(admit.guide, self._compiled[admit.guide.grammar].result())
-        for token in admit.history[admit.prompt_len :].tolist():
-            guided.tell(token)
+        guided.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
         """What a step sampled."""
@@ -96,22 +132,33 @@ class Guides:
             if (guided := self.slots.get(slot)) is not None:
                 guided.pending = token
 
-    def masks(self, slots: list[int]) -> tuple[list[int], np.ndarray]:
-        """Places in `slots` whose choice is not free, and int32 [places, ceil(V / 32)] with a bit for each token that they may take."""
-        places = []
+    def masks(self, slots: list[int], lengths: list[int]) -> tuple[list[int], np.ndarray]:
+        """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and int32 [places, ceil(V / 32)] with
+        a bit for each token that they may take. Sets `runs`."""
+        places, forced, self.runs = [], dict[int, int](), {}
         for place, slot in enumerate(slots):
-            if (guided := self.slots.get(slot)) is not None:
-                guided.settle()
-                if guided.is_masked:
-                    places.append(place)
-        return places, self._fill([self.slots[slots[place]] for place in places])
+            if (guided := self.slots.get(slot)) is None:
+                continue
+            length = lengths[place]
+            guided.settle(length)
+            if not guided.is_masked:
+                continue
+            if (left := guided.length - length) > 0:
+                forced[len(places)] = guided.run[-left]
+                if self._jumps and left == len(guided.run) >= SHORTEST:
+                    self.runs[place] = guided.run
+            places.append(place)
+        return places, self._fill([self.slots[slots[place]] for place in places], forced)
 
-    def _fill(self, rows: list[Guided]) -> np.ndarray:
+    def _fill(self, rows: list[Guided], forced: dict[int, int]) -> np.ndarray:
         """Bits of the tokens that may come next. Where the text may end, all that can end it may come; a lost slot ends."""
         bits = np.empty((len(rows), self._width), np.int32)
-        if any(guided.is_lost for guided in rows):
-            found = [row for row, guided in enumerate(rows) if not guided.is_lost]
-            bits[found] = self._fill([rows[row] for row in found])
+        if forced or any(guided.is_lost for guided in rows):
+            open_rows = [row for row, guided in enumerate(rows) if not (guided.is_lost or row in forced)]
+            bits[open_rows] = self._fill([rows[row] for row in open_rows], {})
+            bits[list(forced)] = 0
+            for row, token in forced.items():
+                allow(bits, [row], (token,))
         elif rows:
             assert self._backend is not None
             for row in self._backend.result().fill([guided.matcher for guided in rows], bits):
@@ -121,7 +168,7 @@ class Guides:
             if guided.is_lost:
                 bits[row] = 0
                 allow(bits, [row], guided.guide.stop_ids)
-            elif len(guided.guide.stop_ids) > 1:
+            elif len(guided.guide.stop_ids) > 1 and row not in forced:
                 kinds.setdefault(guided.guide.stop_ids, []).append(row)
         for stop_ids, alike in kinds.items():
             words, ones = split(stop_ids)

@@ -39,6 +39,7 @@ class Slots:
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
+        self.runs: dict[int, list[int]] = {}  # of the last step, by place: tokens that follow the one that was sampled
         self.picks: dict[int, Tensor] = {}  # tokens whose log probabilities a slot wants: the last columns of its width
 
     def update(self, plan: StepPlan) -> None:
@@ -104,7 +105,7 @@ class Slots:
             adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
         width = int(self.top_logprobs[slots].max())
         if self.guides.slots:
-            adjusted = self._guide(ops, adjusted, names, is_own=width < 0 or adjusted is not logits)
+            adjusted = self._guide(ops, adjusted, names, lengths.tolist(), is_own=width < 0 or adjusted is not logits)
         if self.is_random[slots].any():
             draw = self.draw(to_device(slots, self.place), to_device(lengths, self.place), int(self.top_k[slots].max()),
                              bool(self.has_top_p[slots].any()))
@@ -120,13 +121,19 @@ class Slots:
                 self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
 
-    def _guide(self, ops: Ops, logits: Tensor, slots: list[int], *, is_own: bool) -> Tensor:
+    def _guide(self, ops: Ops, logits: Tensor, slots: list[int], lengths: list[int], *, is_own: bool) -> Tensor:
         """Bans what the slots' grammars do not allow; in a copy, unless the logits are ours to change."""
-        places, bits = self.guides.masks(slots)
+        places, bits = self.guides.masks(slots, lengths)
+        self.runs = {place: run[1:] for place, run in self.guides.runs.items() if self._can_run(slots[place])}
         if places:
             logits = logits if is_own else logits.clone()
             ops.mask(logits, torch.tensor(places, device=self.place), torch.from_numpy(bits).to(self.place))
         return logits
+
+    def _can_run(self, slot: int) -> bool:
+        """Whether nobody must see each of its tokens as it is sampled, and no row of known tokens would be taken for its prompt."""
+        return (self.page_tables.shape[0] == 1 and self.top_logprobs[slot] < 0 and self.prompt_logprobs[slot] < 0
+                and slot not in self.adjuster.counts.rows and slot not in self.processors.slots)
 
     def draw(self, slots: Tensor, lengths: Tensor, largest_k: int = ANY_K, has_top_p: bool = True) -> Draw:
         """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N] each. The last two are what the

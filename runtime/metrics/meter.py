@@ -44,7 +44,8 @@ class Meter:
         metrics, last, previous = self._metrics, self._last, self._previous_s
         metrics.steps.add(1)
         metrics.step_s.observe(compute_s)
-        metrics.generated_tokens.add(len(tokens.token_ids))
+        num_tokens = len(tokens.token_ids) + sum(map(len, tokens.more.values()))
+        metrics.generated_tokens.add(num_tokens)
         in_stride = 0  # sequences whose last token came with the previous step: their gap is the same
         for i in tokens.sequence_ids:
             before = last.get(i)
@@ -60,7 +61,7 @@ class Meter:
         self._previous_s = now_s
         if now_s - previous > WINDOW_S:  # it was idle
             self._window_s, self._window_tokens = now_s, 0
-        self._window_tokens += len(tokens.token_ids)
+        self._window_tokens += num_tokens
         if (length := now_s - self._window_s) >= WINDOW_S:
             self._tokens_per_s = self._window_tokens / length
             self._window_s, self._window_tokens = now_s, 0

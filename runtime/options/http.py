@@ -64,6 +64,8 @@ class Api(Group, frozen=True, kw_only=True):
     constrained_json_whitespace_pattern: A[str | None, option(
         "Pattern of the whitespace that constrained JSON may have; of llguidance and outlines.")] = None
     constrained_json_disable_any_whitespace: A[bool, option("Constrained JSON has no optional whitespace.")] = False
+    disable_jump_forward: A[bool, option(
+        "Sample tokens one by one also where the grammar of a request forces them; the text is the same.")] = False
     grammar_timeout: A[Seconds, option("Seconds that compiling a grammar may take; a request that needs more is refused.")] = 10.0
     multi_item_scoring_delimiter: A[Whole | None, option(
         "Any token id: /v1/score reads query and items apart, and computes the query once for all of them.",

@@ -135,6 +135,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     sampling_backend: str
     grammar_backend: str
     grammar_timeout: float  # seconds
+    disable_jump_forward: bool
     constrained_json_whitespace_pattern: str | None
     constrained_json_disable_any_whitespace: bool
     graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps

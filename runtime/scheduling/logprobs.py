@@ -10,10 +10,14 @@ from runtime.request import Sequence, TokenLogprob
 from runtime.sampling import SamplingParams
 
 
-def of_row(result: StepResult, row: int, params: SamplingParams) -> TokenLogprob:
-    """The sampled token of `row` with the alternatives that `params` want."""
-    return TokenLogprob(int(result.token_ids[row]), float(result.logprobs[row]),
-                        *_top(result.top_ids, result.top_logprobs, row, result.width, params.top_logprobs, params.logprob_ids))
+def of_row(result: StepResult, row: int, params: SamplingParams) -> list[TokenLogprob]:
+    """The sampled tokens of `row` with the alternatives that `params` want."""
+    first, count = row, 1
+    if result.num_tokens is not None:
+        first, count = int(result.num_tokens[:row].sum()), int(result.num_tokens[row])
+    return [TokenLogprob(int(result.token_ids[at]), float(result.logprobs[at]),
+                         *_top(result.top_ids, result.top_logprobs, at, result.width, params.top_logprobs, params.logprob_ids))
+            for at in range(first, first + count)]
 
 
 class PromptPart(Struct, frozen=True):

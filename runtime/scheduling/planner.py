@@ -146,6 +146,24 @@ class Planner:
                 return False
         return True
 
+    def _catch_up(self, builder: StepBuilder) -> None:
+        """Pages for the known tokens of sequences that have outrun their steps; who finds none gives way. Nobody else does any more in
+        this plan, so a slot gets its pages once."""
+        cache, outran = self.roster.cache, self.roster.outran
+        self.roster.outran = []
+        for sequence in outran:
+            if sequence.slot < 0:
+                continue
+            first, wanted = len(sequence.pages), cache.pages_for(min(len(sequence.tokens) + 1, sequence.max_len))
+            while len(sequence.pages) < wanted and cache.grow(sequence):
+                pass
+            if len(sequence.pages) < wanted:
+                self.roster.forecast.preempted()
+                self._preempt(sequence)
+                continue
+            for row in range(first, wanted):
+                builder.set_page(sequence.slot, row, sequence.pages[row])
+
     def _preempt(self, victim: Sequence) -> None:
         self.totals.preemptions += 1
         self.put_back(victim)
@@ -180,6 +198,8 @@ class Planner:
         is_due = not roster.decoding or self.totals.steps + 1 - self._last_admission >= admission.decode_steps
         has_others = len(roster.extending) > 1 or (roster.has_free_slot and roster.waiting.has_ready)
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
+        if roster.outran:
+            self._catch_up(builder)
         for sequence in roster.extending:
             self._extend(sequence, fill)
         if is_due and (self.delayer is None or fill.rows or not builder.sequences or self._may_start(self.delayer)):

@@ -60,6 +60,13 @@ def by_sequence(sequences: list[Sequence], numbers: np.ndarray) -> dict[int, np.
     return {s.id: vector for s, vector in zip(sequences, numbers.reshape(len(sequences), -1), strict=True)} if sequences else {}
 
 
+def split_runs(token_ids: np.ndarray, counts: np.ndarray) -> tuple[list[int], dict[int, list[int]]]:
+    """The first token of each row, and by row what follows it."""
+    ends, tokens = counts.cumsum(), token_ids.tolist()
+    runs = {row: tokens[ends[row] - counts[row] + 1:ends[row]] for row in np.flatnonzero(counts > 1).tolist()}
+    return [tokens[at] for at in (ends - counts).tolist()], runs
+
+
 class Scheduler:
     """Sequences on their way: waiting -> extending -> decoding -> ended."""
 
@@ -162,7 +169,8 @@ class Scheduler:
             return StepTokens([], [], ended, {}, {}, vectors=by_sequence(flight.sampled, result.vectors))
         ids: list[int] = []
         tokens: list[int] = []
-        row_logprobs: dict[int, TokenLogprob] = {}
+        more: dict[int, list[int]] = {}
+        row_logprobs: dict[int, list[TokenLogprob]] = {}
         cached: dict[int, int] = {}
         loaded: dict[int, Loaded] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
@@ -170,7 +178,11 @@ class Scheduler:
         for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
-        for row, (sequence, token) in enumerate(zip(flight.sampled, result.token_ids.tolist(), strict=True)):
+        firsts, runs = (result.token_ids.tolist(), None) if result.num_tokens is None else split_runs(result.token_ids, result.num_tokens)
+        for row, (sequence, token) in enumerate(zip(flight.sampled, firsts, strict=True)):
+            if sequence.repeated:
+                sequence.repeated -= 1
+                continue
             sequence.in_flight -= 1
             if sequence.is_finished:
                 continue
@@ -183,14 +195,33 @@ class Scheduler:
             tokens.append(token)
             if result.width >= 0 and sequence.request.params.logprobs:
                 row_logprobs[sequence.id] = logprobs.of_row(result, row, sequence.request.params)
-            if token in sequence.stop_ids:
-                self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
-            elif len(sequence.tokens) >= sequence.max_len:
-                self._end(sequence, FinishReason.LENGTH, None, ended)
+            if token in sequence.stop_ids or len(sequence.tokens) >= sequence.max_len:
+                self._end_by(sequence, token, ended)
+            elif runs is not None and row in runs:
+                more[sequence.id] = self._take_run(sequence, runs[row], ended)
         if self._recovery.marks:
             self._recovery.advance(flight.sampled)
-        self.generated_tokens += len(tokens)
-        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded, hidden=hidden)
+        self.generated_tokens += len(tokens) + sum(map(len, more.values()))
+        return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded, hidden=hidden, more=more)
+
+    def _take_run(self, sequence: Sequence, run: list[int], ended: list[Ended]) -> list[int]:
+        """What follows the token of a row that brought several. -> as much of it as the sequence takes"""
+        for count, token in enumerate(run, 1):
+            sequence.tokens.append(token)
+            if token in sequence.stop_ids or len(sequence.tokens) >= sequence.max_len:
+                self._end_by(sequence, token, ended)
+                return run[:count]
+        sequence.repeated = min(sequence.in_flight, len(run))
+        sequence.in_flight -= sequence.repeated
+        self.roster.outrun(sequence)
+        return run
+
+    def _end_by(self, sequence: Sequence, token: int, ended: list[Ended]) -> None:
+        """`token` is the sequence's last one, because it stops there or is as long as it may be."""
+        if token not in sequence.stop_ids:
+            self._end(sequence, FinishReason.LENGTH, None, ended)
+        else:
+            self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""

@@ -47,9 +47,11 @@ class Bench:
         self.actor.handle(Opened(request, ids))
         return sink
 
-    def step(self, tokens: dict[int, int], *ended: Ended, logprobs: dict[int, TokenLogprob] | None = None,
-             prompt_logprobs: dict[int, list[TokenLogprob]] | None = None, cached: dict[int, int] | None = None) -> None:
-        self.actor.handle(StepTokens(list(tokens), list(tokens.values()), list(ended), logprobs or {}, prompt_logprobs or {}, cached or {}))
+    def step(self, tokens: dict[int, int], *ended: Ended, logprobs: dict[int, list[TokenLogprob]] | None = None,
+             prompt_logprobs: dict[int, list[TokenLogprob]] | None = None, cached: dict[int, int] | None = None,
+             more: dict[int, list[int]] | None = None) -> None:
+        self.actor.handle(StepTokens(list(tokens), list(tokens.values()), list(ended), logprobs or {}, prompt_logprobs or {}, cached or {},
+                                     more=more or {}))
 
     def say(self, text: str, sequence_id: int = 10) -> None:
         for token in ids_of(text):
@@ -148,6 +150,24 @@ def test_stop_strings_count_after_the_minimum_of_tokens(bench: Bench) -> None:
     assert sink.text() == "a b a b a " and sink.finishes[0].completion_tokens > len(tokens) - 2
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+@pytest.mark.parametrize("params", [{}, {"stop": ("lo wor",)}, {"stop": ("o",), "min_new_tokens": 6}, {"logprobs": True}], ids=str)
+def test_a_run_of_tokens_says_what_they_say_one_by_one(bench: Bench, params: dict[str, Any], size: int) -> None:
+    """A stop string ends the answer in the middle of a run as well."""
+    tokens = [*ids_of("Hello world and all the others 🦜"), END]
+    sinks = [bench.open("one", **params), bench.open("runs", **params)]
+    logprobs = [TokenLogprob(token, -float(token), []) for token in tokens] if "logprobs" in params else None
+    for at, token in enumerate(tokens):
+        bench.step({10: token}, *([Ended(10, STOP, None, 0)] if token == END else []), logprobs=logprobs and {10: [logprobs[at]]})
+    for at in range(0, len(tokens), size):
+        run = tokens[at:at + size]
+        bench.step({11: run[0]}, *([Ended(11, STOP, None, 0)] if END in run else []), more={11: run[1:]} if run[1:] else {},
+                   logprobs=logprobs and {11: logprobs[at:at + size]})
+    said = [(sink.text(), [token for delta in sink.deltas for token in delta.token_ids], sink.finishes,
+             [logprob for delta in sink.deltas for logprob in delta.logprobs or []]) for sink in sinks]
+    assert said[0] == said[1] and len(said[0][2]) == 1
+
+
 @pytest.mark.parametrize("stop", [(), ("Hello world", "🦜🦜")])
 def test_no_logprob_is_lost_when_text_is_held(bench: Bench, stop: tuple[str, ...]) -> None:
     sink = bench.open(stop=stop, logprobs=True, prompt_logprobs=0)
@@ -155,7 +175,7 @@ def test_no_logprob_is_lost_when_text_is_held(bench: Bench, stop: tuple[str, ...
     prompt = [TokenLogprob(1, None, []), TokenLogprob(2, -1.0, [])]
     for i, token in enumerate(tokens):
         bench.step({10: token}, *([Ended(10, LENGTH, None, 0)] if i == len(tokens) - 1 else []),
-                   logprobs={10: TokenLogprob(token, -float(i), [])}, prompt_logprobs={10: prompt} if i == 0 else {})
+                   logprobs={10: [TokenLogprob(token, -float(i), [])]}, prompt_logprobs={10: prompt} if i == 0 else {})
     assert sink.text() == "Hello 🦜"
     got = [logprob for delta in sink.deltas for logprob in delta.logprobs or []]
     assert [(logprob.token_id, logprob.logprob) for logprob in got] == [(token, -float(i)) for i, token in enumerate(tokens)]

@@ -23,8 +23,12 @@ PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
     "v": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[a-c]{1,3}$"}]},
     "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}, "required": ["v", "next"]}}}
+LONG = {"type": "object", "properties": {"the first of all the names": {"enum": ["something rather long", "a thing that is longer yet"]},
+        "another name that says nothing": {"const": "and always the same words behind it"}}, "required": ["the first of all the names",
+                                                                                                  "another name that says nothing"]}
 RULES: list[Rule] = [JsonSchema(json.dumps(PERSON)), JsonSchema(json.dumps(TREE)), Regex(r"[0-9]{3}-[a-z]{2,4}"),
-                     Choice(("yes", "no, never", "ü")), Ebnf('root ::= "(" root ")" | [a-z]')]
+                     Choice(("yes", "no, never", "ü", "a text that is long enough to be taken at once")), JsonSchema(json.dumps(LONG)),
+                     Ebnf('root ::= "(" root ")" | [a-z]')]
 SAMPLING: dict[str, Any] = {"max_new_tokens": 96, "temperature": 1.0, "seed": 5}
 
 # what must not matter; the first one is what the others are held to
@@ -33,6 +37,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "one step in flight, small pages and chunks": {"disable_overlap_schedule": True, "page_size": 3, "chunked_prefill_size": 4},
     "few pages: sequences give way": {"page_size": 4, "max_total_tokens": 200, "context_length": 160},
     "two ranks": {"tensor_parallel_size": 2},
+    "token by token": {"disable_jump_forward": True},
+    "token by token, one step in flight": {"disable_jump_forward": True, "disable_overlap_schedule": True},
 }
 
 
@@ -86,6 +92,29 @@ async def test_a_rank_that_is_killed_changes_nothing(expected: list[list[int]]) 
             for i, rule in enumerate([*RULES, None]):
                 tasks.start_soon(one, i, rule)
         assert [outputs[key] for key in sorted(outputs)] == expected and engine._core._supervisor.generation == 2
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> None:
+    """With log probabilities they come one by one."""
+    answers: list[list[list[int]]] = []
+    steps: list[int] = []
+    for is_off in (False, True):
+        async with Engine(**OPTIONS, grammar_backend=backend, disable_jump_forward=is_off) as engine:
+            for more in ({"temperature": 0.0}, {"logprobs": True, "temperature": 0.0}, {"max_new_tokens": 17}, {"stop": ["other name"]},
+                         {"frequency_penalty": 0.5}, {"prompt_logprobs": 0}, {}):
+                before = engine._core._scheduler.totals.steps
+                wishes = SAMPLING | more
+                found = [await engine.generate("Say it", constraint=rule, **wishes) for rule in (JsonSchema(json.dumps(LONG)), RULES[3])]
+                for answer in found:
+                    assert answer.finish.completion_tokens == len(answer.token_ids)
+                    assert not wishes.get("logprobs") or [entry.token_id for entry in answer.logprobs] == answer.token_ids
+                answers.append([[*answer.token_ids, answer.text, answer.finish.reason, answer.finish.matched] for answer in found])
+                steps.append(engine._core._scheduler.totals.steps - before)
+    half = len(steps) // 2
+    assert answers[:half] == answers[half:] and answers[0] == answers[1]
+    assert steps[0] < steps[half] * 0.8 and steps[1] == steps[half + 1] and steps[4:6] == steps[half + 4:half + 6]
+    assert steps[3] < steps[half + 3]
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])

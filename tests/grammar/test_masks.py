@@ -84,6 +84,36 @@ def test_masks_are_those_of_brute_force(backend: str, rule: str) -> None:
             prefix += TOKENS[token]
 
 
+@pytest.mark.parametrize("rule", TEXTS)
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+def test_what_is_forced_has_no_alternative(backend: str, rule: str) -> None:
+    """Every text that goes on from here goes on so, and none ends before."""
+    texts = [text.encode() for text in TEXTS[rule][1]]
+    compiled = OPEN[backend](TERMS).compile(grammar_of(TEXTS[rule][0]))
+    for seed in range(30):
+        draw, matcher, prefix = random.Random(seed), compiled.matcher(), b""
+        for _ in range(20):
+            run = matcher.forced()
+            forced = prefix + b"".join(TOKENS[token] for token in run)
+            assert all(text.startswith(forced) for text in texts if text.startswith(prefix)), (prefix, forced)
+            assert EOS not in run and (forced == prefix or prefix not in texts)
+            for token in run:
+                assert matcher.accept(token)
+            prefix = forced
+            token = draw.choice(sorted(allowed(matcher)))
+            if token == EOS:
+                break
+            assert matcher.accept(token)
+            prefix += TOKENS[token]
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+def test_long_forced_texts_are_found(backend: str) -> None:
+    matcher = OPEN[backend](TERMS).compile(grammar_of(Choice(("yesyesyesno", "yesyesyesab")))).matcher()
+    run = matcher.forced()
+    assert len(run) > 1 and run == greedy("yesyesyes")[:len(run)]
+
+
 @pytest.mark.parametrize("backend", OPEN)
 def test_what_is_not_allowed_is_not_accepted(backend: str) -> None:
     matcher = OPEN[backend](TERMS).compile(grammar_of(Choice(("yes",)))).matcher()

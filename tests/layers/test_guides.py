@@ -42,6 +42,9 @@ class Counting:
         self.count += 1
         return token == 4 + self.count
 
+    def forced(self) -> list[int]:
+        return []
+
     def _fill(self, bits: np.ndarray) -> bool:
         bits.fill(0)
         token = 2 if self.count == self.total else 5 + self.count
@@ -60,8 +63,14 @@ def admit(slot: int, text: str, after: tuple[int, ...] = (), history: tuple[int,
 
 
 def allowed(guides: Guides, slot: int) -> set[int] | None:
-    places, bits = guides.masks([slot])
+    guided = guides.slots.get(slot)
+    places, bits = guides.masks([slot], [0 if guided is None else guided.length + (guided.pending is not None)])
     return {i for i in range(VOCAB) if bits[0, i // 32] >> (i % 32) & 1} if places else None
+
+
+def allowed_at(guides: Guides, slot: int, length: int) -> set[int]:
+    _, bits = guides.masks([slot], [length])
+    return {i for i in range(VOCAB) if bits[0, i // 32] >> (i % 32) & 1}
 
 
 def test_a_slot_follows_its_tokens_and_ends(guides: Guides) -> None:
@@ -93,6 +102,30 @@ def test_a_grammar_may_begin_later(guides: Guides) -> None:
     assert allowed(guides, 0) == {5}
     guides.admit(admit(1, "1", after=(8, 9), history=(1, 8, 9, 5)))
     assert allowed(guides, 1) == {2, 69}
+
+
+def test_a_forced_run_is_told_once_and_holds_until_it_is_there(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that were in flight go on with it, and a sequence that comes back within it does as well."""
+    monkeypatch.setattr(Counting, "forced", lambda self: list(range(5 + self.count, 4 + self.total)) if self.count < 2 else [])
+    monkeypatch.setattr(Counting, "_fill", lambda self, bits: bits.fill(-1) is None)
+    guides.admit(admit(0, "7"))
+    guides.admit(admit(1, "3"))
+    guides.admit(admit(2, "7", history=(5, 6)))
+    guides.admit(admit(3, "7", stops=(2, 7)))
+    seen: list[tuple[int, dict[int, list[int]]]] = []
+    for length, token in enumerate((5, 6, 7, 8, 9, 10, 30), 1):
+        places, bits = guides.masks([9, 0], [5, length])
+        assert places == [1]
+        seen.append((int(np.bitwise_count(bits.view(np.uint32)).sum()), guides.runs))
+        assert bits[0, token // 32] >> (token % 32) & 1
+        guides.took([0], [token])
+    assert seen == [(1, {1: [5, 6, 7, 8, 9, 10]}), *[(1, {})] * 5, (96, {})]
+    assert allowed_at(guides, 1, 1) == {5} and guides.runs == {}, "short runs are not worth telling"
+    assert allowed_at(guides, 2, 3) == {7} and guides.runs == {}
+    assert allowed_at(guides, 3, 2) == {6} and len(guides.slots[3].run) == 2, "what may end the text is not forced"
+    off = Guides(GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False), VOCAB)
+    off.admit(admit(0, "7"))
+    assert allowed_at(off, 0, 1) == {5} and off.runs == {}
 
 
 def test_an_end_before_the_grammar_began_is_an_end(guides: Guides) -> None:

@@ -32,7 +32,7 @@ class OracleRank:
     """Executes plans in order; raises AssertionError on a plan that no rank could run."""
 
     def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0, num_host_pages: int = 0,
-                 num_window_pages: int = 0, window: int = 0, num_state_slots: int = 0) -> None:
+                 num_window_pages: int = 0, window: int = 0, num_state_slots: int = 0, longest_run: int = 1) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.host = np.full((num_host_pages, page_size), -1)
@@ -44,6 +44,8 @@ class OracleRank:
         self.state_slot = np.zeros(max_slots, dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
+        self.longest_run = longest_run  # tokens that a row may bring at once, as if a grammar forced them
+        self.told_len = [0] * max_slots
         self.prompt_logprobs = np.full(max_slots, -1)
         self.step = step
 
@@ -57,6 +59,7 @@ class OracleRank:
         for admit in plan.admits:
             self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
+            self.told_len[admit.slot] = 0
             self.state_slot[admit.slot] = 0
             self.prompt_logprobs[admit.slot] = admit.sampling.prompt_logprobs
         self.table[plan.page_slots, plan.page_rows] = plan.page_ids
@@ -70,9 +73,10 @@ class OracleRank:
         if self.states:
             self._recur(plan)
         assert self.states or plan.states is None
-        sampled = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
-        return StepResult(plan.step, np.array(sampled, dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
-                          self._prompt_parts(plan), 0.0)
+        runs = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
+        counts = [len(run) for run in runs]
+        return StepResult(plan.step, np.array(sum(runs, []), dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
+                          self._prompt_parts(plan), 0.0, num_tokens=np.array(counts, np.int32) if max(counts, default=1) > 1 else None)
 
     def touched(self, last_step: int, *, loads: bool) -> set[int]:
         """Host pages that steps after `last_step` save to, or load from."""
@@ -156,12 +160,17 @@ class OracleRank:
         rows = self.table[slot, :-(-length // self.page_size)]
         return self.pages[rows].reshape(-1)[:length].tolist()
 
-    def _sample(self, row: int, plan: StepPlan) -> int:
+    def _sample(self, row: int, plan: StepPlan) -> list[int]:
         slot = plan.slots[row]
         context = self._context(slot, plan.starts[row] + plan.counts[row])
         assert min(context) >= 0, "a row reads what nobody wrote"
-        self.last_token[slot] = next_token(context)
-        return int(self.last_token[slot])
+        run = [next_token(context)]
+        self.last_token[slot] = run[0]
+        if len(context) >= self.told_len[slot] and self.prompt_logprobs[slot] < 0:  # else a row brought this token before
+            while len(run) < self.longest_run and next_token([*context, *run, 99]) % 4:
+                run.append(next_token([*context, *run]))
+            self.told_len[slot] = len(context) + len(run)
+        return run
 
     def _prompt_parts(self, plan: StepPlan) -> list[PromptLogprobs]:
         parts, at = [], 0

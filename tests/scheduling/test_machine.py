@@ -27,12 +27,14 @@ class Machine(RuleBasedStateMachine):
                 order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
                 eviction=st.sampled_from(sorted(EVICTIONS)), num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
                 write_policy=st.sampled_from(sorted(WRITE_POLICIES)), window=st.sampled_from([0, 0, 1, 4, 11]),
-                spare_window_pages=st.integers(0, 12), num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]), interval=st.integers(0, 3))
+                spare_window_pages=st.integers(0, 12), num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]), interval=st.integers(0, 3),
+                longest_run=st.sampled_from([1, 1, 2, 3, 9]))
     def begin(self, depth: int, page_size: int, chunk: int, shares: bool, order: OrderConfig, admission: dict,
-              conservativeness: float, num_host_pages: int, window: int, **cache: object) -> None:
+              conservativeness: float, num_host_pages: int, window: int, longest_run: int, **cache: object) -> None:
         self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares, order=order,
                            admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness,
-                           num_host_pages=0 if window else num_host_pages, window=window, **cache)
+                           num_host_pages=0 if window else num_host_pages, window=window,
+                           longest_run=1 if window else longest_run, **cache)
 
     @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
           prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"),

@@ -29,7 +29,7 @@ class World:
     def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
                  shares: bool = True, max_len: int = 200, eviction: str = "lru", num_host_pages: int = 0,
                  write_policy: str = "write_through", window: int = 0, spare_window_pages: int = 0, num_states: int = 0,
-                 interval: int = 0, **more: object) -> None:
+                 interval: int = 0, longest_run: int = 1, **more: object) -> None:
         num_window_pages = 1 + least_pages(window, page_size, 1) + spare_window_pages if window else 0
         cache = CacheConfig(
             shares=shares, eviction=eviction, host=HostConfig(num_pages=num_host_pages, write_policy=write_policy, has_storage=not window),
@@ -40,7 +40,8 @@ class World:
         self.scheduler = Scheduler(self.config, Journal(page_size))
         self.router = Router()
         self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages,
-                               num_window_pages=num_window_pages, window=window, num_state_slots=cache.states.num_slots)
+                               num_window_pages=num_window_pages, window=window, num_state_slots=cache.states.num_slots,
+                               longest_run=longest_run)
         self.scheduler.roster.start = self._start  # type: ignore[method-assign]
         self.shelf = Shelf(self.scheduler)
         self.depth = depth
@@ -89,7 +90,7 @@ class World:
         self.results.clear()
         self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps,
                                num_host_pages=num_host_pages, num_window_pages=num_window_pages, window=self.rank.window,
-                               num_state_slots=num_states)
+                               num_state_slots=num_states, longest_run=self.rank.longest_run)
         if num_host_pages == len(host):
             self.rank.host = host
         for given_up in (lost.guilty, *refused):
@@ -110,7 +111,7 @@ class World:
     def take(self, step: StepTokens) -> None:
         for i, token in zip(step.sequence_ids, step.token_ids, strict=True):
             assert not self.ends[i] and i not in self.quiet
-            self.seen[i].append(token)
+            self.seen[i] += [token, *step.more.get(i, ())]
         self.prompts |= step.prompt_logprobs
         for end in step.ended:
             self.ends[end.sequence_id] += 1
