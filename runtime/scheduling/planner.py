@@ -80,6 +80,7 @@ class Planner:
         self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
         self.delayer = Delayer(admission.delay_steps, admission.delay_watermark) if admission.delay_steps else None
+        self._outran: list[Sequence] = []  # may lack pages for their known tokens
         self._last_admission = 0  # the step
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
 
@@ -146,11 +147,19 @@ class Planner:
                 return False
         return True
 
+    def outrun(self, sequence: Sequence) -> None:
+        """It has got tokens that no step has computed: if they are more than one, it extends again, before all others."""
+        roster = self.roster
+        if sequence.slot >= 0 and sequence.computed_len < len(sequence.tokens) - 1:
+            roster.decoding.remove(sequence)
+            roster.shares.stop(sequence.request.tenant)
+            roster.extending.insert(0, sequence)
+            self._outran.append(sequence)
+
     def _catch_up(self, builder: StepBuilder) -> None:
         """Pages for the known tokens of sequences that have outrun their steps; who finds none gives way. Nobody else does any more in
         this plan, so a slot gets its pages once."""
-        cache, outran = self.roster.cache, self.roster.outran
-        self.roster.outran = []
+        cache, outran, self._outran = self.roster.cache, self._outran, []
         for sequence in outran:
             if sequence.slot < 0:
                 continue
@@ -198,7 +207,7 @@ class Planner:
         is_due = not roster.decoding or self.totals.steps + 1 - self._last_admission >= admission.decode_steps
         has_others = len(roster.extending) > 1 or (roster.has_free_slot and roster.waiting.has_ready)
         fill = Fill(size, int(size * admission.long_share) if has_others else size, {})
-        if roster.outran:
+        if self._outran:
             self._catch_up(builder)
         for sequence in roster.extending:
             self._extend(sequence, fill)

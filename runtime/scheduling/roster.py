@@ -34,7 +34,6 @@ class Roster:
         self._running_keys: dict[str, int] = {}  # and by routing key
         self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
         self._future: int | None = None  # tokens that the running ones are expected to take yet; None: to be counted
-        self.outran: list[Sequence] = []  # have more known tokens than pages for them, perhaps
         self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
         self.has_levels = self.order.has_priorities  # some may have to give way to others that wait
         self.num_left = 0  # sequences that ran and gave their pages back
@@ -123,14 +122,6 @@ class Roster:
                     self.shares.start(sequence.request.tenant)
             self.extending = [s for s in self.extending if s.computed_len < len(s.tokens)]
 
-    def outrun(self, sequence: Sequence) -> None:
-        """A decoding sequence has got tokens that no step has computed: if they are more than one, it extends again, before all others."""
-        if sequence.slot >= 0 and sequence.computed_len < len(sequence.tokens) - 1:
-            self.decoding.remove(sequence)
-            self.shares.stop(sequence.request.tenant)
-            self.extending.insert(0, sequence)
-            self.outran.append(sequence)
-
     def last(self) -> Sequence:
         """The running sequence that gives way first."""
         if not self.extending:
@@ -159,7 +150,7 @@ class Roster:
             self.waiting.add(sequence, is_new=False)
         self.cache.lose_device()
         self.waiting.restart(self.cache.tree)
-        self.extending, self.decoding, self._running, self._landing, self.outran, self.num_shown = [], [], {}, [], [], 0
+        self.extending, self.decoding, self._running, self._landing, self.num_shown = [], [], {}, [], 0
         self._running_keys.clear()
         self._future = None
         self.num_left += len(running)

@@ -20,6 +20,7 @@ from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
+from runtime.scheduling.runs import split_rows, take_run
 from runtime.scheduling.waiting import OrderConfig
 
 TIME_IS_UP = {True: "the request waited too long for its turn; try again later",
@@ -58,13 +59,6 @@ def empty_cache(config: SchedulerConfig, journal: Journal | None) -> KVCache:
 def by_sequence(sequences: list[Sequence], numbers: np.ndarray) -> dict[int, np.ndarray]:
     """The vectors of a step's complete rows, by sequence id."""
     return {s.id: vector for s, vector in zip(sequences, numbers.reshape(len(sequences), -1), strict=True)} if sequences else {}
-
-
-def split_runs(token_ids: np.ndarray, counts: np.ndarray) -> tuple[list[int], dict[int, list[int]]]:
-    """The first token of each row, and by row what follows it."""
-    ends, tokens = counts.cumsum(), token_ids.tolist()
-    runs = {row: tokens[ends[row] - counts[row] + 1:ends[row]] for row in np.flatnonzero(counts > 1).tolist()}
-    return [tokens[at] for at in (ends - counts).tolist()], runs
 
 
 class Scheduler:
@@ -178,7 +172,7 @@ class Scheduler:
         for row, failing in result.failed.items():
             if not flight.sampled[row].is_finished:
                 self.failed.append((self._give_up(flight.sampled[row].request.id), failing))
-        firsts, runs = (result.token_ids.tolist(), None) if result.num_tokens is None else split_runs(result.token_ids, result.num_tokens)
+        firsts, more_by_row = split_rows(result)
         for row, (sequence, token) in enumerate(zip(flight.sampled, firsts, strict=True)):
             if sequence.repeated:
                 sequence.repeated -= 1
@@ -195,33 +189,18 @@ class Scheduler:
             tokens.append(token)
             if result.width >= 0 and sequence.request.params.logprobs:
                 row_logprobs[sequence.id] = logprobs.of_row(result, row, sequence.request.params)
-            if token in sequence.stop_ids or len(sequence.tokens) >= sequence.max_len:
-                self._end_by(sequence, token, ended)
-            elif runs is not None and row in runs:
-                more[sequence.id] = self._take_run(sequence, runs[row], ended)
+            if more_by_row and (run := take_run(sequence, more_by_row.get(row, ()))):
+                more[sequence.id] = run
+                self.planner.outrun(sequence)
+                token = run[-1]
+            if token in sequence.stop_ids:
+                self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
+            elif len(sequence.tokens) >= sequence.max_len:
+                self._end(sequence, FinishReason.LENGTH, None, ended)
         if self._recovery.marks:
             self._recovery.advance(flight.sampled)
         self.generated_tokens += len(tokens) + sum(map(len, more.values()))
         return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded, hidden=hidden, more=more)
-
-    def _take_run(self, sequence: Sequence, run: list[int], ended: list[Ended]) -> list[int]:
-        """What follows the token of a row that brought several. -> as much of it as the sequence takes"""
-        for count, token in enumerate(run, 1):
-            sequence.tokens.append(token)
-            if token in sequence.stop_ids or len(sequence.tokens) >= sequence.max_len:
-                self._end_by(sequence, token, ended)
-                return run[:count]
-        sequence.repeated = min(sequence.in_flight, len(run))
-        sequence.in_flight -= sequence.repeated
-        self.roster.outrun(sequence)
-        return run
-
-    def _end_by(self, sequence: Sequence, token: int, ended: list[Ended]) -> None:
-        """`token` is the sequence's last one, because it stops there or is as long as it may be."""
-        if token not in sequence.stop_ids:
-            self._end(sequence, FinishReason.LENGTH, None, ended)
-        else:
-            self._end(sequence, FinishReason.STOP, None if token in self.config.eos_ids else token, ended)
 
     def lose_ranks(self) -> Lost:
         """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
