@@ -5,7 +5,8 @@ own, so that the next step need not wait for the copy, with an event that says w
 device memory keep both ends alive until the device is done with them, and give the memory to nobody else before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,14 +64,17 @@ class Direct:
 class OnTheWay:
     """Pinned copies, and the event behind them."""
 
-    def __init__(self, copies: list[Tensor], event: Any) -> None:
+    def __init__(self, copies: list[Tensor], event: Any, take_device: Callable[[], None]) -> None:
+        """`take_device`: a thread that waits for an event must have its device."""
         self._copies = copies
         self._event = event
+        self._take_device = take_device
 
     def is_done(self) -> bool:
         return bool(self._event.query())
 
     def arrays(self) -> list[np.ndarray]:
+        self._take_device()
         self._event.synchronize()
         return [copy.numpy() for copy in self._copies]
 
@@ -81,6 +85,7 @@ class Streamed:
     def __init__(self, streams: Any) -> None:
         self._streams = streams
         self._down = streams.Stream()
+        self._take_device = partial(streams.set_device, streams.current_device())
 
     def upload(self, array: np.ndarray, to: Tensor) -> None:
         to.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
@@ -94,4 +99,4 @@ class Streamed:
                 tensor.record_stream(self._down)
             event = self._streams.Event()
             event.record(self._down)
-        return OnTheWay(copies, event)
+        return OnTheWay(copies, event, self._take_device)

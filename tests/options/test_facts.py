@@ -1,11 +1,14 @@
 """The table of devices, against what the devices say of themselves."""
 
+from pathlib import Path
+
 import pytest
 
 from runtime.devices.ascend.facts import FACTS as NPU
 from runtime.devices.base import DEVICES as FOLDERS
 from runtime.devices.base import Facts
 from runtime.devices.cpu.facts import FACTS as CPU
+from runtime.options import facts
 from runtime.options.facts import DEVICES, DeviceFacts
 from runtime.options.table import by_name
 
@@ -21,9 +24,19 @@ def test_devices_are_described_alike(known: DeviceFacts, own: Facts) -> None:
     assert known.schemes == own.schemes
 
 
-@pytest.mark.parametrize("facts", DEVICES.values(), ids=list(DEVICES))
-def test_facts_are_possible(facts: DeviceFacts) -> None:
-    assert facts.chunk_tokens >= facts.page_size >= 1 and 0 < facts.memory_fraction <= 1
+@pytest.mark.parametrize("known", DEVICES.values(), ids=list(DEVICES))
+def test_facts_are_possible(known: DeviceFacts) -> None:
+    assert known.chunk_tokens >= known.page_size >= 1 and 0 < known.memory_fraction <= 1
     for option in ("attention_backend", "sampling_backend"):
         row = by_name()[option]
-        assert getattr(facts, option) in set(row.choices or ()) - set(row.later)
+        assert getattr(known, option) in set(row.choices or ()) - set(row.later)
+
+
+@pytest.mark.parametrize(("has_driver", "has_package", "name"), [(True, True, "npu"), (True, False, "cpu"), (False, True, "cpu")])
+def test_auto_takes_an_npu_where_there_is_one(has_driver: bool, has_package: bool, name: str, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    if has_driver:
+        (tmp_path / "dev" / "davinci0").touch()
+    monkeypatch.setattr(facts, "find_spec", lambda package: object() if has_package else None)
+    assert facts.best_device(tmp_path) == name

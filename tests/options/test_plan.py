@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
+from runtime.models.latent import Latent
 from runtime.models.sparse import Mixture, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
 from runtime.options.given import from_argv, from_values
@@ -21,7 +22,7 @@ class Model:
     num_recurrent_layers = 0
     windows = (0, 1024)
     mixture: Mixture | None = None
-    latent = None
+    latent: Latent | None = None
     quantization = None
 
 
@@ -47,6 +48,9 @@ def plan(words: str = "") -> Plan:
     ("--chunked-prefill-size -1 --max-prefill-tokens 100", "max_step_tokens", 4096, "derived"),
     ("--tp 2", "num_threads", 3, "derived"),
     ("--device null", "chunked_prefill_size", 8192, "derived"),
+    ("--device npu", "page_size", 128, "derived"),
+    ("--device npu", "attention_backend", "ascend", "derived"),
+    ("--device npu --dtype float32", "dtype", "float32", "flag --dtype"),
 ])
 def test_values_and_sources(words: str, name: str, value: Any, source: str) -> None:
     made = plan(words)
@@ -80,6 +84,11 @@ def test_the_embedded_model_is_a_word() -> None:
     ("--tp 3", "key/value heads are no multiples"),
     ("--context-length 5000", "--context-length 5000 is beyond the model's 4096 tokens"),
     ("--max-total-tokens 16 --page-size 16", "less than two pages"),
+    ("--device npu --page-size 16", "--page-size 16 is not possible on npu; choose one of 128, 256, 384, 512"),
+    ("--device npu --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3 is not possible on npu, which keeps keys and values in bfloat16"),
+    ("--attention-backend ascend", "--attention-backend ascend is not possible on cpu, which has torch_native"),
+    ("--device npu --sampling-backend pytorch", "--sampling-backend pytorch is not possible on npu, which has ascend"),
+    ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
 ])
 def test_rules_about_the_model(words: str, sentence: str) -> None:
     with pytest.raises(OptionsError) as caught:
@@ -97,6 +106,7 @@ class Sparse(Model):
     ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
     ("--tp 8 --ep-size 1", Sparse, "splits each expert over 8 ranks, which does not divide its inner size 36"),
     ("--tp 4 --ep-size 2", Sparse, ""),
+    ("--device npu", Sparse, "this model has experts, which --device npu does not compute yet"),
 ])
 def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
     given = from_argv(words.split())
@@ -104,8 +114,17 @@ def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> N
         assert resolve(given, model, DEVICES["cpu"], MACHINE).expert_parallel_size == 2
         return
     with pytest.raises(OptionsError) as caught:
-        resolve(given, model, DEVICES["cpu"], MACHINE)
+        resolve(given, model, device_facts(given.options.parallel.device), MACHINE)
     assert any(sentence in problem for problem in caught.value.problems)
+
+
+class Latents(Model):
+    latent = Latent(kv_rank=512, q_rank=None, nope_dim=128, rope_dim=64, value_dim=128, is_paired=True)
+
+
+def test_latents_need_a_device_that_has_them() -> None:
+    with pytest.raises(OptionsError, match=r"latent attention \(MLA\), which --device npu does not compute yet"):
+        resolve(from_argv(["--device", "npu"]), Latents, DEVICES["npu"], MACHINE)
 
 
 class Recurrent(Model):
