@@ -120,6 +120,12 @@ def need_zeros(piece: Piece, raw: Any) -> None:
         raise ModelError("weights with offsets are not supported here; quantise them symmetrically")
 
 
+def need_no_bias(piece: Piece, raw: Any) -> None:
+    """Some tools write a bias for every module."""
+    if whole(raw).any():
+        raise ModelError("a quantised module has a bias that config.json does not know of; restore config.json")
+
+
 def _scales(piece: Piece) -> Shapes:
     outs, square = piece.outs.full, piece.stored.square
     group = getattr(piece.stored.scheme, "group", 0)
@@ -134,14 +140,18 @@ def _plain(piece: Piece) -> Found:
     scheme, full = piece.stored.scheme, [(piece.outs.full, piece.ins.full)]
     parts = {"weight": piece.part(full, load_weight, ("F8_E4M3",) if isinstance(scheme, Fp8) else ("I8",)),
              "weight_scale": piece.part(_scales(piece), load_scale, draw="scale")}
+    optional = set()
+    if not isinstance(scheme, Fp8):
+        parts["weight_zero_point"] = piece.part(_scales(piece), need_zeros, (*INTS, *FLOATS))
+        optional = {"weight_zero_point"}
     if scheme.activations != "tensor":
-        return Found(parts)
+        return Found(parts, optional)
     one: Shapes = [(1,), (), (1, 1)]
     if isinstance(scheme, Fp8):
         return Found(parts | {"input_scale": piece.part(one, partial(load_largest, "input_scale"), draw="input scale")})
     parts["input_scale"] = piece.part(one, partial(load_equal, "input_scale"), draw="input scale")
     parts["input_zero_point"] = piece.part(one, partial(load_equal, "input_offset"), (*INTS, *FLOATS), draw="zero")
-    return Found(parts, {"input_zero_point"})
+    return Found(parts, optional | {"input_zero_point"})
 
 
 def _codes(piece: Piece) -> tuple[Codes, int, int]:
@@ -233,7 +243,8 @@ def _gptq(piece: Piece) -> Found:
     return Found({"qweight": piece.part([(ins // per_word, outs)], load_gptq, ("I32",)),
                   "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
                   "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
-                  "g_idx": piece.part([(ins,)], order, INTS, draw="zero")}, set() if scheme.is_ordered else {"g_idx"})
+                  "g_idx": piece.part([(ins,)], order, INTS, draw="zero"),
+                  "bias": piece.part([(outs,)], need_no_bias)}, {"bias"} if scheme.is_ordered else {"bias", "g_idx"})
 
 
 def load_sums(piece: Piece, raw: Any) -> None:

@@ -53,6 +53,8 @@ class Linear(Layer):
             self.weight = Weight((self.size, self.inputs.size), weights, self.dtype, self.device.place)
         if self.has_bias and not (self.storage is not None and self.storage.has_bias_inside):
             self.bias = Weight((self.size,), biases, self.dtype, self.device.place)
+            if self.storage is not None:
+                self.storage.entries.pop("bias", None)  # what it has to say of layers without one
 
     def _storage(self, stored: Stored) -> Storage:
         tensors = allocate(stored.scheme, self.size, self.inputs, self.device.place)

@@ -1,5 +1,7 @@
 """Root mean square normalisation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,16 +10,27 @@ from runtime.layers.weight import Layer, Part, Share, Weight
 
 
 class RMSNorm(Layer):
-    """Over the last dimension of size `size`; every rank holds the whole weight."""
+    """Over the last dimension of size `size`; every rank holds the whole weight.
 
-    def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
+    Tools that quantise may move outliers out of the weights behind a norm, and then checkpoints have a bias for it.
+    """
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float, *, may_shift: bool = True) -> None:
         self.ops = device.ops
         self.eps = eps
         self.weight = Weight((size,), {"": Part((size,), 0, Share(size, 0, size))}, dtype, device.place)
+        self.shift: Tensor | None = None
+        part = Part((size,), 0, Share(size, 0, size), load=self._shift)
+        self.bias = Weight.of(torch.empty(0), {"": part}, is_optional=True) if may_shift else None
+
+    def _shift(self, raw: Any) -> None:
+        self.shift = torch.empty_like(self.weight.tensor).copy_(raw[...])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight.tensor, self.eps)
+        normed = self.ops.rms_norm(x, self.weight.tensor, self.eps)
+        return normed if self.shift is None else normed + self.shift
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of the sum, the sum)."""
-        return self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
+        normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
+        return (normed if self.shift is None else normed + self.shift), total

@@ -33,8 +33,8 @@ class SelfAttention(Layer):
         self.eps = config.rms_norm_eps
         self.qkv_proj = QkvLinear(device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias)
         self.o_proj = Linear(device, dtype, heads * dim, {"": config.hidden_size}, shard="row", bias=config.o_bias)
-        self.q_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps, may_shift=False) if config.qk_norm else None
+        self.k_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps, may_shift=False) if config.qk_norm else None
         self.qk_weight: Tensor | None = None  # [query and key heads, head size]: both norms in one
         is_quantized = config.quantization is not None
         self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))

@@ -127,15 +127,16 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
 
 
 def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: ModelConfig, folder: Path, progress: Progress) -> None:
-    missing, extra = dict(targets), []
+    missing, extra, done = dict(targets), [], 0
+    total = sum(not weight.is_optional for weight in targets.values())
     for source in unstacked(tensors(weight_files(folder))):
         key = target_name(source.name, fused, renames)
         if key in missing:
             weight = missing.pop(key)
             _copy(source, weight, weight.parts[key[1]])
-            done = len(targets) - len(missing)
-            if done * 100 // len(targets) > (done - 1) * 100 // len(targets):
-                progress("weights", done / len(targets))
+            done += not weight.is_optional
+            if not weight.is_optional and done * 100 // total > (done - 1) * 100 // total:
+                progress("weights", done / total)
         elif not _is_redundant(key[0], config):
             extra.append(source)
     if missing := {key: weight for key, weight in missing.items() if not weight.is_optional}:

@@ -143,6 +143,7 @@ DAMAGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object], list[str]]]
     "other type": ("gptq", lambda t: t.update({Q + "qweight": t[Q + "qweight"].to(torch.int64)}), ["qweight", "I64", "I32"]),
     "orders differ": ("gptq order", lambda t: t.update({K + "g_idx": t[K + "g_idx"].flip(0)}), ["differ in their order"]),
     "order without desc_act": ("gptq", lambda t: t.update({Q + "g_idx": t[Q + "g_idx"].flip(0)}), ["g_idx", "desc_act"]),
+    "unknown bias": ("gptq", lambda t: t.update({Q + "bias": torch.ones(64)}), ["bias that config.json does not know of"]),
     "offsets": ("modelslim W8A8_DYNAMIC", lambda t: t[Q + "weight_offset"].fill_(1), ["offsets", "symmetrically"]),
     "input scales differ": ("ct int8 static", lambda t: t[K + "input_scale"].mul_(2), ["differ in their input_scale"]),
 }
@@ -184,3 +185,39 @@ def test_scales_of_an_fp8_cache(below: str, tmp_path: Path) -> None:
     torch.testing.assert_close(caches[1][0] / 8, caches[0][0], atol=smallest, rtol=0)
     torch.testing.assert_close(caches[1][1] / 2, caches[0][1], atol=smallest, rtol=0)
     assert torch.equal(log_probabilities(folder)[0], wide)
+
+
+def test_what_some_tools_write_besides(tmp_path: Path) -> None:
+    """Zero biases of modules that have none, and zero points of symmetric weights."""
+    cases: tuple[tuple[str, dict[str, Tensor]], ...] = (
+        ("gptq", {Q + "bias": torch.zeros(64)}), ("ct int8", {Q + "weight_zero_point": torch.zeros(64, 1, dtype=torch.int8)}))
+    for name, more in cases:
+        quantise(make_checkpoint("llama", tmp_path / name / "plain"), tmp_path / name, name)
+        folder = tmp_path / name / "quantised"
+        before = log_probabilities(folder)[0]
+        damaged(folder, lambda tensors, more=more: tensors.update(more))
+        assert torch.equal(log_probabilities(folder)[0], before)
+
+
+def test_norms_may_have_a_bias(tmp_path: Path) -> None:
+    """Where modelslim moved outliers out of the weights behind them."""
+    rounds = quantise(make_checkpoint("llama", tmp_path / "plain"), tmp_path, "modelslim W8A8_DYNAMIC")
+    generator = torch.Generator().manual_seed(1)
+    modules = [f"model.layers.{i}.{name}_layernorm" for i in range(2) for name in ("input", "post_attention")]
+    biases = {name: torch.randn(64, generator=generator) / 4 for name in modules}
+    damaged(tmp_path / "quantised", lambda tensors: tensors.update({name + ".bias": bias for name, bias in biases.items()}))
+    meant = reference(tmp_path / "meant", rounds)
+    for name, module in meant.model.named_modules():
+        if name in biases:
+            module.register_forward_hook(lambda _, given, out, bias=biases[name]: out + bias)
+    found, tokens = log_probabilities(tmp_path / "quantised")
+    assert (found - wanted(meant, tokens)[: len(found)]).abs().mean() < 5e-3
+    assert (found - wanted(reference(tmp_path / "meant", rounds), tokens)[: len(found)]).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 block", "ct int8", "modelslim W8A8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_near(name: str, dtype: str, tmp_path: Path) -> None:
+    quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, name)
+    found, expected = (log_probabilities(tmp_path / "quantised", dtype=kind)[0] for kind in (dtype, "float32"))
+    assert (found - expected).abs().mean() < 0.03 * expected.abs().mean()

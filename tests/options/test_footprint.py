@@ -113,3 +113,16 @@ def test_broken_files_are_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors file"):
         stored_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8 block", "ct int8", "modelslim W4A8_DYNAMIC"])
+def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path) -> None:
+    """Scales of single outputs, which count in a model as small as this one, are left out."""
+    from tests.devices.drive import start
+    from tests.models.quantise import quantise
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128}
+    quantise(make_checkpoint("qwen3_moe", tmp_path / "plain", **sizes), tmp_path, name)
+    _, found = planned(tmp_path / "quantised")
+    assert found.weights_bytes == pytest.approx(start(tmp_path / "quantised")[1].weights_bytes, rel=0.06)
+    assert found.weights_bytes < 0.5 * planned(tmp_path / "plain")[1].weights_bytes
