@@ -8,6 +8,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from runtime import __version__, log, warmup
+from runtime.actors.captures import Capturing
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.events import EventsActor
 from runtime.actors.grammars import Grammars
@@ -33,12 +35,14 @@ from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.outputs import Outputs
 from runtime.request import Sink
+from runtime.scheduling.captures import Captures
 from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Health, Load, ModelCard, State, check_task
 from runtime.settings import (
     answer_formats,
     chat_templates,
     grammar_setup,
+    graph_sizes,
     has_priorities,
     limits,
     preferred_sampling,
@@ -173,7 +177,7 @@ class Core:
             actor = SchedulerActor(
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH,
-                publish=None if events is None else events.offer)
+                publish=None if events is None else events.offer, look=capturing(self.plan, self.model, self._metrics))
             if self.plan.hicache_storage_backend is not None:
                 self._storage = await open_storage(self.plan, self.model, self._scheduler, self._supervisor.open_hosts(), actor.wake)
                 self.control.clear_storage = self._storage.clear
@@ -305,3 +309,9 @@ class Core:
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def capturing(plan: Plan, model: ModelConfig, metrics: Metrics) -> Callable[[Scheduler, Any], None] | None:
+    """What has decode steps captured, where the device can."""
+    sizes = graph_sizes(plan, model)
+    return Capturing(Captures(sizes), metrics).look if sizes else None

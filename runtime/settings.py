@@ -44,7 +44,13 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         host_layout=plan.hicache_mem_layout, host_copies=plan.hicache_io_backend, kv_dtype=plan.kv_cache_dtype,
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
+        graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
+
+
+def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
+    """Numbers of sequences whose decode steps are to be captured; none where nothing decodes."""
+    return [] if plan.disable_cuda_graph or model.pooling is not None else list(plan.cuda_graph_bs)
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:

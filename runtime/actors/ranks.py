@@ -27,6 +27,8 @@ from runtime.children import environment
 from runtime.devices import ring
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages import (
+    Capture,
+    Captured,
     FromRank,
     LoadProgress,
     Prepare,
@@ -52,7 +54,8 @@ KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be w
 class _Rank:
     """One rank: its process, and what it has said."""
 
-    def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader) -> None:
+    def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader,
+                 captured: list[Captured]) -> None:
         self.index = index
         self.process = process
         self.pidfd = pidfd
@@ -61,6 +64,7 @@ class _Rank:
         self.ready: RankReady | None = None
         self.failed: RankFailed | None = None
         self.exited = asyncio.Event()
+        self.captured = captured
         self._wire = Wire[FromRank](FromRank)
 
     def hear(self) -> list[StepResult]:
@@ -71,6 +75,8 @@ class _Rank:
                 match self._wire.decode(body):
                     case StepResult() as result:
                         results.append(result)
+                    case Captured() as captured:
+                        self.captured.append(captured)
                     case LoadProgress() as progress:
                         self.progress.append(progress)
                     case RankReady() as ready:
@@ -99,6 +105,7 @@ class Ranks:
         least 1: fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
         """
         self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
+        self.captured: list[Captured] = []  # what became of captures; whoever reads it empties it
         self._start = start
         self._generation = generation
         self._ring_bytes = ring_bytes
@@ -139,8 +146,9 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan | Profile | Prepare) -> bool:
-        """Hands a step, a wish for a profile or a grammar to prepare to all ranks. False: the rings are full; try again at the next wake.
+    def submit(self, plan: StepPlan | Capture | Profile | Prepare) -> bool:
+        """Hands a step, one to capture, a wish for a profile or a grammar to prepare to all ranks. False: the rings are full; try again at
+        the next wake.
 
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
         """
@@ -237,7 +245,7 @@ class Ranks:
             process_group=0)  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)
-        rank = _Rank(index, process, pidfd, reader)
+        rank = _Rank(index, process, pidfd, reader, self.captured)
         self._ranks.append(rank)
         for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)
@@ -256,8 +264,8 @@ class Ranks:
     def _on_data(self, rank: _Rank) -> None:
         results = rank.hear()
         self._changed.set()
-        if results:
-            self._results += results
+        self._results += results
+        if results or self.captured:
             if self._wake is not None:
                 self._wake()
 

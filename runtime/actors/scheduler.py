@@ -9,7 +9,7 @@ ranks never wait for the event loop (the overlap scheduler of the field, as an a
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -85,8 +85,10 @@ class SchedulerActor:
     """Owns the scheduler. Messages in: Arrive, Abort, Stopped, Pause, Continue, Flush. Messages out: Opened, StepTokens, Refused."""
 
     def __init__(self, scheduler: Scheduler, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
-                 limits: Limits, depth: int, meter: Meter, publish: Callable[[CacheEvents], None] | None = None) -> None:
-        """`publish` takes what the scheduler's journal collects; it must not wait or raise."""
+                 limits: Limits, depth: int, meter: Meter, publish: Callable[[CacheEvents], None] | None = None,
+                 look: Callable[[Scheduler, Any], None] | None = None) -> None:
+        """`publish` takes what the scheduler's journal collects; `look` sees the scheduler and its ranks after each round. They must not
+        wait or raise."""
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
@@ -94,6 +96,7 @@ class SchedulerActor:
         self._outbox = outbox
         self._meter = meter
         self._publish = publish
+        self._look = look
         self._wake = anyio.Event()
         self._armed = anyio.Event()  # there is a new deadline
         self._upkeep = Upkeep(scheduler)
@@ -202,6 +205,8 @@ class SchedulerActor:
                 self._meter.ended(monotonic(), tokens)
                 await self._send(tokens)
             self._report()
+            if self._look is not None:
+                self._look(self.scheduler, steps)
             if self._upkeep.is_due and monotonic() - self._audited_s > AUDIT_EVERY_S:
                 await self._audit()
 

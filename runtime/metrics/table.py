@@ -81,6 +81,9 @@ class Metrics:
         self.e2e_s = Histogram("runtime_request_seconds", "From arrival to the end of a request.", REQUEST_S)
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
+        self.captured_sizes = Gauge("runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs.")
+        self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of decode steps took.")
+        self.capture_failures = Counter("runtime_capture_failures_total", "Captures of decode steps that failed.")
         self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")
         self.cpu_s = Labelled("runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process")
 

@@ -92,13 +92,21 @@ def num_ranks(tensor_parallel_size: int) -> Derived:
     return Derived(tensor_parallel_size, "one process for each part of the model")
 
 
-def graph_sizes(device: DeviceFacts, max_running_requests: int) -> Derived:
+def graph_max_running(device: DeviceFacts, max_running_requests: int, disable_cuda_graph: bool) -> Derived:
+    if disable_cuda_graph:
+        return Derived(0, "--disable-cuda-graph")
+    if device.graph_max_running == 0:
+        return Derived(0, f"{device.name} captures no graphs")
+    return Derived(min(device.graph_max_running, max_running_requests),
+                   f"the fewer of --max-running-requests and what {device.name} gains from")
+
+
+def graph_sizes(cuda_graph_max_bs: int) -> Derived:
     """Numbers of sequences for which decode steps are captured: dense where a padded row costs much of the step, sparse above."""
-    largest = min(device.graph_max_running, max_running_requests)
-    if largest == 0:
-        return Derived((), f"{device.name} captures no graphs")
-    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 4097, 32)) if size < largest]
-    return Derived((*sizes, largest), f"up to {largest} sequences, the fewer of --max-running-requests and what {device.name} gains from")
+    if cuda_graph_max_bs == 0:
+        return Derived((), "there are no graphs")
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 4097, 32)) if size < cuda_graph_max_bs]
+    return Derived((*sizes, cuda_graph_max_bs), "up to --cuda-graph-max-bs, dense where padding costs much of a step")
 
 
 def max_running_requests(device: DeviceFacts) -> Derived:

@@ -3,16 +3,17 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, on_device, planned, superseded
+from runtime.options.declare import Auto, Count, Group, on_device, option, planned
 
 
 class Graphs(Group, frozen=True, kw_only=True):
     """Graphs and compilation"""
 
-    disable_cuda_graph: A[bool, superseded("Launch kernels one by one.", "no device of this version captures graphs.")] = False
-    cuda_graph_max_bs: A[Count | Auto, on_device("cuda and npu", "Most sequences of a captured decode step.")] = "auto"
-    cuda_graph_bs: A[tuple[Count, ...] | Auto, on_device("cuda and npu", "Numbers of sequences to capture decode steps for.")] = "auto"
-    disable_cuda_graph_padding: A[bool, on_device("cuda and npu", "Use a graph only for exactly its number of sequences.")] = False
+    disable_cuda_graph: A[bool, option("Launch the kernels of every step one by one.")] = False
+    cuda_graph_max_bs: A[Count | Auto, option("Most sequences of a captured decode step.")] = "auto"
+    cuda_graph_bs: A[tuple[Count, ...] | Auto, option(
+        "Numbers of sequences to capture decode steps for, the most used ones first, while nothing else is to do.")] = "auto"
+    disable_cuda_graph_padding: A[bool, option("Use a graph only for exactly its number of sequences.")] = False
     enable_profile_cuda_graph: A[bool, on_device("cuda and npu", "Profile the capture of graphs.")] = False
     enable_cudagraph_gc: A[bool, on_device("cuda and npu", "Let the garbage collector run during capture.")] = False
     enable_piecewise_cuda_graph: A[bool, on_device("cuda and npu", "Capture prompts too, in pieces between attentions.")] = False

@@ -138,7 +138,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     disable_jump_forward: bool
     constrained_json_whitespace_pattern: str | None
     constrained_json_disable_any_whitespace: bool
-    graph_sizes: tuple[int, ...]  # numbers of sequences of captured decode steps
+    disable_cuda_graph: bool
+    cuda_graph_max_bs: int  # 0: no graphs
+    cuda_graph_bs: tuple[int, ...]  # numbers of sequences of captured decode steps
+    disable_cuda_graph_padding: bool
     kv_events_config: KVEvents | None
     random_seed: int
     log_level: str
@@ -245,7 +248,8 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("attention_backend", derive.attention_backend, device)
     c.auto("sampling_backend", derive.sampling_backend, device)
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
-    c.auto("graph_sizes", derive.graph_sizes, device, c["max_running_requests"])
+    c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"])
+    c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
     c.auto("random_seed", derive.random_seed, machine)
     for name in RANK_VARIABLES:
         c.auto(name, derive.rank_variable, name, device, machine)

@@ -208,7 +208,21 @@ def texts_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> 
     return None
 
 
+def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """A profile may be ahead of its device; what somebody says must be true."""
+    said = [by_name()[name].flag for name in ("cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding")
+            if not plan.why[name].source.startswith(("default", "derived", "profile"))]
+    if not said:
+        return None
+    if device.graph_max_running == 0:
+        return f"{' and '.join(said)}: {device.name} captures no graphs; leave out what says how"
+    if plan.disable_cuda_graph:
+        return f"{' and '.join(said)} and --disable-cuda-graph contradict each other; leave one out"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
+    graphs_have_a_device,
     options_suit_the_device,
     nodes_are_of_ranks,
     processors_have_logits,

@@ -16,7 +16,19 @@ import pytest
 from runtime.devices import ring, worker
 from runtime.devices.worker import stay_on_node
 from runtime.errors import StartError
-from runtime.messages import FromRank, LoadProgress, RankFailed, RankReady, StartRank, StepPlan, StepResult, StopRank, ToRank
+from runtime.messages import (
+    Capture,
+    Captured,
+    FromRank,
+    LoadProgress,
+    RankFailed,
+    RankReady,
+    StartRank,
+    StepPlan,
+    StepResult,
+    StopRank,
+    ToRank,
+)
 from runtime.wire import Wire
 from tests.devices.drive import start_rank
 from tests.devices.plans import decodes, start_null
@@ -84,6 +96,14 @@ def test_a_rank_starts_steps_and_stops(process: Process) -> None:
     results = [process.hear() for _ in range(3)]
     assert [(r.step, r.token_ids.tolist()) for r in results if isinstance(r, StepResult)] == [(n, [51 + n] * 2) for n in range(3)]
     assert process.end() == (0, "")
+
+
+def test_a_capture_is_answered_between_steps(process: Process) -> None:
+    for message in (start_null(), decodes(0), Capture(4), decodes(1), StopRank()):
+        process.say(message)
+    process.hear_ready()
+    heard = [process.hear() for _ in range(3)]
+    assert [type(message) for message in heard] == [StepResult, Captured, StepResult] and heard[1] == Captured(4, 0.0, 0, "")
 
 
 def test_a_start_error_is_for_the_user(process: Process) -> None:

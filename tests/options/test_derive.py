@@ -46,7 +46,9 @@ def machine(cores: int) -> MachineFacts:
     (derive.page_size(CPU), 16, "kernels of cpu"),
     (derive.random_seed(machine(1)), 7, "drawn"),
     (derive.num_ranks(4), 4, "one process"),
-    (derive.graph_sizes(CPU, 64), (), "captures no graphs"),
+    (derive.graph_max_running(CPU, 64, False), 0, "captures no graphs"),
+    (derive.graph_max_running(CPU, 64, True), 0, "--disable-cuda-graph"),
+    (derive.graph_sizes(0), (), "no graphs"),
     (derive.attention_backend(CPU), "torch_native", "cpu"),
     (derive.null_vocab_size(Model), 1000, "vocabulary"),
 ])
@@ -61,12 +63,12 @@ def test_values_and_reasons(derived: Derived, value: object, reason: str) -> Non
 ])
 def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -> None:
     device = structs.replace(CPU, graph_max_running=graph_max)
-    assert derive.graph_sizes(device, running).value == sizes
+    assert derive.graph_sizes(derive.graph_max_running(device, running, False).value).value == sizes
 
 
 def test_graphs_waste_little() -> None:
     """A step of n sequences runs in the next larger graph: never more than twice as large, and at most an eighth above from 64 on."""
-    sizes = derive.graph_sizes(structs.replace(CPU, graph_max_running=1024), 1024).value
+    sizes = derive.graph_sizes(1024).value
     for n in range(1, 1025):
         size = min(size for size in sizes if size >= n)
         assert size < 2 * n + 1 and (n < 64 or size <= n * 1.125)

@@ -1,0 +1,76 @@
+"""Captures are asked for beside the steps, by the scheduler actor's own rounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.actors.captures import Capturing
+from runtime.messages import Arrive, Capture, Captured, StepPlan
+from runtime.metrics import Metrics
+from runtime.scheduling.captures import Captures
+from tests.actors.test_scheduler import Bench, FakeRanks, bench, request
+
+pytestmark = pytest.mark.anyio
+
+
+class CapturingRanks(FakeRanks):
+    """Captures what it is asked to when told."""
+
+    def __init__(self, fails: int = 99) -> None:
+        super().__init__()
+        self.fails = fails
+        self.asked: list[int] = []
+        self.captured: list[Captured] = []
+
+    def submit(self, plan: StepPlan | Capture) -> bool:
+        if isinstance(plan, Capture):
+            self.asked.append(plan.size)
+            return True
+        return super().submit(plan)
+
+    def answer(self) -> None:
+        size = self.asked[-1]
+        self.captured.append(Captured(size, 0.25, 2**20, "OutOfMemoryError: full" if size >= self.fails else ""))
+        self._wake()
+
+
+def looking(b: Bench, look: Callable[..., None]) -> None:
+    b.actor._look = look
+
+
+async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
+    ranks, metrics = CapturingRanks(fails=4), Metrics()
+    async with bench(ranks) as b:
+        looking(b, Capturing(Captures([1, 2, 4, 8]), metrics).look)
+        await b.settle()
+        for _ in range(3):
+            ranks.answer()
+            await b.settle()
+        assert ranks.asked == [1, 2, 4]
+        assert metrics.captured_sizes.value == 2 and metrics.capture_s.value == 0.75 and metrics.capture_failures.value == 1
+
+
+async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> None:
+    ranks: Any = CapturingRanks()
+    async with bench(ranks) as b:
+        looking(b, Capturing(Captures([1, 2]), Metrics()).look)
+        await b.settle()
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=6)))
+        await b.run_all()
+        assert len(b.tokens(0)) == 6 and ranks.asked == [1]
+        ranks.answer()
+        await b.settle()
+        assert ranks.asked == [1, 2]
+
+
+async def test_new_ranks_capture_anew() -> None:
+    ranks, capturing = CapturingRanks(), Capturing(Captures([1]), Metrics())
+    async with bench(ranks) as b:
+        looking(b, capturing.look)
+        await b.settle()
+        ranks.answer()
+        await b.settle()
+        fresh = CapturingRanks()
+        capturing.look(b.actor.scheduler, fresh)
+        assert ranks.asked == [1] and fresh.asked == [1]

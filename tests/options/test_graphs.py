@@ -1,0 +1,49 @@
+"""Options of graphs, on devices with and without."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.errors import OptionsError
+from runtime.models.config import read_config
+from runtime.options.facts import DEVICES, MachineFacts
+from runtime.options.given import from_argv
+from runtime.options.plan import Plan, resolve
+from runtime.settings import start_rank
+
+MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
+WITHOUT = DEVICES["cpu"]
+WITH = msgspec.structs.replace(WITHOUT, graph_max_running=32)
+MODEL = read_config(str(Path(__file__).parents[2] / "runtime" / "pocket"))
+
+
+def plan(words: str, *, has_graphs: bool = True) -> Plan:
+    return resolve(from_argv(words.split()), MODEL, WITH if has_graphs else WITHOUT, MACHINE)
+
+
+@pytest.mark.parametrize(("words", "sizes"), [
+    ("", [1, 2, 4, 8, 16, 24, 32]), ("--max-running-requests 6", [1, 2, 4, 6]), ("--cuda-graph-max-bs 9", [1, 2, 4, 8, 9]),
+    ("--cuda-graph-bs 3 5", [3, 5]), ("--disable-cuda-graph", [])])
+def test_sizes_that_the_ranks_are_told(words: str, sizes: list[int]) -> None:
+    assert start_rank(plan(words), MODEL).graph_sizes == sizes
+
+
+def test_padding() -> None:
+    assert start_rank(plan(""), MODEL).graph_pads and not start_rank(plan("--disable-cuda-graph-padding"), MODEL).graph_pads
+
+
+def test_a_device_without_graphs_needs_none() -> None:
+    assert start_rank(plan("--disable-cuda-graph", has_graphs=False), MODEL).graph_sizes == []
+    assert plan("", has_graphs=False).why["cuda_graph_max_bs"].reason == "cpu captures no graphs"
+
+
+@pytest.mark.parametrize(("words", "has_graphs", "problem"), [
+    ("--cuda-graph-bs 1 2", False, "--cuda-graph-bs: cpu captures no graphs"),
+    ("--cuda-graph-max-bs 8 --disable-cuda-graph-padding", False,
+     "--cuda-graph-max-bs and --disable-cuda-graph-padding: cpu captures no graphs"),
+    ("--cuda-graph-bs 1 --disable-cuda-graph", True, "--cuda-graph-bs and --disable-cuda-graph contradict each other")])
+def test_what_cannot_be_meant(words: str, has_graphs: bool, problem: str) -> None:
+    with pytest.raises(OptionsError) as refused:
+        plan(words, has_graphs=has_graphs)
+    assert problem in str(refused.value)
