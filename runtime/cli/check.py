@@ -86,7 +86,7 @@ def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: 
             ("pages", found.pages_bytes, f"{found.num_pages} of {plan.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
                                          f"bounded by {found.bound}"),
             ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
-            ("graphs", found.graphs_bytes, f"{plan.device} captures none"),
+            ("graphs", found.graphs_bytes, "not counted: captured while it runs" if plan.cuda_graph_bs else f"{plan.device} captures none"),
             ("in all", found.total_bytes, f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks")]
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
     lines.append(f"room for {found.pool_tokens} tokens; the longest sequence has {found.longest_tokens}")
