@@ -323,7 +323,7 @@ def _prompt(prompt: PromptLike) -> Prompt:
     if isinstance(prompt, str):
         return Text(prompt)
     if isinstance(prompt, np.ndarray):
-        return Embeds(prompt)
+        return Tokens(prompt.tolist()) if prompt.ndim == 1 and prompt.dtype.kind in "iu" else Embeds(prompt)
     if isinstance(prompt, Embeds):
         return prompt
     is_list = isinstance(prompt, Sequence)

@@ -18,24 +18,31 @@ _row = msgspec.json.Decoder(list[float])
 
 def read_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
     """float32 [tokens, hidden], which also takes the place of the prompt's rows. Raises InvalidRequest."""
-    rows, width = prompt.rows, limits.hidden_size
+    width = limits.hidden_size
+    rows = _copy(prompt.rows, width) if isinstance(prompt.rows, np.ndarray) else prompt.rows
     if len(rows) > limits.longest_prompt:  # before it is worked on
         raise InvalidRequest(f"{FIELD} has {len(rows)} rows; with at least one token of output the most this server takes is "
                              f"{limits.longest_prompt}", param=FIELD)
     if prompt.ids is not None and len(prompt.ids) != len(rows):
         raise InvalidRequest(f"{FIELD} has {len(rows)} rows for {len(prompt.ids)} input_ids", param=FIELD)
-    array = rows if isinstance(rows, np.ndarray) else np.empty((len(rows), width), np.float32)
-    if array is not rows:
+    if isinstance(rows, np.ndarray):
+        array = rows
+    else:
+        array = np.empty((len(rows), width), np.float32)
         for i, row in enumerate(rows):
             array[i] = _numbers(row, i, width)
-    elif array.ndim != 2 or array.shape[1] != width:
-        raise InvalidRequest(f"{FIELD} has the shape {list(array.shape)}; this model takes [tokens, {width}]", param=FIELD)
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(array).all():
         raise InvalidRequest(f"{FIELD} has numbers that are infinite, too large or none", param=FIELD)
     prompt.rows = array
     return array
+
+
+def _copy(rows: np.ndarray, width: int) -> np.ndarray:
+    """Whoever gave them may go on to use them for something else."""
+    if rows.ndim != 2 or rows.shape[1] != width or rows.dtype.kind not in "fiu":
+        raise InvalidRequest(f"{FIELD} is of {rows.dtype} {list(rows.shape)}; this model takes numbers [tokens, {width}]", param=FIELD)
+    with np.errstate(over="ignore"):
+        return np.array(rows, np.float32, order="C")
 
 
 def _numbers(row: Any, index: int, width: int) -> np.ndarray:

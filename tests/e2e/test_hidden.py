@@ -108,7 +108,7 @@ async def check_embeds(engine: Engine, whole: Whole) -> None:
 
     async def tokens() -> None:
         embeds = whole.model.get_input_embeddings()(torch.tensor(SHARED)).detach().numpy()
-        assert (await engine.generate(embeds, **GREEDY)).token_ids == (await engine.generate(SHARED, **GREEDY)).token_ids
+        assert (await engine.generate(embeds, **GREEDY)).token_ids == (await engine.generate(np.array(SHARED), **GREEDY)).token_ids
 
     wishes = [(random_embeds(1, 40), None), (random_embeds(2, 40), None), (random_embeds(2, 40), SHARED), (random_embeds(3, 1), None)]
     await all_at_once(*[lambda wish=wish: one(*wish) for wish in wishes], tokens)
@@ -225,6 +225,7 @@ async def test_refusals(checkpoint: Callable[[str], Path]) -> None:
 
 async def test_the_library_refuses(checkpoint: Callable[[str], Path]) -> None:
     async with Engine(model_path=str(checkpoint("llama")), **OPTIONS) as engine:
-        for wrong in (np.zeros(64), np.zeros((2, 63)), np.full((1, 64), np.nan), np.full((1, 64), 1e300)):
+        for wrong in (np.zeros(64), np.zeros((2, 63)), np.full((1, 64), np.nan), np.full((1, 64), 1e300), np.full((1, 64), None),
+                      np.array(3.0)):
             with pytest.raises(InvalidRequest, match="input_embeds"):
                 await engine.generate(wrong)
