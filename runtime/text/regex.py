@@ -15,6 +15,7 @@ from runtime.text.width import longest_match
 
 WINDOW = 4096
 MAX_PROGRAM = 1024  # instructions of all of a request's expressions together
+MAX_WORK = 1 << 18  # their instructions times the characters of their longest matches: milliseconds for a token, at the very worst
 MAX_MEMORY = 1 << 20  # bytes that RE2 may take for one
 ASSERTIONS = ("$", "\\b", "\\B", "\\z")  # what may hold at the end of a text, and not when more follows
 FIELD = "stop_regex"
@@ -50,6 +51,8 @@ class StopRegexes:
         """Raises InvalidRequest."""
         re2 = _engine()
         self.expressions = [Expression(regex, regex, _compile(re2, i, regex)) for i, regex in enumerate(regexes)]
+        if sum(one.compiled.programsize * one.width for one in self.expressions) > MAX_WORK:
+            raise InvalidRequest(f"{FIELD} is too large for what it may match; bound its repetitions, or shorten it", param=FIELD)
         self.expressions += [Expression(stop, quoted := re2.escape(stop), re2.compile(quoted)) for stop in stops]
         self.width = max(one.width for one in self.expressions)
         if (size := sum(one.compiled.programsize for one in self.expressions)) > MAX_PROGRAM:

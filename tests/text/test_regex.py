@@ -106,11 +106,19 @@ def test_a_match_has_at_most_a_window(keep: bool) -> None:
 
 @pytest.mark.parametrize(("regex", "words"), [
     ("a(", r"missing \): a\("), (r"(a)\1", r"invalid escape sequence: \\1"), ("(?=a)", r"\(\?="), ("[z-a]", "z-a"), ("a*", "empty text"),
-    ("x|$", "empty text"), ("(?:a{100}){100}", "repetition"), ("[a-z]{900}[0-9]{900}", str(MAX_PROGRAM)), ("\ud800", "not text")])
+    ("x|$", "empty text"), ("(?:a{100}){100}", "repetition"), ("[a-z]{900}[0-9]{900}", "bound its repetitions"),
+    ("[ab]*a[ab]{240}$", "bound its repetitions"),
+    ("\ud800", "not text")])
 def test_what_is_refused(regex: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as error:
         StopRegexes(["ok", regex])
     assert error.value.param == "stop_regex"
+
+
+def test_stop_strings_count() -> None:
+    StopRegexes(["ok"], ["x" * 900])
+    with pytest.raises(InvalidRequest, match=str(MAX_PROGRAM)):
+        StopRegexes(["ok"], ["x" * 900, "y" * 900])
 
 
 def test_no_expression_takes_long() -> None:
