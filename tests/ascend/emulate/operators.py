@@ -3,6 +3,7 @@
 from tests.ascend.emulate import (
     attention,
     cache,
+    exchange,
     experts,
     formats,
     grouped,
@@ -13,4 +14,4 @@ from tests.ascend.emulate import (
 )
 from tests.ascend.emulate.table import OPERATORS
 
-__all__ = ["OPERATORS", "attention", "cache", "experts", "formats", "grouped", "latent", "linears", "norms", "sampling"]
+__all__ = ["OPERATORS", "attention", "cache", "exchange", "experts", "formats", "grouped", "latent", "linears", "norms", "sampling"]
