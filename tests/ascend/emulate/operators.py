@@ -11,7 +11,9 @@ from tests.ascend.emulate import (
     linears,
     norms,
     sampling,
+    sparse,
 )
 from tests.ascend.emulate.table import OPERATORS
 
-__all__ = ["OPERATORS", "attention", "cache", "exchange", "experts", "formats", "grouped", "latent", "linears", "norms", "sampling"]
+__all__ = ["OPERATORS", "attention", "cache", "exchange", "experts", "formats", "grouped", "latent", "linears", "norms", "sampling",
+           "sparse"]
