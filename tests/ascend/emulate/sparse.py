@@ -86,7 +86,7 @@ def sparse_flash_attention(query: Tensor, key: Tensor, value: Tensor | None, spa
     """Absorbed latent attention of each query over its own positions."""
     need(not any(rest.values()), f"not emulated: {list(rest)}")
     need((layout_query, layout_kv) == ("TND", "PA_BSND"), "emulated: layout_query TND and layout_kv PA_BSND")
-    need(attention_mode == 2 and sparse_block_size == 1 and sparse_mode in (0, 3), "attention_mode 2, sparse_block_size 1, sparse_mode 0, 3")
+    need(attention_mode == 2 and sparse_block_size == 1 and sparse_mode in (0, 3), "attention_mode 2, sparse_block_size 1, mode 0 or 3")
     need(pre_tokens == next_tokens == UNLIMITED, "pre_tokens and next_tokens keep their defaults")
     need(value is not None and query_rope is not None and key_rope is not None, "value, query_rope and key_rope are needed")
     assert value is not None and query_rope is not None and key_rope is not None
