@@ -26,6 +26,7 @@ from runtime.errors import HeadTooLarge, StartError
 from runtime.http.body import refusing
 from runtime.http.connection import EXTENSION, Connection
 from runtime.http.errors import error_response
+from runtime.http.ids import request_id, telling_id
 from runtime.http.socket import TERMINATED
 
 LOG = logging.getLogger("runtime.http")
@@ -154,7 +155,7 @@ class _Entry:
             _make_relative(scope)
         if scope["type"] == "http" and _head_bytes(scope) > MAX_HEAD_BYTES:
             error = HeadTooLarge(f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes")
-            await refusing(error_response(error, scope["path"]))(scope, receive, send)
+            await refusing(error_response(error, scope["path"]))(scope, receive, telling_id(send, request_id(scope["headers"])))
             return
         if self.connection is not None and scope["type"] == "http" and scope["http_version"] == "1.1":
             scope["extensions"][EXTENSION] = (self.connection, send)

@@ -84,7 +84,7 @@ async def test_a_client_that_asks_twice_and_closes_its_side_is_answered_twice() 
 
 
 @pytest.mark.parametrize(("target", "status"), [
-    ("http://elsewhere.example/health", 200), ("HTTP://h:1/v1/models?x=1", 200), ("http://h", 404), ("http://h/v1/nothing", 404),
+    ("http://elsewhere.example/health", 200), ("HTTP://h:1/v1/models?x=1", 200), ("http://h", 200), ("http://h/v1/nothing", 404),
     ("ftp://h/health", 404), ("/health", 200)])
 async def test_targets_may_name_scheme_and_host(target: str, status: int) -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
@@ -100,11 +100,12 @@ async def test_long_heads_are_refused(size: int, is_target: bool) -> None:
         head = f"GET {target} HTTP/1.1\r\nhost: test\r\nlong: {value}\r\n\r\n".encode()
         try:
             await client.say(head)
-            answer = await client.until(b"\r\n")
+            answer = await client.until(b"\r\n\r\n")
         except ConnectionError:
             assert size > 2 * MAX_HEAD_BYTES  # the end of the connection, while more came than is ever read
         else:
             assert answer.startswith(b"HTTP/1.1 431 ")
+            assert (b"x-request-id: " in answer) == (size < 2 * MAX_HEAD_BYTES)  # longer ones are refused before they are a request
 
 
 async def test_a_client_that_leaves_with_a_request_in_the_pipeline_is_aborted() -> None:
