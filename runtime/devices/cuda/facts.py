@@ -1,0 +1,5 @@
+"""What is always true of the cuda device; torch-free."""
+
+from runtime.devices.base import Facts
+
+FACTS = Facts(name="cuda", dtypes=("bfloat16", "float16", "float32"), has_graphs=False)

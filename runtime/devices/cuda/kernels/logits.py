@@ -1,0 +1,52 @@
+"""What changes logits in place before a token is drawn: penalties, and bans by grammars."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.layers.sampler import BANNED
+
+BLOCK = 1024
+
+
+@triton.jit
+def ban(logits: tl.tensor, rows: tl.tensor, bits: tl.tensor, vocab: tl.tensor, stride: tl.tensor, words: tl.tensor, banned: tl.tensor,
+        BLOCK: tl.constexpr) -> None:
+    """Grid (rows, pieces of the vocabulary)."""
+    row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(bits + tl.program_id(0).to(tl.int64) * words + at // 32, mask=at < vocab, other=-1)
+    tl.store(logits + row * stride + at, banned + at * 0.0, mask=(at < vocab) & (((word >> (at % 32)) & 1) == 0))
+
+
+def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """See Ops.mask."""
+    if len(rows):
+        ban[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](logits, rows, bits, logits.shape[1], logits.stride(0), bits.stride(0), BANNED,
+                                                              BLOCK=BLOCK, num_warps=4)
+
+
+@triton.jit
+def penalise(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generated: tl.tensor, in_prompt: tl.tensor, penalties: tl.tensor,
+             vocab: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr) -> None:
+    """Grid (rows, pieces of the vocabulary)."""
+    place, held = tl.load(places + tl.program_id(0)).to(tl.int64), tl.load(index + tl.program_id(0)).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = at < vocab
+    count = tl.load(generated + held * vocab + at, mask=is_there, other=0)
+    is_known = (count > 0) | (tl.load(in_prompt + held * vocab + at, mask=is_there, other=0) != 0)
+    frequency, presence = tl.load(penalties + held * 3), tl.load(penalties + held * 3 + 1)
+    repetition = tl.load(penalties + held * 3 + 2)
+    found = tl.load(logits + place * stride + at, mask=is_there, other=0.0)
+    scaled = tl.where(found > 0, found / repetition, found * repetition)
+    found = tl.where(is_known, scaled, found) - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
+    tl.store(logits + place * stride + at, found, mask=is_there & is_known)
+
+
+def penalise_rows(logits: Tensor, places: Tensor, index: Tensor, generated: Tensor, in_prompt: Tensor, penalties: Tensor) -> None:
+    """Penalises rows `places` (int64 [M]) of float32 logits [N, V] by rows `index` (int64 [M]) of counts int32 [S, V], of bool [S, V], what
+    is in the prompt, and of float32 [S, 3]: frequency, presence, repetition. What it does is layers/adjust.py's."""
+    if len(places):
+        penalise[(len(places), triton.cdiv(logits.shape[1], BLOCK))](
+            logits, places, index, generated, in_prompt, penalties, logits.shape[1],
+            logits.stride(0), BLOCK=BLOCK, num_warps=4)

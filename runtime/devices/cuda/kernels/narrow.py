@@ -1,0 +1,45 @@
+"""8-bit floats as bytes: keys and values of --kv-cache-dtype fp8_*.
+
+By their bits, so that every card does it, the same everywhere: conversions of the hardware begin with sm_89, and the interpreter rounds
+differently. Widening costs three integer operations and a product beside a load of memory. What exceeds the range becomes the
+largest number there is. NaN is stored as NaN, and e4m3's is read as 480, so that reading has no branch.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widen(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """uint8 -> float16, exactly. Both are a float16 with fewer bits: e5m2 its upper half, e4m3 one with another bias."""
+    wide = x.to(tl.uint16)
+    if KIND == "e5m2":
+        return (wide << 8).to(tl.float16, bitcast=True)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+
+
+@triton.jit
+def narrow(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """float32 -> uint8, to the nearest, ties to even. Below the smallest normal number the unit is fixed: adding a number whose last
+    place is that unit rounds to it, and leaves the code in the last bits."""
+    if KIND == "e4m3":
+        MOST: tl.constexpr = 448.0
+        SHIFT: tl.constexpr = 20
+        BIAS: tl.constexpr = (127 - 7) << 3
+        NORMAL: tl.constexpr = 0.015625
+        UNIT: tl.constexpr = 16384.0
+        NAN: tl.constexpr = 0x7F
+    else:
+        MOST: tl.constexpr = 57344.0
+        SHIFT: tl.constexpr = 21
+        BIAS: tl.constexpr = (127 - 15) << 2
+        NORMAL: tl.constexpr = 0.00006103515625
+        UNIT: tl.constexpr = 128.0
+        NAN: tl.constexpr = 0x7F
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    size = tl.minimum(tl.abs(x), MOST)
+    bits = size.to(tl.int32, bitcast=True)
+    rounded = ((bits + ((1 << (SHIFT - 1)) - 1) + ((bits >> SHIFT) & 1)) >> SHIFT) - BIAS
+    small = (size + UNIT).to(tl.int32, bitcast=True) & 0xFF
+    code = tl.where(size < NORMAL, small, rounded)
+    return (tl.where(x == x, code, NAN) | sign).to(tl.uint8)

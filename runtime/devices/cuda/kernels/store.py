@@ -1,0 +1,44 @@
+"""Keys and values to their places in the cache, both in one launch, as they are or as 8-bit floats."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.devices.cuda.kernels.launch import NARROW, power
+from runtime.devices.cuda.kernels.narrow import narrow
+
+
+@triton.jit
+def put(x: tl.tensor, cache: tl.tensor, token: tl.tensor, place: tl.tensor, stride: tl.tensor, head_stride: tl.tensor,
+        HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr) -> None:
+    """One token's heads, of which the cache has one behind the other."""
+    at = tl.arange(0, BLOCK)
+    found = tl.load(x + token * stride + at // DIM * head_stride + at % DIM, mask=at < HEADS * DIM)
+    if KIND != "":
+        found = narrow(found.to(tl.float32), KIND)
+    tl.store(cache + place * (HEADS * DIM) + at, found.to(cache.dtype.element_ty), mask=at < HEADS * DIM)
+
+
+@triton.jit
+def store(k: tl.tensor, v: tl.tensor, k_cache: tl.tensor, v_cache: tl.tensor, locations: tl.tensor, k_stride: tl.tensor,
+          k_head_stride: tl.tensor, v_stride: tl.tensor, v_head_stride: tl.tensor, HEADS: tl.constexpr, DK: tl.constexpr,
+          DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, KIND: tl.constexpr) -> None:
+    """Grid (tokens, 2): keys, values."""
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(locations + token).to(tl.int64)
+    if tl.program_id(1) == 0:
+        put(k, k_cache, token, place, k_stride, k_head_stride, HEADS, DK, BLOCK_K, KIND)
+    else:
+        put(v, v_cache, token, place, v_stride, v_head_stride, HEADS, DV, BLOCK_V, KIND)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+    """See Ops.store_kv."""
+    if len(k) == 0:
+        return
+    kind = NARROW.get(k_cache.dtype, "")
+    caches = [cache.view(torch.uint8) if kind else cache for cache in (k_cache, v_cache)]
+    heads, dim_k, dim_v = k.shape[1], k.shape[2], v.shape[2]
+    store[(len(k), 2)](k, v, *caches, locations, k.stride(0), k.stride(1), v.stride(0), v.stride(1), HEADS=heads, DK=dim_k, DV=dim_v,
+                       BLOCK_K=power(heads * dim_k), BLOCK_V=power(heads * dim_v), KIND=kind, num_warps=4)

@@ -1,0 +1,68 @@
+"""Arithmetic of the cuda device: Triton kernels, and cuBLAS through torch for matrix products. Runs where its tensors are."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from runtime.devices.base import Draw
+from runtime.devices.cuda import attention as paged
+from runtime.devices.cuda.attention import AttentionPlan, Scores
+from runtime.devices.cuda.kernels.activation import act_and_mul
+from runtime.devices.cuda.kernels.launch import Card
+from runtime.devices.cuda.kernels.logits import mask
+from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
+from runtime.devices.cuda.kernels.rotary import rotary
+from runtime.devices.cuda.kernels.sampling import sample
+from runtime.devices.cuda.kernels.store import store_kv
+from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
+from runtime.messages import StepPlan
+
+
+class CudaOps:
+    """See devices/base.py for what each one means."""
+
+    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+        self.dtype = dtype
+        self.card = card
+
+    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+        return paged.plan_attention(plan, page_tables, page_size)
+
+    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
+        return paged.attention(q, k_cache, v_cache, plan, Scores(q.shape[2] ** -0.5, window), self.card)
+
+    def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
+        return pack_latent(up, nope_dim)
+
+    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan,
+                         scale: float) -> Tensor:
+        return attend_latents(q, q_rope, latents, ropes, up, plan, scale, self.card)
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
+        store_kv(k, v, k_cache, v_cache, locations)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rotary(x, cos, sin)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return act_and_mul(x, "silu")
+
+    def pack_linear(self, weight: Tensor) -> Any:
+        return weight
+
+    def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return F.linear(x, packed, bias)
+
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+        return sample(logits, draw)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        mask(logits, rows, bits)
