@@ -38,6 +38,7 @@ Progress = Callable[[str, float], None]  # phase name, fraction done
 # device name -> module with `executor(rank: int) -> Executor`
 DEVICES = {
     "cpu": "runtime.devices.cpu.device",
+    "cuda": "runtime.devices.cuda.device",
     "npu": "runtime.devices.ascend.device",
     "null": "runtime.devices.null.device",
 }

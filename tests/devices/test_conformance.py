@@ -17,6 +17,27 @@ from runtime.models.sparse import Routing
 from tests.devices.drive import start_rank
 
 
+def interpreted_ops(dtype: torch.dtype) -> Ops:
+    """Triton's kernels on tensors of the cpu."""
+    from runtime.devices.cuda.kernels.launch import INTERPRETER
+    from runtime.devices.cuda.ops import CudaOps
+
+    return CudaOps(dtype, INTERPRETER)
+
+
+def cuda_ops(dtype: torch.dtype) -> Ops:
+    from runtime.devices.cuda.kernels.launch import card_of
+    from runtime.devices.cuda.ops import CudaOps
+
+    return CudaOps(dtype, card_of(torch.device("cuda")))
+
+
+def cuda_experts(ops: Any) -> Experts:
+    from runtime.devices.cuda.experts import CudaExperts
+
+    return CudaExperts()
+
+
 def ascend_ops(dtype: torch.dtype) -> Ops:
     from runtime.devices.ascend.device import import_npu, set_device
 
@@ -34,8 +55,10 @@ def ascend_experts(ops: Any) -> Experts:
 
 
 DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops], Callable[[Any], Experts]]] = {
-    "cpu": ("cpu", CpuOps, CpuExperts), "npu": ("npu", ascend_ops, ascend_experts)}
-MARKS = {"npu": [pytest.mark.ascend]}  # what a device needs, see ./dev
+    "cpu": ("cpu", CpuOps, CpuExperts), "npu": ("npu", ascend_ops, ascend_experts), "cuda": ("cuda", cuda_ops, cuda_experts),
+    "interpreter": ("cpu", interpreted_ops, cuda_experts)}
+MARKS = {"npu": [pytest.mark.ascend], "cuda": [pytest.mark.cuda], "interpreter": [pytest.mark.skipif(
+    torch.cuda.is_available(), reason="triton compiles where there is a card")]}  # what a device needs, see ./dev
 LACKS = {"npu": ("test_latent_attention", "test_route", "test_moe")}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
@@ -65,6 +88,8 @@ class Bench:
 def bench(device: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> Bench:
     if request.function.__name__ in LACKS.get(device, ()):
         pytest.skip(f"{device} refuses such models at start")
+    if device == "interpreter" and dtype == torch.float16:
+        pytest.skip("the interpreter is slow, and the other two dtypes take the same ways")
     return Bench(device, dtype)
 
 
@@ -136,6 +161,8 @@ ROWS = {  # starts and counts; the first so many are decodes
 
 SHAPES = {  # heads, key/value heads, page size, head size
     "cpu": [(4, 4, 4, 16), (6, 2, 16, 16), (4, 1, 1, 16)],
+    "cuda": [(4, 4, 4, 16), (6, 2, 16, 16), (4, 1, 1, 16)],
+    "interpreter": [(2, 2, 4, 16), (3, 1, 16, 16), (4, 1, 1, 16)],
     "npu": [(4, 4, 128, 16), (6, 2, 256, 128), (4, 1, 128, 128)],
 }
 

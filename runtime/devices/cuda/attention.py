@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from runtime.devices.cuda.kernels.attention import LOG2E, attend, merge
-from runtime.devices.cuda.kernels.launch import NARROW, Card, dot_type, power
+from runtime.devices.cuda.kernels.launch import INTERPRETER, NARROW, Card, dot_type, power
 from runtime.messages import StepPlan
 
 FILL = 3  # programs per multiprocessor below which keys are split
@@ -92,10 +92,12 @@ def list_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def choose_tile(num_lines: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """For tiles of at most `num_lines` queries. Chosen by what the compiler said of registers and shared memory (tests/devices/cuda/ahead.py).
+    """For tiles of at most `num_lines` queries. Chosen by what the compiler says of registers and shared memory: tests/devices/cuda/ahead.py.
 
     Page ids take every second stage of the pipeline, so five stages hold two tiles of keys and values, three hold one.
     """
+    if card == INTERPRETER:
+        return Tile(min(power(num_lines, 16), 64), 128, 4, 1)
     is_large = card.shared_bytes >= 200 << 10  # else three quarters of a hundred KiB must do
     stages = 5 if is_large else 3
     if itemsize == 4:
@@ -148,7 +150,7 @@ def attend_span(out: Tensor, q: Tensor, keys: Tensor, values: Tensor, span: Span
     queries = q if q_rope is None else q_rope
     rows = span.rows
     attend[(num_tiles, columns, splits)](
-        target, sums, q, queries, caches[0], caches[1], keys if caches[2] is None else caches[2], table, rows,
+        target, sums, q, queries, caches[0], caches[1], caches[0] if caches[2] is None else caches[2], table, rows,
         rows if tiles is None else tiles, rows if scores.sinks is None else scores.sinks, rows.stride(0), num_tiles,
         span.first, table.stride(0), q.stride(0), q.stride(1), queries.stride(0), queries.stride(1),
         keys.stride(0), values.stride(0), 0 if ropes is None else ropes.stride(0),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.base import Draw
+from runtime.devices.base import Draw, Quantized
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda.attention import AttentionPlan, Scores
 from runtime.devices.cuda.kernels.activation import act_and_mul
@@ -17,7 +17,10 @@ from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
+from runtime.errors import ModelError
 from runtime.messages import StepPlan
+
+NO_SCHEMES = "this model has quantised weights, which --device cuda does not multiply by yet; take the model without, or another --device"
 
 
 class CudaOps:
@@ -49,6 +52,9 @@ class CudaOps:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, residual, weight, eps)
 
+    def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return cos, sin
+
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotary(x, cos, sin)
 
@@ -57,6 +63,9 @@ class CudaOps:
 
     def pack_linear(self, weight: Tensor) -> Any:
         return weight
+
+    def pack_quantized(self, weight: Quantized) -> Any:
+        raise ModelError(NO_SCHEMES)
 
     def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         return F.linear(x, packed, bias)

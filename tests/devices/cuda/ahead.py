@@ -73,12 +73,13 @@ class Ahead:
 
 
 def main() -> None:
-    from tests.devices.cuda.launches import LAUNCHES
+    from tests.devices.cuda.launches import CARDS, LAUNCHES
 
-    ahead = Ahead(int(sys.argv[1]))
+    arch = int(sys.argv[1])
+    ahead = Ahead(arch)
     JITFunction.run = lambda self, *args, **kwargs: ahead.run(self, *args, **kwargs)
     for name in sys.argv[2:] or LAUNCHES:
-        LAUNCHES[name]()
+        LAUNCHES[name](CARDS[arch])
 
 
 if __name__ == "__main__":

@@ -122,11 +122,12 @@ def attend(out: tl.tensor, sums: tl.tensor, q: tl.tensor, q_rope: tl.tensor, key
         BLOCK_K, BLOCK_V, BLOCK_R, NARROW, DOT)
     if HAS_SINKS and SPLITS == 1:
         acc, total = _sink(acc, peak, total, tl.load(sinks + head, mask=is_line, other=FAR).to(tl.float32) * LOG2E)
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
+    whole = tl.where(total == 0.0, 1.0, total)
+    acc = acc / whole[:, None] * value_scale
     place = at * (KV_HEADS * GROUP) + head
     if SPLITS > 1:
         place = place * SPLITS + split
-        tl.store(sums + place, tl.where(total == 0.0, FAR, peak + tl.log2(total)), mask=is_line)
+        tl.store(sums + place, tl.where(total == 0.0, FAR, peak + tl.log2(whole)), mask=is_line)
     tl.store(out + place[:, None] * DV + out_dims[None, :], acc.to(out.dtype.element_ty), mask=is_line[:, None] & (out_dims < DV)[None, :])
 
 

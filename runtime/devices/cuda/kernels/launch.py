@@ -23,7 +23,7 @@ class Card:
     shared_bytes: int  # that one of them has for all programs on it
 
 
-INTERPRETER = Card(num_cores=4, shared_bytes=228 << 10)
+INTERPRETER = Card(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
 
 
 def card_of(place: torch.device) -> Card:

@@ -18,7 +18,8 @@ def norm(x: tl.tensor, out: tl.tensor, weight: tl.tensor, num_rows: tl.tensor, i
     found = tl.load(x + places[:, None] + at[None, :], mask=is_there, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(found * found, 1) / SIZE + eps)
     factors = tl.load(weight + (rows % WEIGHTS)[:, None] * SIZE + at[None, :], mask=is_there, other=0.0).to(tl.float32)
-    tl.store(out + rows.to(tl.int64)[:, None] * SIZE + at[None, :], (found * scale[:, None] * factors).to(out.dtype.element_ty), mask=is_there)
+    normed = (found * scale[:, None] * factors).to(out.dtype.element_ty)
+    tl.store(out + rows.to(tl.int64)[:, None] * SIZE + at[None, :], normed, mask=is_there)
 
 
 @triton.jit

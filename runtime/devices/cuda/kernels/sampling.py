@@ -1,6 +1,6 @@
 """Tokens from logits without sorting them: the choice of layers/sampler.py, found by searching for thresholds.
 
-In the order "largest weight first, then smallest id", what top_k and top_p keep is everything above some weight and some of those that equal
+In the order "largest weight first, then smallest id", what top_k and top_p keep is everything above some weight and some of what equals
 it; and the token that a random number falls on is one of those of some weight. Weights are positive float32, whose bits rise with
 them, so such a weight is found by thirty halvings, each a sum over the weights that might matter. Four launches:
 
@@ -111,7 +111,7 @@ def above(line: tl.tensor, ids: tl.tensor, weights: tl.tensor, bits: tl.tensor, 
     is_in = bits >= bound
     count, total = tl.sum(is_in.to(tl.int32), 0), tl.sum(tl.where(is_in, weights, 0.0).to(tl.float64), 0)
     for at in tl.range(HELD, num, HELD):
-        _, more, more_bits = candidate(line, ids, at + tl.arange(0, HELD), num, peak, temperature)
+        others, more, more_bits = candidate(line, ids, at + tl.arange(0, HELD), num, peak, temperature)
         is_in = more_bits >= bound
         count += tl.sum(is_in.to(tl.int32), 0)
         total += tl.sum(tl.where(is_in, more, 0.0).to(tl.float64), 0)
@@ -154,18 +154,18 @@ def pick_cut(line: tl.tensor, ids: tl.tensor, num: tl.tensor, peak: tl.tensor, t
         edge = tl.maximum(lower, edge)
         more, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
         wanted = tl.ceil((mass - sum_more) / tl.maximum(edge.to(tl.float32, bitcast=True), 1e-38).to(tl.float64))
-        same, _ = above(line, ids, weights, bits, num, peak, temperature, edge, HELD)
+        same, sum_same = above(line, ids, weights, bits, num, peak, temperature, edge, HELD)
         ties = tl.minimum(tl.maximum(wanted, 1.0), tl.minimum(most, same - more).to(tl.float64)).to(tl.int32)
     least = min_p.to(tl.int32, bitcast=True) - 1
     ties = tl.where(least >= edge, 0, ties)
     edge = tl.maximum(edge, least)
-    _, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
+    num_kept, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
     unit = edge.to(tl.float32, bitcast=True).to(tl.float64)
     target = uniform * (sum_more + tl.where(ties > 0, ties * unit, 0.0))
     value, most = edge, ties
     if (ties == 0) | (target < sum_more):
         value = search(line, ids, weights, bits, num, peak, temperature, target, "more", HELD)
-        most, _ = above(line, ids, weights, bits, num, peak, temperature, value, HELD)
+        most, sum_same = above(line, ids, weights, bits, num, peak, temperature, value, HELD)
         more, sum_more = above(line, ids, weights, bits, num, peak, temperature, value + 1, HELD)
         most -= more
         unit = value.to(tl.float32, bitcast=True).to(tl.float64)
@@ -175,7 +175,7 @@ def pick_cut(line: tl.tensor, ids: tl.tensor, num: tl.tensor, peak: tl.tensor, t
     token = tl.max(tl.where(is_same & (order == nth + 1), known, -1), 0)
     passed = tl.max(order, 0)
     for at in tl.range(HELD, num, HELD):
-        known, _, bits = candidate(line, ids, at + tl.arange(0, HELD), num, peak, temperature)
+        known, others, bits = candidate(line, ids, at + tl.arange(0, HELD), num, peak, temperature)
         is_same = bits == value
         order = passed + tl.cumsum(is_same.to(tl.int32), 0)
         token = tl.maximum(token, tl.max(tl.where(is_same & (order == nth + 1), known, -1), 0))

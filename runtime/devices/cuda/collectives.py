@@ -1,0 +1,65 @@
+"""Exchange between the cards of one model: NCCL through torch.distributed, on the stream of the step, and nothing at all for one."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Alone:
+    """The collectives of a single rank: every exchange gives back what it got."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        return None
+
+
+class Nccl:
+    """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
+
+    def __init__(self, rank: int, size: int, rendezvous: str, place: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        dist.init_process_group("nccl", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size, device_id=place)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        parts = x.new_empty(self.size, *x.shape)
+        dist.all_gather_into_tensor(parts, x.contiguous())
+        return torch.cat(parts.unbind(), dim=dim)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x) // self.size, *x.shape[1:])
+        dist.reduce_scatter_tensor(out, x.contiguous())
+        return out
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(out, x.contiguous())
+        return out
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        dist.broadcast(x, src=0)
+        return x
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,54 @@
+"""NVIDIA cards through torch and Triton: `--device cuda`."""
+
+import torch
+
+from runtime.devices.base import Collectives, Device
+from runtime.devices.cuda.facts import FACTS
+from runtime.devices.runner import Runner
+from runtime.errors import StartError
+from runtime.messages import StartRank
+
+INSTALL = "install a torch that is built for CUDA, and triton (the extra runtime[cuda])"
+OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
+
+
+def set_device(start: StartRank, rank: int) -> torch.device:
+    """Takes this rank's card. Raises StartError where there is none, or one too old."""
+    if torch.version.cuda is None:
+        raise StartError(f"--device cuda needs a torch with CUDA, and this is torch {torch.__version__}; {INSTALL}")
+    first, step = start.device_options.get("first", 0), start.device_options.get("step", 1)
+    number, count = first + rank * step, torch.cuda.device_count()
+    if count == 0:
+        raise StartError("--device cuda finds no card; look at nvidia-smi, at the driver, and at CUDA_VISIBLE_DEVICES")
+    if number >= count:
+        raise StartError(f"rank {rank} needs card {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
+                         "lower --tensor-parallel-size or these two")
+    capability = torch.cuda.get_device_capability(number)
+    if capability < OLDEST:
+        raise StartError(f"card {number} ({torch.cuda.get_device_name(number)}) has compute capability {'.'.join(map(str, capability))}; "
+                         f"--device cuda needs {'.'.join(map(str, OLDEST))} or more")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    place = set_device(start, rank)
+    try:
+        from runtime.devices.cuda.experts import CudaExperts
+        from runtime.devices.cuda.kernels.launch import card_of
+        from runtime.devices.cuda.ops import CudaOps
+    except ModuleNotFoundError as error:
+        raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
+    from runtime.devices.cuda.collectives import Alone, Nccl
+    from runtime.devices.cuda.memory import CudaMemory
+
+    if start.num_threads is not None:
+        torch.set_num_threads(start.num_threads)
+    ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(rank, start.tp_size, start.rendezvous, place)
+    return Device(FACTS, place, CudaOps(dtype, card_of(place)), CudaExperts(), CudaMemory(start.tp_size, place), ranks, None,
+                  start.ep_size)
+
+
+def executor(rank: int) -> Runner:
+    """One rank's share of a model on a card."""
+    return Runner(rank, open_cuda, FACTS)

@@ -1,0 +1,32 @@
+"""Memory of one card: what its driver says is free."""
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Copies
+from runtime.devices.host import HostPages, available_bytes
+from runtime.errors import StartError
+
+
+class CudaMemory:
+    """Memory of this rank's card, which it shares with no other rank; host memory is shared by `num_ranks`."""
+
+    def __init__(self, num_ranks: int, place: torch.device) -> None:
+        self.num_ranks = num_ranks
+        self.place = place
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.place)[0])
+
+    def settle(self) -> None:
+        torch.cuda.empty_cache()
+
+    def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=self.place)
+
+    def free_host_bytes(self, cache_bytes: int) -> int:
+        return available_bytes() // self.num_ranks
+
+    def open_copies(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> Copies:
+        """Raises StartError."""
+        raise StartError("--enable-hierarchical-cache does not copy pages of --device cuda yet; leave it out")
