@@ -92,7 +92,7 @@ def list_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def choose_tile(num_lines: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """For tiles of at most `num_lines` queries. Chosen by what the compiler says of registers and shared memory: tests/devices/cuda/ahead.py.
+    """For tiles of at most `num_lines` queries. By what the compiler says of registers and shared memory: tests/devices/cuda/ahead.py.
 
     Page ids take every second stage of the pipeline, so five stages hold two tiles of keys and values, three hold one.
     """
