@@ -46,7 +46,7 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.set_num_threads(start.num_threads)
     ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(rank, start.tp_size, start.rendezvous, place)
     return Device(FACTS, place, CudaOps(dtype, card_of(place)), CudaExperts(), CudaMemory(start.tp_size, place), ranks, None,
-                  start.ep_size)
+                  start.ep_size, streams=torch.cuda)
 
 
 def executor(rank: int) -> Runner:
