@@ -10,7 +10,7 @@ class Parallel(Group, frozen=True, kw_only=True):
     """Devices and parallelism"""
 
     device: A[Literal["auto", "cpu", "null", "cuda", "npu"], option(
-        "Device of the ranks; null computes nothing and measures the runtime itself.", later=("cuda",))] = "auto"
+        "Device of the ranks; null computes nothing and measures the runtime itself.")] = "auto"
     tensor_parallel_size: A[Count, option("Ranks that share each layer.", aliases=("--tp-size", "--tp"))] = 1
     num_threads: A[Count | Auto, option("CPU threads of each rank; auto shares the cores among the ranks.")] = "auto"
     attention_context_parallel_size: A[Count, planned("Ranks that share each sequence in attention.", aliases=("--attn-cp-size",))] = 1

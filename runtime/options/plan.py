@@ -186,7 +186,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
-        if self.device == "npu":
+        if self.device in ("cuda", "npu"):
             return {"first": self.base_gpu_id, "step": self.gpu_id_step}
         if self.device != "null":
             return {}
