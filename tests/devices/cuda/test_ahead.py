@@ -1,4 +1,4 @@
-"""What Triton's compiler says of the kernels for an H200: the interpreter takes more than the compiler does."""
+"""What Triton's compiler says of the kernels for an H200: the interpreter takes more than the compiler does. And the bench, dry."""
 
 import json
 import os
@@ -23,3 +23,9 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     assert {one["kernel"] for one in made} >= {"attend", "merge", "store", "prepare", "norm", "add_norm", "turn", "gate", "pick", "ban"}
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     assert [one["wgmma"] for one in made if one["kernel"] == "attend"] == [False, True]
+
+
+def test_the_bench_runs_dry() -> None:
+    done = subprocess.run([sys.executable, "-m", "bench.gpu", "--dry"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert set(json.loads(done.stdout)) >= {"attention", "rows", "sampling"}

@@ -1,0 +1,152 @@
+"""Kernels of --device cuda as fractions of what the card reaches in the same run: its copy bandwidth, its bf16 matrix products.
+
+    python -m bench.gpu          # on a card; about two minutes
+    python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench.record import record
+from runtime.devices.cuda.interpret import use_interpreter
+from runtime.messages import StepPlan
+
+NOTHING = np.empty(0, np.int32)
+HEADS, KV_HEADS, DIM, HIDDEN, VOCAB = 32, 8, 128, 4096, 151_936
+DECODES = [(1, 32_768), (16, 8192), (64, 2048), (256, 1024)]  # rows and their lengths
+PROMPTS = [(1, 8192), (8, 1024)]
+PAGE = 64
+
+
+class Bench:
+    """The card, or the cpu for a dry run, and its limits as measured."""
+
+    def __init__(self, is_dry: bool) -> None:
+        self.is_dry = is_dry
+        self.place = torch.device("cpu" if is_dry else "cuda")
+        self.bandwidth = self.measured_bandwidth(1 << 10 if is_dry else 1 << 32)
+        self.peak = self.measured_peak(16 if is_dry else 8192)
+
+    def measured_bandwidth(self, size: int) -> float:
+        source = torch.zeros(size, dtype=torch.uint8, device=self.place)
+        target = torch.empty_like(source)
+        return 2 * size / self.seconds(lambda: target.copy_(source))
+
+    def measured_peak(self, side: int) -> float:
+        left, right = self.randn(side, side), self.randn(side, side)
+        return 2 * side**3 / self.seconds(lambda: left @ right)
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """The median."""
+        if self.is_dry:
+            begin = perf_counter()
+            call()
+            return perf_counter() - begin
+        from triton.testing import do_bench
+
+        return do_bench(call, warmup=50, rep=200, return_mode="median") / 1000
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device=self.place)
+
+    def moved(self, num_bytes: int, call: Callable[[], Any]) -> dict[str, float]:
+        seconds = self.seconds(call)
+        return {"us": round(seconds * 1e6, 1), "of_bandwidth": round(num_bytes / seconds / self.bandwidth, 3)}
+
+    def computed(self, flops: float, call: Callable[[], Any]) -> dict[str, float]:
+        seconds = self.seconds(call)
+        return {"us": round(seconds * 1e6, 1), "of_peak": round(flops / seconds / self.peak, 3)}
+
+
+def planned(bench: Bench, ops: Any, rows: int, starts: int, count: int) -> tuple[Any, list[torch.Tensor]]:
+    """A step of equal rows over scattered pages, and the caches."""
+    pages = -(-(starts + count) // PAGE)
+    table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.place)
+    caches = [bench.randn((rows * pages + 1) * PAGE, KV_HEADS, DIM) for _ in range(2)]
+    full = np.full(rows, 1, np.int32)
+    plan = StepPlan(1, rows if count == 1 else 0, [], np.arange(rows, dtype=np.int32), full * starts, full * count, full.astype(np.uint8),
+                    *[NOTHING] * 5)
+    return ops.plan_attention(plan, table, PAGE, (0,)), caches
+
+
+def attention(bench: Bench, ops: Any) -> dict[str, Any]:
+    """Llama-3.1-8B's heads; torch's attention beside it over keys that lie in one piece."""
+    found: dict[str, Any] = {}
+    for rows, length in [(2, 100)] if bench.is_dry else DECODES:
+        plan, caches = planned(bench, ops, rows, length - 1, 1)
+        q, size = bench.randn(rows, HEADS, DIM), rows * length * KV_HEADS * DIM * 4
+        plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
+        found[f"decode {rows} x {length}"] = {
+            "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, 0)),  # noqa: B023
+            "torch": bench.moved(size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True))}  # noqa: B023
+    for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
+        plan, caches = planned(bench, ops, rows, 0, length)
+        q, flops = bench.randn(rows * length, HEADS, DIM), 2.0 * rows * length * length * HEADS * DIM
+        whole = q.view(rows, length, HEADS, DIM).transpose(1, 2)
+        plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
+        found[f"prompt {rows} x {length}"] = {
+            "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, 0)),  # noqa: B023
+            "torch": bench.computed(flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True,  # noqa: B023
+                                                                                enable_gqa=True))}
+    return found
+
+
+def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
+    found = {}
+    for tokens in (2,) if bench.is_dry else (64, 8192):
+        x, residual, weight = bench.randn(tokens, HIDDEN), bench.randn(tokens, HIDDEN), bench.randn(HIDDEN)
+        gate_up = bench.randn(tokens, 2 * 14_336)
+        found[f"add_rms_norm {tokens}"] = bench.moved(4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6))  # noqa: B023
+        found[f"silu_and_mul {tokens}"] = bench.moved(gate_up.nbytes * 3 // 2, lambda: ops.silu_and_mul(gate_up))  # noqa: B023
+    return found
+
+
+def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
+    """Microseconds, beside a sort."""
+    from runtime.devices.base import Draw
+    from runtime.layers.sampler import choose
+
+    found = {}
+    settings = {"greedy": (0.0, 1.0, 0), "temperature": (1.0, 1.0, 0), "top_p": (1.0, 0.95, 0), "top_k and top_p": (1.0, 0.95, 50)}
+    for rows in (2,) if bench.is_dry else (1, 64, 256):
+        logits = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.place) * 3
+        for name, (temperature, top_p, top_k) in settings.items():
+            ones = torch.ones(rows, device=bench.place)
+            draw = Draw(ones * temperature, ones * top_p, (ones * top_k).long(), ones * 0, torch.rand(rows, device=bench.place).double())
+            found[f"{name} {rows}"] = {
+                "ours_us": round(bench.seconds(lambda: ops.sample(logits, draw)) * 1e6, 1),  # noqa: B023
+                "torch_us": round(bench.seconds(lambda: choose(logits, draw)) * 1e6, 1)}  # noqa: B023
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true")
+    is_dry = parser.parse_args().dry
+    if is_dry:
+        use_interpreter()
+    elif not torch.cuda.is_available():
+        raise SystemExit("there is no card here; --dry goes without")
+    from runtime.devices.cuda.kernels.launch import card_of
+    from runtime.devices.cuda.ops import CudaOps
+
+    bench = Bench(is_dry)
+    ops = CudaOps(torch.bfloat16, card_of(bench.place))
+    results: dict[str, Any] = {
+        "card": "none" if is_dry else torch.cuda.get_device_name(), "torch": torch.__version__,
+        "bandwidth_gb_s": round(bench.bandwidth / 1e9), "peak_tflop_s": round(bench.peak / 1e12, 1), "attention": attention(bench, ops),
+        "rows": rows_of_activations(bench, ops), "sampling": sampling(bench, ops)}
+    print(json.dumps(results, indent=2))
+    if not is_dry:
+        print(record("gpu", results))
+
+
+if __name__ == "__main__":
+    main()
