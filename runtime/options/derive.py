@@ -84,6 +84,10 @@ def attention_backend(device: DeviceFacts) -> Derived:
     return Derived(device.attention_backend, f"it is the attention of {device.name}")
 
 
+def phase_backend(attention_backend: str) -> Derived:
+    return Derived(attention_backend, "--attention-backend is for both phases")
+
+
 def sampling_backend(device: DeviceFacts) -> Derived:
     return Derived(device.sampling_backend, f"it is the sampling of {device.name}")
 

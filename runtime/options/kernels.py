@@ -8,17 +8,15 @@ from runtime.options.declare import Amount, Auto, Count, Group, on_device, optio
 AttentionBackend = Literal["triton", "torch_native", "flex_attention", "nsa", "cutlass_mla", "fa3", "fa4", "flashinfer", "flashmla",
                            "trtllm_mla", "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave", "intel_amx", "ascend", "intel_xpu"]
 SparseAttention = Literal["flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm"]
-ACCELERATOR_ATTENTION = ("flex_attention", "nsa", "cutlass_mla", "fa3", "fa4", "flashinfer", "flashmla", "trtllm_mla",
-                         "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave", "intel_amx", "intel_xpu")
 
 
 class Kernels(Group, frozen=True, kw_only=True):
     """Kernels"""
 
     attention_backend: A[AttentionBackend | Auto, option(
-        "Kernels of attention: torch_native on the CPU, triton on CUDA, ascend on NPUs.", later=ACCELERATOR_ATTENTION)] = "auto"
-    prefill_attention_backend: A[AttentionBackend | Auto, planned("Kernels of attention for prompts, where they differ.")] = "auto"
-    decode_attention_backend: A[AttentionBackend | Auto, planned("Kernels of attention for decodes, where they differ.")] = "auto"
+        "Kernels of attention: torch_native on the CPU, triton on CUDA, ascend on NPUs; errors say what others take.")] = "auto"
+    prefill_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for prompts, where they differ.")] = "auto"
+    decode_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for decodes, where they differ.")] = "auto"
     sampling_backend: A[Literal["ascend", "flashinfer", "pytorch"] | Auto, option(
         "Kernels of sampling: pytorch, our own, on CPU and CUDA, ascend on NPUs.", later=("flashinfer",))] = "auto"
     grammar_backend: A[Literal["auto", "xgrammar", "outlines", "llguidance", "none"], option(

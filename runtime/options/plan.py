@@ -132,6 +132,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     watchdog_timeout: float  # seconds; 0: off
     soft_watchdog_timeout: float | None
     attention_backend: str
+    prefill_attention_backend: str
+    decode_attention_backend: str
     sampling_backend: str
     grammar_backend: str
     grammar_timeout: float  # seconds
@@ -246,6 +248,8 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("max_step_tokens", derive.max_step_tokens, c["chunked_prefill_size"], c["max_prefill_tokens"], c["context_length"],
            device, model)
     c.auto("attention_backend", derive.attention_backend, device)
+    for phase in ("prefill", "decode"):
+        c.auto(f"{phase}_attention_backend", derive.phase_backend, c["attention_backend"])
     c.auto("sampling_backend", derive.sampling_backend, device)
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
     c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runtime.cache.pools import has_two_pools
 from runtime.models.schemes import check_supported
+from runtime.options.backends import why_not
 from runtime.options.facts import DeviceFacts, ModelFacts
 from runtime.options.table import by_name
 
@@ -69,9 +70,13 @@ def kv_dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str 
 
 
 def kernels_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
-    for name, own in (("attention_backend", device.attention_backend), ("sampling_backend", device.sampling_backend)):
-        if getattr(plan, name) != own:
-            return f"{by_name()[name].flag} {getattr(plan, name)} is not possible on {device.name}, which has {own}; leave it out"
+    for name, phase in (("attention_backend", None), ("prefill_attention_backend", "prefill"), ("decode_attention_backend", "decode")):
+        said = getattr(plan, name)
+        if (reason := why_not(said, phase, device)) is not None:
+            return f"{by_name()[name].flag} {said} {reason}; leave it out"
+    if plan.sampling_backend != device.sampling_backend:
+        return (f"{by_name()['sampling_backend'].flag} {plan.sampling_backend} is not possible on {device.name}, which has "
+                f"{device.sampling_backend}; leave it out")
     return None
 
 
