@@ -170,7 +170,7 @@ class Loaded:
         """A vector of each row that is complete, where other models sample a token."""
         rows = np.flatnonzero(plan.samples)
         picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.place)
-        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0)
+        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0, device=self.device.place)
         if plan.moves is not None and self.copies is not None:
             self.copies.finish()
         if self.device.collectives.rank != 0:

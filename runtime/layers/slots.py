@@ -13,7 +13,7 @@ from runtime.layers.adjust import Adjuster, has_penalties
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
-from runtime.layers.upload import floats, integers, to_device
+from runtime.layers.upload import floats, integers, to_device, upload
 from runtime.messages import Admit, SlotSampling, StepPlan
 
 
@@ -127,7 +127,7 @@ class Slots:
         self.runs = {place: run[1:] for place, run in self.guides.runs.items() if self._can_run(slots[place])}
         if places:
             logits = logits if is_own else logits.clone()
-            ops.mask(logits, torch.tensor(places, device=self.place), torch.from_numpy(bits).to(self.place))
+            ops.mask(logits, integers(places, self.place), upload(bits, self.place))
         return logits
 
     def _can_run(self, slot: int) -> bool:
