@@ -4,11 +4,13 @@
 
 Masks: a text of each schema is followed token by token over pocket's vocabulary of 2560. Throughput: 32 streams on pocket, constrained and
 not in turns of one run; the constrained ones write a list of persons that does not end before their tokens do.
+Forced: a list of objects with long names, which the grammar forces, taken at once (jump-forward) and one by one.
 """
 
 import argparse
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,6 +40,11 @@ CASES: dict[str, tuple[Grammar, str]] = {
     "grammar": (Grammar("ebnf", 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'), "1+(22+333)+((4))"),
 }
 ENDLESS = JsonSchema(json.dumps({"type": "array", "items": PERSON, "minItems": 100}))
+
+
+NAMES = ["the full name of the person", "the year in which it was", "what is known about it"]
+FORCED = JsonSchema(json.dumps({"type": "array", "minItems": 100, "items": {
+    "type": "object", "properties": {name: {"type": "integer", "maximum": 99} for name in NAMES}, "required": NAMES}}))
 
 
 def masks(backend: str, grammar: Grammar, text: str, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -87,6 +94,24 @@ async def throughput(backend: str, rounds: int, num_streams: int, num_tokens: in
                                                                                             strict=True))), 1)}
 
 
+async def forced(backend: str, rounds: int, num_streams: int, num_tokens: int, *, jumps: bool) -> float:
+    """Tokens per second of streams whose rule forces long runs of tokens; the middle of the rounds."""
+    rates: list[float] = []
+    async with Engine(model_path="pocket", grammar_backend=backend, disable_jump_forward=not jumps,
+                      constrained_json_disable_any_whitespace=True) as engine:
+        async def one(i: int) -> None:
+            await engine.generate(f"Number {i}", constraint=FORCED, temperature=1.0, seed=i, max_new_tokens=num_tokens)
+
+        for turn in range(rounds + 1):  # the first one warms up
+            begin = perf_counter()
+            async with anyio.create_task_group() as tasks:
+                for i in range(num_streams):
+                    tasks.start_soon(one, i)
+            if turn:
+                rates.append(num_streams * num_tokens / (perf_counter() - begin))
+    return round(statistics.median(rates))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
@@ -100,6 +125,12 @@ def main() -> None:
     results["streams"] = given.streams
     results["throughput"] = {backend: anyio.run(throughput, backend, given.rounds, given.streams, given.tokens)
                              for backend in ("xgrammar", "llguidance")}
+    results["forced_tokens_per_s"] = {backend: {name: anyio.run(partial(forced, backend, given.rounds, streams, given.tokens, jumps=jumps))
+                                                for name, streams, jumps in (("many streams, jumps", given.streams, True),
+                                                                             ("many streams, one by one", given.streams, False),
+                                                                             ("one stream, jumps", 1, True),
+                                                                             ("one stream, one by one", 1, False))}
+                                      for backend in ("xgrammar", "llguidance")}
     print(json.dumps(results, indent=2))
     print(record("grammar", results))
 
