@@ -88,7 +88,7 @@ DEVICES = {
                         attention_backend="triton", sampling_backend="pytorch", graph_max_running=0, is_numbered=True),
     "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.85,
                        memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
-                       attention_backend="ascend", sampling_backend="ascend", graph_max_running=0, page_sizes=(128, 256, 384, 512),
+                       attention_backend="ascend", sampling_backend="ascend", graph_max_running=128, page_sizes=(128, 256, 384, 512),
                        has_kv_dtypes=False, has_experts=False, has_latents=False, is_numbered=True, schemes=("int8", "int8_static")),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",

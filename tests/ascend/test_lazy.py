@@ -1,5 +1,6 @@
 """The lazy mode: each wait that a program needs is missed when it is left out, and is enough when it is there."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -143,3 +144,29 @@ def test_collectives_come_after_what_is_before_them(tmp_path: Path) -> None:
     ranks = [subprocess.Popen([sys.executable, "-P", Path(__file__).parent / "hccl_rank.py", str(rank), "2", str(tmp_path / "store")],
                               env={**os.environ, "OMP_NUM_THREADS": "1", "SIM_NPU_LAZY": "1"}) for rank in range(2)]
     assert [rank.wait(120) for rank in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_an_update_must_not_reach_a_replay_before_it(is_fenced: bool) -> None:
+    """Two replays are launched before the host waits: the second's update waits for the end of the first, or one of them would hang."""
+    paged = Paged()
+    q, graph, found = randn(2, N, D), torch.npu.NPUGraph(), []
+    with torch.npu.graph(graph, auto_dispatch_capture=True):
+        y = paged.attend(q, [1, 1], [5, 5])
+    expected = [paged.attend(q, [1, 1], lengths).cpu() for lengths in ([300, 130], [7, 9])]
+
+    def replay(lengths: list[int]) -> None:
+        graph.update(cpu_update_input=[{"actual_seq_lengths_kv": lengths}])
+        graph.replay()
+        found.append(y.clone())
+
+    replay([300, 130])
+    if is_fenced:
+        graph.graph_dispatch_mode.update_stream.wait_stream(torch.npu.current_stream())
+        replay([7, 9])
+        assert [torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True)] == [True, True]
+        return
+    replay([7, 9])
+    assert not torch.equal(found[0].cpu(), expected[0])
+    with contextlib.suppress(RuntimeError):  # and the device is not what it was
+        torch.npu.synchronize()

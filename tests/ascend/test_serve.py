@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from runtime import Engine
@@ -35,6 +36,29 @@ async def test_tokens_are_those_of_transformers(setting: str, checkpoint: Callab
         assert await run_all(engine, PROMPTS) == expected
         assert await run_all(engine, PROMPTS) == expected, "with what the first round left in the prefix cache"
         assert (b"runtime_cached_tokens_total 0\n" in engine.metrics()) == ("256" in setting), "no prompt fills a page of 256"
+
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "chunks between decodes": {"chunked_prefill_size": 50},
+    "few pages: sequences give way": {"max_total_tokens": 640},
+    "exact sizes": {"disable_cuda_graph_padding": True},
+    "two ranks": {"tensor_parallel_size": 2},
+    "none": {"disable_cuda_graph": True, "cuda_graph_bs": "auto"},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("setting", GRAPHS)
+async def test_graphs_change_no_token(setting: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    expected = [reference("qwen3", prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(checkpoint("qwen3")), **(OPTIONS | {"cuda_graph_bs": (2, 4, 5)} | GRAPHS[setting])) as engine:
+        with anyio.fail_after(120):
+            while sample(engine.metrics(), "runtime_captured_sizes") < 3 and setting != "none":
+                await anyio.sleep(0.05)
+        for _ in range(2):
+            assert await run_all(engine, PROMPTS) == expected
+        assert sample(engine.metrics(), "runtime_captured_sizes") == (0 if setting == "none" else 3)
+        assert sample(engine.metrics(), "runtime_capture_failures_total") == 0
 
 
 @pytest.mark.anyio

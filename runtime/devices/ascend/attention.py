@@ -11,7 +11,7 @@ The cache is what every device has, [pages * page_size, K, D], and the operator 
 goes with both forms. Lengths are lists on the host, a fact of the operator: they are part of its launch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class AttentionPlan:
     triangle: Tensor
     singles: dict[int, Singles]
     several: dict[int, Several]
+    called: list[int] = field(default_factory=list)  # windows of the calls for rows of one token, in order: graphs.py gives them lengths
 
 
 def triangle(place: torch.device) -> Tensor:
@@ -120,6 +121,8 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, win
         -1, plan.page_size, v_cache.shape[1] * v_cache.shape[2])
     common = {"num_heads": q.shape[1], "num_key_value_heads": k_cache.shape[1], "scale": q.shape[2] ** -0.5, "block_size": plan.page_size}
     singles, several = plan.singles.get(window), plan.several.get(window)
+    if singles is not None:
+        plan.called.append(window)
     if several is None and singles is not None:
         return _attend_singles(q.contiguous(), caches, singles, common)
     if singles is None and several is not None:

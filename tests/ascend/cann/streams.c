@@ -56,44 +56,61 @@ static task *pop(stream *s) {
     pthread_mutex_unlock(&g_lists); return t;
 }
 static double now(void) { struct timespec s; clock_gettime(CLOCK_MONOTONIC, &s); return s.tv_sec * 1e3 + s.tv_nsec / 1e6; }
-/* A graph waits for an external event and resets it: each replay needs a record of its own. */
+/* A graph waits for an external event and resets it: each replay needs a record of its own, behind the replay before. */
 static int take(event *e) {
-    if (e->recorded > e->taken) { e->taken = e->recorded; return OK; }
+    if (e->recorded > e->taken) { e->taken++; return OK; }
     fprintf(stderr, "simulated CANN: a replay waits for an external event that nobody has recorded since the last one: it would hang\n");
     return E_TIMEOUT;
 }
-/* Until the queue is empty, or an event has seen its record number `ticket`.  A stream that is being drained is where it is. */
-static int drain(stream *s, event *until, long ticket) {
+static int note(event *e, long ticket) {
+    int rc = OK;
+    if (e->cell && e->done > e->taken) {
+        fprintf(stderr, "simulated CANN: an external event is recorded again before the replay that waits for it: one would hang\n");
+        rc = E_TIMEOUT;
+    }
+    e->t = now(); if (e->done < ticket) e->done = ticket;
+    return rc;
+}
+/* Until the queue is empty, or an event has seen its record number `ticket`; or, with `early`, a wait would wait.  A stream
+ * that is being drained is where it is. */
+static int drain(stream *s, event *until, long ticket, int early) {
     int rc = OK; task *t;
     if (s->busy) return OK;
     s->busy = 1;
-    while (!(until && until->done >= ticket) && (t = pop(s))) {
+    while (!(until && until->done >= ticket)) {
+        if (early && s->first && s->first->kind == WAIT && s->first->e->done < s->first->id) break;
+        if (!(t = pop(s))) break;
         if (t->kind == CALL && g_run && g_run(t->id)) rc = E_KERNEL;
-        if (t->kind == RECORD) { t->e->t = now(); if (t->e->done < t->id) t->e->done = t->id; }
-        if (t->kind == WAIT && !t->id) rc |= take(t->e);
-        if (t->kind == WAIT) {                       /* id 0: of an event outside a graph: its last record */
-            long ticket_of = t->id ? t->id : t->e->recorded;
-            if (t->e->done < ticket_of && t->e->on) rc |= drain(t->e->on, t->e, ticket_of);
+        if (t->kind == RECORD) rc |= note(t->e, t->id);
+        if (t->kind == WAIT) {                       /* id 0: of an event outside a graph: the next record of it */
+            long ticket_of = t->id;
+            if (!t->id) { rc |= take(t->e); ticket_of = t->e->taken; }
+            if (t->e->done < ticket_of && t->e->on) rc |= drain(t->e->on, t->e, ticket_of, 0);
         }
         pthread_mutex_lock(&g_lists); if (t->e) release(t->e); pthread_mutex_unlock(&g_lists);
         free(t);
     }
     s->busy = 0; return rc;
 }
+/* What a stream can do without a wait, now: the others may still be anywhere. */
+int sim_advance(void *where) {
+    if (!g_lazy) return OK;
+    pthread_mutex_lock(&g_draining); int rc = drain(at(where), 0, 0, 1); pthread_mutex_unlock(&g_draining); return rc;
+}
 int sim_drain(void *where) {
     if (!g_lazy) return OK;
-    pthread_mutex_lock(&g_draining); int rc = drain(at(where), 0, 0); pthread_mutex_unlock(&g_draining); return rc;
+    pthread_mutex_lock(&g_draining); int rc = drain(at(where), 0, 0, 0); pthread_mutex_unlock(&g_draining); return rc;
 }
 static int drain_all(void) {
     int rc = OK;
     if (!g_lazy) return OK;
     pthread_mutex_lock(&g_draining);
-    for (stream *s = g_streams; s; s = s->next) rc |= drain(s, 0, 0);
+    for (stream *s = g_streams; s; s = s->next) rc |= drain(s, 0, 0, 0);
     pthread_mutex_unlock(&g_draining); return rc;
 }
 static int drain_event(event *e) {
     if (!g_lazy || !e->on) return OK;
-    pthread_mutex_lock(&g_draining); int rc = drain(e->on, e, e->recorded); pthread_mutex_unlock(&g_draining); return rc;
+    pthread_mutex_lock(&g_draining); int rc = drain(e->on, e, e->recorded, 0); pthread_mutex_unlock(&g_draining); return rc;
 }
 void sim_set_lazy(int lazy) { if (!lazy) drain_all(); g_lazy = lazy; }
 int sim_is_lazy(void) { return g_lazy; }
@@ -158,7 +175,7 @@ int aclrtSynchronizeEvent(void *e) { return drain_event(e); }
 /* A query moves things on, so that who polls gets there, if nobody else drains. */
 int aclrtQueryEventStatus(void *p, int *s) {
     event *e = p; *s = e->done >= e->recorded;
-    if (!*s && pthread_mutex_trylock(&g_draining) == 0) { drain(e->on, e, e->done + 1); pthread_mutex_unlock(&g_draining); }
+    if (!*s && pthread_mutex_trylock(&g_draining) == 0) { drain(e->on, e, e->done + 1, 0); pthread_mutex_unlock(&g_draining); }
     return OK;
 }
 int aclrtQueryEventWaitStatus(void *e, int *s) { (void)e; *s = 0; return OK; }

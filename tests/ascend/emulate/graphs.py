@@ -23,8 +23,10 @@ class Call:
     name: str
     run: Callable[[], Any]
     fresh: tuple[Tensor | None, ...]
+    replays: int = 0  # that were launched and have not come here yet
 
     def execute(self) -> None:
+        self.replays = max(0, self.replays - 1)
         found = [leaf for leaf in leaves(self.run(), []) if isinstance(leaf, Tensor)]
         for to, made in zip(self.fresh, found, strict=False):
             if to is not None:
@@ -66,6 +68,8 @@ def update(name: str, run: Callable[[], Any]) -> None:
         call.run = run
     if queue.is_lazy():
         queue.enqueue(replace, _state.update_stream)
+        if call.replays:  # of earlier lengths: this must not reach them, so it comes as early as the program allows
+            queue.advance(_state.update_stream)
     else:
         replace()
 
@@ -91,6 +95,7 @@ def _wrap_graph(graph_type: Any) -> None:
         replay(graph)
         for call in graph.calls:
             if queue.is_lazy():
+                call.replays += 1
                 queue.enqueue(call.execute)
             else:
                 with torch.inference_mode():

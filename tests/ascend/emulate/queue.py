@@ -29,7 +29,7 @@ _failed: list[BaseException] = []
 def library() -> ctypes.CDLL:
     found = ctypes.CDLL(os.path.join(os.environ["SIM_CANN_LIBRARIES"], "libascendcl.so"))
     found.sim_enqueue.argtypes = [ctypes.c_void_p, ctypes.c_long]
-    found.sim_drain.argtypes = [ctypes.c_void_p]
+    found.sim_drain.argtypes = found.sim_advance.argtypes = [ctypes.c_void_p]
     return found
 
 
@@ -69,6 +69,12 @@ def enqueue(work: Callable[[], None], stream: Any = None) -> None:
     number = next(_numbers)
     _waiting[number] = work
     library().sim_enqueue(stream_address(stream), number)
+
+
+def advance(stream: Any) -> None:
+    """What it can do without waiting for another stream happens now, before what was launched earlier elsewhere."""
+    if library().sim_advance(stream_address(stream)):
+        raise _failed[-1] if _failed else RuntimeError("the order of a stream's work is wrong: see stderr")
 
 
 def drain() -> None:

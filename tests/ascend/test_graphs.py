@@ -1,0 +1,112 @@
+"""Captured decode steps on an NPU: the tokens of transformers, whatever the family, company, padding, prefix and preemption."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ascend.test_exact import LONG, MODELS, SHORT
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
+
+pytestmark = pytest.mark.ascend
+
+PAGE, COUNT, SIZES = 128, 8, [2, 4]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {name: MODELS[name] for name in (
+    "qwen3", "llama, heads of 128, one for all", "mistral, windows", "mistral, windows, heads of 128")}
+
+
+def opened(folder: Path, sizes: list[int] = SIZES, **wishes: Any) -> tuple[Planner, Any]:
+    options = {"device": "npu", "page_size": PAGE, "dtype": "float32", "max_len": 512, "max_total_tokens": 2048, "graph_sizes": sizes}
+    executor, ready = start(folder, **(options | wishes))
+    for size in sizes:
+        answer = executor.capture(size)
+        assert answer.error == "" and answer.size == size
+    return Planner(executor, ready, PAGE), executor
+
+
+class Replays:
+    """The graphs of a rank, counted."""
+
+    def __init__(self, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lengths: list[list[int]] = []
+        graphs = executor.loaded.device.graphs
+        replay = graphs.replay
+
+        def counted(graph: Any, lengths: Any) -> None:
+            if len(lengths):
+                self.lengths.append(lengths.tolist())
+            replay(graph, lengths)
+
+        monkeypatch.setattr(graphs, "replay", counted)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_transformers(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a prompt between decodes; a prefix that is shared; one row to three, over the end of a page; one that begins anew."""
+    family, overrides = CASES[case]
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    planner, executor = opened(folder)
+    replays = Replays(executor, monkeypatch)
+    short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:252], sampling())
+    branch = planner.row(1, [*LONG[:PAGE], 3, 4, 5], sampling(), prefix=long, shared=PAGE)
+    planner.run([], [(short, len(SHORT))])
+    for count in (100, 1, 151):
+        planner.run([short], [])
+        planner.run([short], [(long, count)])
+    branch.pages = long.pages[:1]
+    planner.run([short, long], [(branch, 3)])
+    for _ in range(COUNT):
+        planner.run([short, branch, long], [])
+    again = planner.row(5, long.tokens, sampling())  # in the same slot, with other pages
+    planner.prefill(again, chunk=200)
+    for _ in range(3):
+        planner.run([again], [])
+    assert replays.lengths[0] == [len(SHORT) + 1, 1], "with this step's token; 1 for padding"
+    assert [len(lengths) for lengths in replays.lengths] == [2] * 3 + [4] * COUNT + [2] * 3
+    assert max(replays.lengths[-1]) > 2 * PAGE, "the end of a page was passed"
+    reference = Reference(folder)
+    for row, prompt in ((short, SHORT), (branch, [*LONG[:PAGE], 3, 4, 5]), (again, LONG[:252])):
+        assert row.tokens[len(prompt) :] == reference.greedy(prompt, len(row.tokens) - len(prompt))
+
+
+def test_steps_in_flight_have_their_own_lengths(tmp_path: Path) -> None:
+    """Several replays are launched before anybody waits: an update must not reach the replay before it."""
+    folder = make_checkpoint("mistral", tmp_path, sliding_window=150)
+    planner, executor = opened(folder, [2])
+    rows = [planner.row(0, LONG[:200], sampling()), planner.row(3, SHORT, sampling())]
+    for row in rows:
+        planner.prefill(row)
+    launched = []
+    for _ in range(COUNT):
+        plan = planner.plan(rows, [])
+        launched.append(executor.launch(plan))
+        for row in rows:
+            row.tokens.append(-1)  # the device knows it
+    found = [pending.result().token_ids.tolist() for pending in launched]
+    reference = Reference(folder)
+    for i, prompt in enumerate((LONG[:200], SHORT)):
+        assert [tokens[i] for tokens in found] == reference.greedy(prompt, COUNT + 1)[1:]
+
+
+@pytest.mark.parametrize("captured", [[], [2]])
+def test_one_that_cannot_be_captured_leaves_the_others(captured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint("qwen3", tmp_path)
+    planner, executor = opened(folder, captured, graph_sizes=[2, 4, 8])
+    model, forward = executor.loaded.model, executor.loaded.model.forward
+
+    def reads(batch: Any) -> Any:
+        hidden = forward(batch)
+        assert hidden[0, 0].item() is not None
+        return hidden
+
+    monkeypatch.setattr(model, "forward", reads)
+    refused = executor.capture(4)
+    assert "during a capture" in refused.error and refused.size == 4
+    monkeypatch.undo()
+    for size in (2, 8):
+        assert size in captured or executor.capture(size).error == ""
+    row: Row = planner.row(0, SHORT, sampling())
+    assert planner.generate(row, COUNT) == Reference(folder).greedy(SHORT, COUNT)
+    assert executor.loaded.graphs.ready == [2, 8]
