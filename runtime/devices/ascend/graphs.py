@@ -1,16 +1,17 @@
 """Decode steps as NPUGraphs, with lengths that the host gives to each replay.
 
-The attention operator takes lengths from the host, so they are part of a captured launch. torch_npu gives each captured call of it a
-task group behind an event from outside (`auto_dispatch_capture`), and `NPUGraph.update` puts the same call with other lengths in its place, on
-a stream of updates. That is the choice here, before groups made by hand: torch_npu knows the workspaces and outputs of its operators,
-also of those to come, and what is left to us is the order:
+The attention operator takes lengths from the host, so they are part of a captured launch. torch_npu gives each captured call of it a task
+group behind an event from outside (`auto_dispatch_capture`), and `NPUGraph.update` puts the same call with other lengths in its
+place, on a stream of updates. That is the choice here, before groups made by hand: torch_npu knows the workspaces and outputs of its
+operators, also of those to come, and what is left to us is the order:
 
     updates     u1 u2 u3 ...            u1 u2 u3 ...         each call's event is recorded behind its update
     replays         [ a1 a2 a3 ... ]         [ a1 a2 a3 ]    each call waits for its event, then resets it
                                    ^done─────^               updates begin when the replay before is done
 
-Without the wait for `done`, which the device does and not the host, the update of the next step would reach a call that has yet to run, or the
-reset of one step would swallow the event of the next. Lengths are a new list each time, so nothing that a launch may still read is written.
+Without the wait for `done`, which the device does and not the host, the update of the next step would reach a call that has yet to
+run, or the reset of one step would swallow the event of the next. Lengths are a new list each time, so nothing that a launch may still
+read is written.
 """
 
 from collections.abc import Callable
