@@ -12,7 +12,8 @@ from time import thread_time
 
 from bench.record import record
 from runtime.http.reading import Reader, Reading
-from runtime.parsing.choose import CHANNELS, Formats
+from runtime.parsing.channels import FRAMINGS
+from runtime.parsing.choose import Formats
 from runtime.parsing.formats import FORMATS
 from runtime.request import Delta, Finish, FinishReason
 from tests.http.fake import FakeService
@@ -29,7 +30,11 @@ END = Finish(FinishReason.STOP, None, 1, 1, 0)
 
 def answers(name: str) -> dict[str, str]:
     """Texts by what they are full of."""
-    if name == CHANNELS:
+    if name == "muse":
+        frame = " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eom|>"
+        return {"prose": frame.format(PROSE, PROSE), "worst": " to=user<|message|>" + "<|sta <|eo" * 200,
+                "calls": frame.format(PROSE, PROSE) + render(name, CALLS)}
+    if name == "gpt-oss":
         frame = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
         return {"prose": frame.format(PROSE, PROSE), "worst": "<|channel|>final<|message|>" + "<|chan <|sta" * 200,
                 "calls": frame.format(PROSE, PROSE) + render(name, CALLS)}
@@ -60,8 +65,8 @@ def best(run: Callable[[], float]) -> float:
 
 def main() -> None:
     results = {}
-    for name in [*FORMATS, CHANNELS]:
-        formats = Formats(name, CHANNELS if name == CHANNELS else "qwen3")
+    for name in [*FORMATS, *FRAMINGS]:
+        formats = Formats(name, name if name in FRAMINGS else "qwen3")
         results[name] = {kind: cost(formats, text) for kind, text in answers(name).items()}
         print(f"{name:16}", "  ".join(f"{kind} {us:6.2f}" for kind, us in results[name].items()), "us/token")
     print(record("parsers", {"us_per_token": results}))

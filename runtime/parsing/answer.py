@@ -27,6 +27,7 @@ class Format(Struct, frozen=True, kw_only=True):
     sections: tuple[Section, ...] = ()
     loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
     at_start: tuple[str, ...] = ()  # beginnings that count at the start of the answer, when they call a function that exists
+    drops: tuple[str, ...] = ()  # marks around the text of an answer, which mean nothing to who reads it
     separators: str = ",;"  # between items, besides white space
     frame: tuple[str, str] | None = None  # what stands before and behind a call's arguments, with NAME: where its text is JSON
     id_chars: int = 0  # letters and digits of a call's id, where the template takes no others
@@ -38,17 +39,29 @@ class Thinking(Struct, frozen=True, kw_only=True):
 
     begin: str = "<think>"
     end: str = "</think>"
+    also: tuple[tuple[str, str], ...] = ()  # other beginnings, and their ends
     also_ends: tuple[str, ...] = ()  # beginnings of calls that end thinking, too
+    goes_on: bool = False  # behind such a call, thinking goes on to its end
+    drops: tuple[str, ...] = ()  # as of a Format
     is_forced: bool = False  # the answer begins inside, also where the prompt does not show it
     is_kept: bool = False  # thinking is part of the content, with its markers
     models: str = ""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin, *[begin for begin, _ in self.also])
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.end, *[end for _, end in self.also])))
+
     def is_open(self, tail: str, is_continued: bool) -> bool:
         """Whether an answer begins inside. `tail` ends its prompt; `is_continued`: the prompt holds the beginning of the answer."""
         if is_continued:
-            return tail.rfind(self.begin) > tail.rfind(self.end)
+            return max(map(tail.rfind, self.begins)) > max(map(tail.rfind, self.ends))
         tail = tail.rstrip(SPACE)
-        return tail.endswith(self.begin.rstrip(SPACE)) or (self.is_forced and not tail.endswith(self.end))
+        begins = tuple([begin.rstrip(SPACE) for begin in self.begins])
+        return tail.endswith(begins) or (self.is_forced and not tail.endswith(self.ends))
 
 
 class Parser:
@@ -66,6 +79,8 @@ class Parser:
         self._drops = False  # white space before the next text does not leave at all
         self._is_fresh = True  # nothing stands before here, or only a call or thinking
         self._is_first = True  # nothing at all stands before here
+        self._is_between = False  # a call stands in the middle of thinking
+        self._drops_marks = frozenset((*(format.drops if format is not None else ()), *(thinking.drops if thinking is not None else ())))
         self._has_calls = False  # since the last marker
         self._wants_known = False  # calls of functions that don't exist are none
         self._spent = 0  # characters that were held for nothing
@@ -128,8 +143,11 @@ class Parser:
             marker = yield from self._text(self._looks_for())
             if not marker:
                 return
-            if thinking is not None and marker == thinking.begin:
+            if thinking is not None and marker in thinking.begins:
                 yield from self._think(thinking)
+                continue
+            if marker in self._drops_marks:
+                self._is_fresh = True
                 continue
             self._has_calls = False
             try:
@@ -142,19 +160,22 @@ class Parser:
                 else:
                     reader.at = 0
                     self._after()
+            if self._is_between and thinking is not None:
+                yield from self._think(thinking)
 
     def _looks_for(self) -> Markers:
         """What text may be followed by here."""
         texts: list[str] = []
         if self._spent > MAX_SPENT:
-            return markers()
+            return markers(*self._drops_marks)
+        texts += self._drops_marks
         if (form := self._format) is not None:
             texts += [section.begin for section in form.sections]
             texts += form.loose
             if self._is_first:
                 texts += form.at_start
         if self._thinking is not None and self._is_fresh and not self._thinking.is_kept:
-            texts.append(self._thinking.begin)
+            texts += self._thinking.begins
         return markers(*dict.fromkeys(texts))
 
     def _text(self, ends: Markers) -> Read[str]:
@@ -217,8 +238,10 @@ class Parser:
             self._say(thinking.begin)
             return
         self._kind, self._drops, self._is_fresh = Reasoning, True, True
-        marker = yield from self._text(markers(thinking.end, *thinking.also_ends))
-        if marker in thinking.also_ends:
+        calls = thinking.also_ends if self._format is not None or not thinking.goes_on else ()
+        marker = yield from self._text(markers(*thinking.ends, *calls))
+        self._is_between = thinking.goes_on and marker in calls
+        if marker in calls:
             self._reader.at -= len(marker)
         self._kind = Content
         self._after()

@@ -1,35 +1,72 @@
-"""The answers of gpt-oss (harmony): messages in channels, each with a header.
+"""Answers that are messages, each with a header that says to whom it goes.
+
+gpt-oss (harmony):
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
 Analysis is reasoning; a message to a function is a call of it; everything else is content. The recipient may also stand in the role,
 `assistant to=functions.NAME`. A text without headers is content as it stands.
+
+Muse:
+
+     to=self<|message|>...<|eom|><|start|>assistant to=functions.NAME<|message|><atem:function_calls>...</atem:function_calls><|eot|>
+
+What goes to self is reasoning, to user or commentary content; else it holds calls as markup. The first header has no mark before it.
 """
 
 import re
 from collections.abc import Iterator
 
-from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.parsing.reader import Read, Reader, markers
-from runtime.parsing.typed import is_json
+from msgspec import Struct
 
-HEADS = ("<|start|>", "<|channel|>")
-MESSAGE = "<|message|>"
-FINAL = "<|channel|>final<|message|>"  # behind this stands the answer proper
-ENDS = ("<|end|>", "<|return|>", "<|call|>")
-MODELS = "gpt-oss"
+from runtime.parsing.answer import Format, Parser
+from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
+from runtime.parsing.formats import ATEM
+from runtime.parsing.reader import Read, Reader, markers
+from runtime.parsing.typed import Tools, is_json
+
 MAX_HEADER = 512  # characters
 
-_FUNCTION = re.compile(r"to=(?:functions\.)?([\w.\-$]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class ChannelParser:
-    """Like answer.Parser. `separates`: analysis is told from content; `calls`: messages to functions are calls."""
+class Framing(Struct, frozen=True, kw_only=True):
+    """How messages stand in an answer."""
 
-    def __init__(self, separates: bool = True, calls: bool = True) -> None:
+    models: str
+    heads: tuple[str, ...]  # each begins a header
+    ends: tuple[str, ...]  # of messages
+    final: str  # behind this stands the answer proper
+    recipient: re.Pattern[str]  # in a header
+    thoughts: str  # the channel, or the recipient, of thoughts
+    people: frozenset[str] = frozenset()  # recipients that are no tools
+    at_start: str = ""  # an answer's first header may begin with this, behind white space
+    calls: Format | None = None  # how messages to tools are written; None: they are the arguments
+    message: str = "<|message|>"  # ends the header
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*self.heads, *self.ends, self.message)
+
+
+FRAMINGS = {
+    "gpt-oss": Framing(
+        models="gpt-oss", heads=("<|start|>", "<|channel|>"), ends=("<|end|>", "<|return|>", "<|call|>"), thoughts="analysis",
+        final="<|channel|>final<|message|>", recipient=re.compile(r"to=(?:functions\.)?([\w.\-$]+)")),
+    "muse": Framing(
+        models="Muse", heads=("<|start|>",), ends=("<|eom|>", "<|eot|>"), thoughts="self", people=frozenset({"user", "commentary"}),
+        final="to=user<|message|>", recipient=re.compile(r"to=([^\s<]+)"), at_start="to=", calls=ATEM),
+}
+
+
+class ChannelParser:
+    """Like answer.Parser. `separates`: thoughts are told from content; `calls`: messages to tools are calls."""
+
+    def __init__(self, framing: Framing, tools: Tools, separates: bool = True, calls: bool = True) -> None:
         self.num_calls = 0
+        self._framing = framing
+        self._tools = tools
         self._separates = separates
         self._calls = calls
         self._reader = Reader()
@@ -49,24 +86,37 @@ class ChannelParser:
         return self.feed("")
 
     def _answer(self) -> Iterator[None]:
-        reader = self._reader
+        reader, heads = self._reader, self._framing.heads
+        marker = ""
+        if self._framing.at_start and (yield from self._starts()):
+            header = yield from self._header("")
+            marker = "" if header is None else (yield from self._message(header))
         while True:
-            marker = yield from self._body(Content, HEADS)
-            while marker in HEADS:
+            if marker not in heads:
+                marker = yield from self._body(Content, heads)
+            while marker in heads:
                 header = yield from self._header(marker)
                 if header is None:
                     self._emit(Content, marker)
-                    marker = yield from self._body(Content, HEADS)
+                    marker = yield from self._body(Content, heads)
                 else:
                     marker = yield from self._message(header)
             if reader.is_final and reader.at == len(reader.text):
                 return
 
-    def _header(self, marker: str) -> Read[str | None]:
-        """The header up to <|message|>, both read; None if it is none, and then only `marker` is."""
+    def _starts(self) -> Read[bool]:
+        """Whether the answer begins with a header that has no mark; nothing is read."""
         reader = self._reader
+        yield from reader.space()
+        found = yield from reader.sees(self._framing.at_start)
+        reader.at = 0
+        return found
+
+    def _header(self, marker: str) -> Read[str | None]:
+        """The header up to the mark of its end, both read; None if it is none, and then only `marker` is."""
+        reader, message = self._reader, self._framing.message
         begin = reader.at
-        stops = markers(MESSAGE)
+        stops = markers(message)
         while True:
             at, end = stops.find(reader.text, reader.at, reader.is_final)
             if at - begin > MAX_HEADER or (reader.is_final and not end):
@@ -79,19 +129,56 @@ class ChannelParser:
 
     def _message(self, header: str) -> Read[str]:
         """A message, up to the marker that ends it or begins the next, which is read and given back; "" at the end of the answer."""
-        recipient = _FUNCTION.search(header)
-        channel = _CHANNEL.search(header)
-        if recipient is not None and self._calls:
+        framing = self._framing
+        ends = framing.ends + framing.heads
+        recipient, channel = framing.recipient.search(header), _CHANNEL.search(header)
+        told = {found[1] for found in (recipient, channel) if found is not None}
+        if recipient is not None and self._calls and recipient[1] != framing.thoughts and recipient[1] not in framing.people:
+            if framing.calls is not None:
+                return (yield from self._inner(framing.calls, ends))
             index = self.num_calls
             self.num_calls += 1
             self._events.append(CallBegin(index, recipient[1]))
             self._arguments = ""
-            marker = yield from self._body(index, ENDS + HEADS)
+            marker = yield from self._body(index, ends)
             if marker or is_json(self._arguments):  # <|call|> ends the answer too, and is then not part of its text
                 self._events.append(CallEnd(index))
             return marker
-        is_thought = channel is not None and channel[1] == "analysis" and self._separates
-        return (yield from self._body(Reasoning if is_thought else Content, ENDS + HEADS))
+        return (yield from self._body(Reasoning if framing.thoughts in told and self._separates else Content, ends))
+
+    def _inner(self, form: Format, ends: tuple[str, ...]) -> Read[str]:
+        """A message that holds calls in a format of their own."""
+        parser = Parser(form, None, self._tools)
+        parser.num_calls = self.num_calls
+        reader, stops = self._reader, markers(*ends)
+        while True:
+            at, marker = stops.find(reader.text, reader.at, reader.is_final)
+            text = reader.text[reader.at:at]
+            reader.at = at + len(marker)
+            reader.forget()
+            self._told(parser.feed(text) if text else [])
+            if marker or reader.is_final:
+                self._told(parser.flush())
+                self.num_calls = parser.num_calls
+                return marker
+            yield
+
+    def _told(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, CallBegin):
+                self._events.append(CallBegin(event.index, self._known(event.name), event.id))
+            elif isinstance(event, Content | Reasoning):
+                self._emit(type(event), event.text)
+            else:
+                self._events.append(event)
+
+    def _known(self, name: str) -> str:
+        """The tool that is meant: some models write namespaces before its name, or the name twice."""
+        if name in self._tools:
+            return name
+        leaf = name.rpartition(".")[2]
+        found = [tool for tool in self._tools if tool.rpartition(".")[2] == leaf]
+        return found[0] if len(found) == 1 else name
 
     def _body(self, kind: type[Content] | type[Reasoning] | int, ends: tuple[str, ...]) -> Read[str]:
         reader, stops = self._reader, markers(*ends)

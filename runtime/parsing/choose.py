@@ -9,24 +9,36 @@ from msgspec import Struct, structs
 
 from runtime.errors import OptionsError
 from runtime.parsing.answer import Format, Parser, Thinking
-from runtime.parsing.channels import ENDS, HEADS, MESSAGE, ChannelParser
+from runtime.parsing.channels import FRAMINGS, ChannelParser
 from runtime.parsing.formats import FORMATS, THINKING
 from runtime.parsing.items import Json
 from runtime.parsing.typed import Tools
 
-CHANNELS = "gpt-oss"  # the name of channels.py among the formats
 # a list of calls and nothing else: what answers are held to where a call is demanded, whatever the model's own format is
 DEMANDED = Format(items=(Json(begins=("[",)),), at_start=("[",))
 
-LATER = {  # names that the reference has, and whose formats are not here yet
-    "--tool-call-parser": ("apertus2509", "dots", "gigachat3", "gigachat35", "inkling", "k2_horizon", "kimi_k3", "ling3", "minicpm5",
-                           "minimax-m3", "muse", "poolside_v1", "spark25"),
-    "--reasoning-parser": ("apertus2509", "hunyuan", "inkling", "kimi_k3", "minimax-m3", "poolside_v1", "telechat4"),
+_OWN = "reads a template of answers that a model brings in its own files, which is not read here"
+LATER = {  # names that the references have, and why they are not here
+    "beam": _OWN,
+    "response_template": _OWN,
+    "telechat4": "is a format of which nothing public says how it is written",
 }
 
 # marks in a template -> the format that has them; the first row of which all are there counts
 _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
-    (CHANNELS, ("<|channel|>", "to=functions.")),
+    ("gpt-oss", ("<|channel|>", "to=functions.")),
+    ("muse", ("<atem:",)),
+    ("iquest_q1", ("<iquest_tool_call>",)),
+    ("gigachat35", ("<｜GCML｜",)),
+    ("gigachat3", ("<|role_sep|>", "function call")),
+    ("gigachat3", ("<|function_call|>",)),
+    ("k2_horizon", ("<ifm|tool_call>",)),
+    ("apertus2509", ("<|tools_prefix|>",)),
+    ("dots", ("<dots_function_call>",)),
+    ("inkling", ("<|content_invoke_tool_json|>",)),
+    ("kimi_k3", ("<|open|>", "tools<|sep|>")),
+    ("minimax-m3", ("]<]minimax[>[",)),
+    ("deepseekv41", ("｜DSML｜ calls>",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("deepseekv4", ("｜DSML｜", "tool_calls>")),
     ("deepseekv32", ("｜DSML｜",)),
@@ -35,7 +47,9 @@ _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
     ("step3", ("<｜tool_calls_begin｜>",)),
     ("minimax-m2", ("<minimax:tool_call>",)),
     ("seed_oss", ("<seed:tool_call>",)),
+    ("hunyuan", ("<tool_sep",)),
     ("glm45", ("<arg_key>",)),
+    ("minicpm5", ("<function name=", "<param name=")),
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("hermes", ("<tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -54,7 +68,16 @@ _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
     ("llama3", ('"parameters": dictionary of argument name',)),
 )
 _THINKING: tuple[tuple[str, Sequence[str]], ...] = (
-    (CHANNELS, ("<|channel|>analysis",)),
+    ("gpt-oss", ("<|channel|>analysis",)),
+    ("muse", ("<atem:", "to=self")),
+    ("apertus2509", ("<|inner_prefix|>",)),
+    ("inkling", ("<|content_thinking|>",)),
+    ("k2_horizon", ("<ifm|think",)),
+    ("kimi_k3", ("<|open|>", "think<|sep|>")),
+    ("minimax-m3", ("<mm:think>",)),
+    ("iquest_q1", ("<think>", "<iquest_")),
+    ("hunyuan", ("<think:",)),
+    ("hunyuan", ("<think>", "<tool_calls>")),
     ("gemma4", ("<|channel>thought",)),
     ("mistral", ("[THINK]",)),
     ("kimi", ("◁think▷",)),
@@ -84,11 +107,11 @@ class Formats(Struct, frozen=True):
 
 
 @cache
-@cache
 def marks_of(tools: str | None, thinking: str | None) -> tuple[str, ...]:
     """All that the two declarations name: special tokens in it are text for whoever reads such answers."""
-    marks = (*HEADS, *ENDS, MESSAGE) if CHANNELS in (tools, thinking) else ()
-    rows = (FORMATS.get(tools or ""), THINKING.get(thinking or ""))
+    framings = [FRAMINGS[name] for name in (tools, thinking) if name in FRAMINGS]
+    marks = [mark for framing in framings for mark in framing.marks]
+    rows = (FORMATS.get(tools or ""), THINKING.get(thinking or ""), *[framing.calls for framing in framings])
     return tuple(dict.fromkeys([*marks, *[text for row in rows if row is not None for text in _texts(row)]]))
 
 
@@ -109,12 +132,12 @@ def _texts(value: Any) -> Iterator[str]:
 def choose(tools: str, thinking: str, template: str) -> Formats:
     """`tools` and `thinking` are names, "none", or "auto": what the chat template shows. Raises OptionsError."""
     for flag, name, known in (("--tool-call-parser", tools, FORMATS), ("--reasoning-parser", thinking, THINKING)):
-        if name in ("auto", "none", CHANNELS, *known):
+        if name in ("auto", "none", *FRAMINGS, *known):
             continue
-        if name in LATER[flag]:
-            raise OptionsError([f"{flag} {name} is not here yet; choose none to get the text as the model writes it"])
-        near = get_close_matches(name, [CHANNELS, *known], n=3)
-        there = ", ".join(["auto", "none", CHANNELS, *known])
+        if name in LATER:
+            raise OptionsError([f"{flag} {name} {LATER[name]}; choose none to get the text as the model writes it"])
+        near = get_close_matches(name, [*FRAMINGS, *known], n=3)
+        there = ", ".join(["auto", "none", *FRAMINGS, *known])
         raise OptionsError([f"{flag} {name} is unknown; " + (f"did you mean {' or '.join(near)}?" if near else f"there are {there}")])
     return Formats(_named(tools, _TOOLS, template), _named(thinking, _THINKING, template), thinking not in ("auto", "none"))
 
@@ -128,8 +151,10 @@ def _named(name: str, rows: tuple[tuple[str, Sequence[str]], ...], template: str
 def open_parser(formats: Formats, tools: Tools, tail: str, *, is_continued: bool = False,
                 is_demanded: bool = False) -> Parser | ChannelParser:
     """The parser of one answer. Without `tools` nothing is a call. `tail` ends the prompt."""
-    if CHANNELS in (formats.thinking, formats.tools if tools else None) and not is_demanded:
-        return ChannelParser(separates=formats.thinking == CHANNELS, calls=bool(tools) and formats.tools == CHANNELS)
+    if not is_demanded:
+        for name in (formats.thinking, formats.tools if tools else None):
+            if name in FRAMINGS:
+                return ChannelParser(FRAMINGS[name], tools, separates=formats.thinking == name, calls=bool(tools) and formats.tools == name)
     thinking = formats.thoughts
     form = DEMANDED if is_demanded else formats.calls if tools else None
     return Parser(form, thinking, tools, thinking is not None and thinking.is_open(tail, is_continued))

@@ -1,4 +1,5 @@
-"""How calls are written. Each kind is a declaration, whose `read` is the generator that reads one call, or one list of calls.
+"""How calls are written: as JSON, or a name before JSON. Each kind is a declaration, whose `read` is the generator that reads one call,
+or one list of calls.
 
 `read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin` all of it becomes
 content again, after that what is left of it.
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from runtime.parsing import jsons
 from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
-from runtime.parsing.typed import Tools, as_json, types_of, value_of
+from runtime.parsing.typed import Tools
 
 MAX_HELD = 2**18  # characters of a call that are held back before its name is known
 
@@ -45,8 +46,14 @@ class Json(Struct, frozen=True):
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     begins: tuple[str, ...] = ("{", "[")
+    lead: str = ""  # stands before it, behind some words of which nothing is kept; then `begins` are those of the words, and it
 
     def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        if self.lead:
+            _, marker = yield from reader.until(markers(self.lead, "<"), MAX_NAME)
+            if marker != self.lead:
+                raise Malformed
+            yield from reader.space()
         if not (yield from reader.sees("[")):
             yield from self._object(reader, scribe)
             return
@@ -75,7 +82,7 @@ class Json(Struct, frozen=True):
                     if name is None:
                         early = yield from jsons.captured(reader, MAX_HELD)
                     else:
-                        yield from _stream(reader, scribe, name)
+                        yield from stream(reader, scribe, name)
                         done = True
                 else:
                     yield from jsons.captured(reader, MAX_HELD)
@@ -90,6 +97,29 @@ class Json(Struct, frozen=True):
             scribe.begin(name)
             scribe.arguments(text)
         scribe.end()
+
+
+class Keyed(Struct, frozen=True):
+    """[{NAME: {...}}, ...]: names are keys, of one object for each call or of one for several."""
+
+    begins: tuple[str, ...] = ("[",)
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect("[")
+        while True:
+            yield from reader.space(",")
+            if (yield from reader.sees("]")):
+                return
+            yield from reader.expect("{")
+            yield from reader.space()
+            while not (yield from reader.sees("}")):
+                name = checked((yield from jsons.string(reader, MAX_NAME)))
+                yield from reader.space()
+                yield from reader.expect(":")
+                yield from reader.space()
+                yield from stream(reader, scribe, name)
+                scribe.end()
+                yield from reader.space(",")
 
 
 def checked(name: str) -> str:
@@ -111,7 +141,7 @@ def unwrapped(text: str) -> str:
     return text
 
 
-def _stream(reader: Reader, scribe: Scribe, name: str, id: str | None = None) -> Read[None]:
+def stream(reader: Reader, scribe: Scribe, name: str, id: str | None = None) -> Read[None]:
     """Arguments whose function is known: an object leaves as it comes."""
     if (yield from reader.peek()) != "{":
         text = unwrapped((yield from jsons.captured(reader, MAX_HELD)))
@@ -149,7 +179,7 @@ class Named(Struct, frozen=True):
         if marker == "{":
             reader.at -= 1
         yield from reader.space()
-        yield from _stream(reader, scribe, name, id)
+        yield from stream(reader, scribe, name, id)
         scribe.end()
         yield from passed(reader, self.ends)
 
@@ -161,98 +191,6 @@ def passed(reader: Reader, literals: tuple[str, ...]) -> Read[None]:
         yield from reader.space()
         if not (yield from reader.sees(literal)):
             reader.at = at
-
-
-class Tagged(Struct, frozen=True):
-    """Markup: `begin` NAME `name_end`, for each parameter `key` KEY `key_end` VALUE `value_end`, then `ends`."""
-
-    begin: str
-    name_end: str  # "": the name ends where a parameter or the section's end begins
-    key: str
-    key_end: str
-    value_end: str
-    ends: tuple[str, ...]
-    before_value: str = ""  # after key_end and white space
-    is_trimmed: bool = False  # values stand on lines of their own
-    tells_strings: bool = False  # keys are followed by `" string="true` or false, where the quotes are those of the markup
-    takes_json: bool = False  # arguments may also be one JSON object
-
-    @property
-    def begins(self) -> tuple[str, ...]:
-        return (self.begin,)
-
-    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
-        yield from reader.expect(self.begin)
-        if self.name_end:
-            name, _ = yield from reader.until(markers(self.name_end), MAX_NAME)
-        else:
-            name, marker = yield from reader.until(markers(self.key, *self.ends), MAX_NAME)
-            reader.at -= len(marker)
-        name = checked(name.strip())
-        yield from reader.space()
-        if self.takes_json and (yield from reader.peek()) == "{":
-            yield from _stream(reader, scribe, name)
-        else:
-            yield from self._parameters(reader, scribe, name)
-        scribe.end()
-        yield from passed(reader, self.ends[1:])
-
-    def _parameters(self, reader: Reader, scribe: Scribe, name: str) -> Read[None]:
-        """Up to the first of `ends`. The call begins when its first parameter or its end is there."""
-        has_begun = False
-        while True:
-            yield from reader.space()
-            if (yield from reader.sees(self.ends[0])):
-                if not has_begun:
-                    scribe.begin(name)
-                    scribe.arguments("{")
-                scribe.arguments("}")
-                return
-            yield from reader.expect(self.key)
-            key, _ = yield from reader.until(markers(self.key_end), MAX_NAME)
-            if self.before_value:
-                yield from reader.space()
-                yield from reader.expect(self.before_value)
-            types = types_of(scribe.tools, name, key)
-            if self.tells_strings:
-                key, _, word = key.partition('" string="')
-                types = frozenset({"string"} if word == "true" else types - {"string"} if word else types)
-            if not has_begun:
-                scribe.begin(name)
-            scribe.arguments(("{" if not has_begun else ", ") + as_json(key.strip()) + ": ")
-            has_begun = True
-            if types == {"string"}:
-                yield from self._text(reader, scribe)
-            else:
-                yield from self._value(reader, scribe, types)
-
-    def _text(self, reader: Reader, scribe: Scribe) -> Read[None]:
-        """A string leaves as it comes."""
-        if self.is_trimmed:
-            yield from reader.sees("\n")
-        stops = markers("\n" + self.value_end, self.value_end) if self.is_trimmed else markers(self.value_end)
-        scribe.arguments('"')
-        marker = ""
-        while not marker:
-            text, marker = yield from reader.piece(stops)
-            if text:
-                scribe.arguments(as_json(text)[1:-1])
-        scribe.arguments('"')
-
-    def _value(self, reader: Reader, scribe: Scribe, types: frozenset[str]) -> Read[None]:
-        kept: list[str] = []
-        marker = ""
-        while not marker:
-            try:
-                text, marker = yield from reader.piece(markers(self.value_end))
-            except Malformed:  # cut off: what there is leaves as it stands
-                scribe.arguments("".join(kept))
-                raise
-            kept.append(text)
-        value = "".join(kept)
-        if self.is_trimmed:
-            value = value.removeprefix("\n").removesuffix("\n")
-        scribe.arguments(as_json(value_of(value, types)))
 
 
 def is_name_start(char: str) -> bool:

@@ -39,7 +39,8 @@ class Markers:
         if match is None or held < match.start():
             return held, ""
         marker = match[0]
-        longer = not is_final and match.end() == len(text) and any(m != marker and m.startswith(marker) for m in self.texts)
+        longer = not is_final and len(text) - match.start() < self._longest and any(
+            m != marker and m.startswith(text[match.start():]) for m in self.texts)
         return (match.start(), "") if longer else (match.start(), marker)
 
     def held(self, text: str, start: int) -> int:

@@ -1,6 +1,8 @@
 """Values that a format writes as bare text, and that the schema of the tool gives a type."""
 
+import ast
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,26 +11,59 @@ Tools = Mapping[str, Schema]  # the schema of the parameters, by name of the fun
 
 _NAMES = {"True": True, "False": False, "None": None}  # models write Python where JSON is meant
 _TYPES: dict[type, tuple[str, ...]] = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), dict: ("object",),
-                                       list: ("array",), type(None): ("null",), str: ()}
-MAX_DEPTH = 8  # of anyOf in anyOf
+                                       list: ("array",), type(None): ("null",), str: ("string",)}
+MAX_DEPTH = 8  # of anyOf in anyOf, and of $ref to $ref
+MAX_PYTHON = 2**14  # characters of a value that is read as Python's
 
 
-def types_of(tools: Tools, function: str, parameter: str) -> frozenset[str]:
-    """The types that a parameter may have; none when its schema does not say."""
+def schema_of(tools: Tools, function: str, parameter: str) -> Any:
     properties = tools.get(function, {}).get("properties")
-    return _types(properties.get(parameter) if isinstance(properties, Mapping) else None, MAX_DEPTH)
+    return properties.get(parameter) if isinstance(properties, Mapping) else None
 
 
-def _types(schema: Any, depth: int) -> frozenset[str]:
-    if not isinstance(schema, Mapping) or not depth:
+def child_of(schema: Any, name: str, root: Schema | None) -> Any:
+    """The schema of a property."""
+    schema = _resolved(schema, root)
+    properties, others = schema.get("properties"), schema.get("additionalProperties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return others if isinstance(others, Mapping) else None
+
+
+def items_of(schema: Any, at: int, root: Schema | None) -> Any:
+    """The schema of the items of a list."""
+    schema = _resolved(schema, root)
+    first = schema.get("prefixItems")
+    return first[at] if isinstance(first, list) and at < len(first) else schema.get("items")
+
+
+def _resolved(schema: Any, root: Schema | None) -> Schema:
+    """The schema behind $ref, which must point into the same schema."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, Mapping) or not isinstance(ref := schema.get("$ref"), str):
+            break
+        schema = root
+        for key in ref.removeprefix("#/").split("/"):
+            schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def kinds_of(schema: Any, root: Schema | None = None) -> frozenset[str]:
+    """The types that a value may have; none when its schema does not say. `root` holds what it refers to."""
+    return _kinds(schema, root, MAX_DEPTH)
+
+
+def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
+    schema = _resolved(schema, root)
+    if not schema or not depth:
         return frozenset()
     kind = schema.get("type")
     found = {kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)} if isinstance(kind, list) else set()
-    if not found and isinstance(values := schema.get("enum"), list) and all(isinstance(value, str) for value in values):
-        found = {"string"}
+    if not found and isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+        found = {name for value in values for name in _TYPES.get(type(value), ())}
     for word in ("anyOf", "oneOf", "allOf"):
         for choice in schema.get(word) or () if isinstance(schema.get(word), list) else ():
-            found |= _types(choice, depth - 1)
+            found |= _kinds(choice, root, depth - 1)
     return frozenset(found)
 
 
@@ -44,10 +79,27 @@ def value_of(text: str, types: frozenset[str]) -> Any:
     try:
         value = _NAMES[bare] if bare in _NAMES else json.loads(bare, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return text
+        if "string" in types or bare[:1] not in ("{", "["):
+            return text
+        return _python(bare, text)
     if isinstance(value, str):
         return text if "string" in types or not types else value
+    if types <= {"boolean", "null"} and types and type(value) is int and value in (0, 1):
+        return bool(value)
     return value if not types or not types.isdisjoint(_TYPES[type(value)]) or "string" not in types else text
+
+
+def _python(bare: str, text: str) -> Any:
+    """A list or an object in Python's notation; `text` if it is none."""
+    if len(bare) > MAX_PYTHON:
+        return text
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in a model's strings
+            value = ast.literal_eval(bare)
+        return json.loads(json.dumps(value, allow_nan=False)) if isinstance(value, dict | list) else text
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
 
 
 def _refuse(name: str) -> None:

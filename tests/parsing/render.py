@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runtime.parsing.choose import CHANNELS
+from runtime.parsing.channels import FRAMINGS
 from runtime.parsing.formats import FORMATS
 
 Call = tuple[str, Mapping[str, Any]]
@@ -77,10 +77,40 @@ def one(call: Call) -> str:
 _coder = tags("<function=", ">", "<parameter=", ">", "</parameter>", "</function>", line="\n")
 _hermes = each("<tool_call>\n", "\n</tool_call>", one)
 _qwen_coder = each("<tool_call>\n", "\n</tool_call>", _coder)
-_glm = each("<tool_call>", "</tool_call>", tags("", "", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", ""))
+_pairs = tags("", "", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "")
+_glm = each("<tool_call>", "</tool_call>", _pairs)
 _V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 _V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+
+
+def told(call: Call) -> str:
+    """Kimi-K3 tells the type of every value."""
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+    parts = [f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>{text_of(value)}<|close|>argument<|sep|>'
+             for key, value in call[1].items()]
+    return f'<|open|>call tool="{call[0]}" index="1"<|sep|>{"".join(parts)}<|close|>call<|sep|>'
+
+
+def typed(call: Call) -> str:
+    parts = [f"<ifm|arg_key>{key}</ifm|arg_key>\n<ifm|arg_value>{text_of(value)}</ifm|arg_value>\n" for key, value in call[1].items()]
+    return f"<ifm|tool_call>{call[0]}\n{''.join(parts)}</ifm|tool_call>"
+
+
+M3 = "]<]minimax[>["
+
+
+def nested(value: Any) -> str:
+    match value:
+        case dict():
+            return "".join([f"{M3}<{key}>{nested(inner)}{M3}</{key}>" for key, inner in value.items()])
+        case list():
+            return nested_items(value)
+    return text_of(value)
+
+
+def nested_items(values: Sequence[Any]) -> str:
+    return "".join([f"{M3}<item>{nested(inner)}{M3}</item>" for inner in values])
 
 
 def kimi(calls: Sequence[Call]) -> str:
@@ -91,8 +121,8 @@ def kimi(calls: Sequence[Call]) -> str:
 
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     **dict.fromkeys(("hermes", "qwen", "qwen25", "trinity"), _hermes),
-    **dict.fromkeys(("qwen3_coder", "step3p5", "mimo"), _qwen_coder),
-    **dict.fromkeys(("glm", "glm45", "glm47"), _glm),
+    **dict.fromkeys(("qwen3_coder", "step3p5", "mimo", "nanbeige"), _qwen_coder),
+    **dict.fromkeys(("glm", "glm45", "glm47", "ling3", "poolside_v1", "spark25"), _glm),
     "llama3": lambda calls: "; ".join(objects(calls, arguments="parameters")),
     "pythonic": python,
     "mistral": lambda calls: "".join([f"[TOOL_CALLS]{call[0]}[ARGS]{plain(call)}" for call in calls]),
@@ -114,10 +144,26 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "jamba": listed("<tool_calls>\n", "\n</tool_calls>"),
     "lfm2": lambda calls: f"<|tool_call_start|>{python(calls)}<|tool_call_end|>",
     "cohere_command4": listed("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
-    CHANNELS: lambda calls: "<|start|>assistant".join([""] + [
+    "minimax-m3": wrapped(f"{M3}<tool_call>\n", f"\n{M3}</tool_call>", lambda call:
+                          f'{M3}<invoke name="{call[0]}">{nested(call[1])}{M3}</invoke>'),
+    "deepseekv41": wrapped(f"<{DSML} calls>\n", f"\n</{DSML} calls>", invoke(DSML + " ", True)),
+    "gigachat35": wrapped("<｜GCML｜tool_calls>\n", "\n</｜GCML｜tool_calls>", invoke("｜GCML｜", True)),
+    "gigachat3": each("<|function_call|>", "<|message_sep|>", one),
+    "apertus2509": lambda calls: "<|tools_prefix|>" + json.dumps([{name: values} for name, values in calls]) + "<|tools_suffix|>",
+    "dots": wrapped("<dots_function_call>\n", "\n</dots_function_call>", invoke("", False)),
+    "inkling": lambda calls: "".join([f"<|message_model|>{call[0]}<|content_invoke_tool_json|>{objects([call], arguments='args')[0]}"
+                                      "<|end_message|>" for call in calls]),
+    "k2_horizon": wrapped("<ifm|tool_calls>\n", "\n</ifm|tool_calls>", typed),
+    "kimi_k3": wrapped("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", told, ""),
+    "iquest_q1": each("<iquest_tool_call>", "</iquest_tool_call>", _pairs),
+    "minicpm5": lambda calls: "\n".join([tags('<function name="', '">', '<param name="', '">', "</param>", "</function>")(call)
+                                         for call in calls]),
+    "muse": lambda calls: "<|start|>assistant".join([
+        f" to={call[0]}<|message|><atem:function_calls>\n{invoke('atem:', False)(call)}\n</atem:function_calls><|eom|>" for call in calls]),
+    "gpt-oss": lambda calls: "<|start|>assistant".join([""] + [
         f"<|channel|>commentary to=functions.{call[0]} <|constrain|>json<|message|>{plain(call)}<|call|>" for call in calls]),
 }
-assert WRITERS.keys() == {*FORMATS, CHANNELS}
+assert WRITERS.keys() == {*FORMATS, *FRAMINGS}
 
 
 def render(name: str, calls: Sequence[Call]) -> str:

@@ -1,6 +1,7 @@
 """Every format: calls come out whatever the text was cut like, and what is no call comes out as text."""
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.parsing.answer import Parser
-from runtime.parsing.channels import ChannelParser
+from runtime.parsing.channels import FRAMINGS, ChannelParser
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.parsing.formats import FORMATS, THINKING
 
@@ -66,6 +67,27 @@ GOLDEN = {
     "lfm2": "hi<|tool_call_start|>[f(a=5, s='x\"]y'), g()]<|tool_call_end|>bye",
     "cohere_command4": "hi<|START_ACTION|>" + JSONS.replace('"name"', '"tool_name"').replace('"arguments"', '"parameters"')
                        + "<|END_ACTION|>bye",
+    "nanbeige": CODER, "ling3": GLM, "poolside_v1": GLM, "spark25": GLM.replace("</arg_key>\n", "</arg_key>"),
+    "iquest_q1": GLM.replace("tool_call>", "iquest_tool_call>"),
+    "deepseekv41": invokes(DSML + " ", f"<{DSML} calls>", True), "gigachat35": invokes("｜GCML｜", "<｜GCML｜tool_calls>", True),
+    "gigachat3": 'hi<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}<|message_sep|>'
+                 '<|function_call|>{"name": "g", "arguments": {}}<|message_sep|>bye',
+    "apertus2509": 'hi<|tools_prefix|>[{"f": {"a": 5, "s": "x\\"]y"}}, {"g": {}}]<|tools_suffix|>bye',
+    "dots": invokes("", "<dots_function_call>", False),
+    "inkling": '<|message_model|><|content_text|>hi<|end_message|><|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": '
+               '{"a": 5, "s": "x\\"]y"}}<|end_message|><|message_model|>g<|content_invoke_tool_json|>{"name":"g","args":{}}<|end_message|>'
+               '<|message_model|><|content_text|>bye<|end_message|><|content_model_end_sampling|>',
+    "k2_horizon": "hi\n<ifm|tool_calls>\n<ifm|tool_call>f\n<ifm|arg_key>a</ifm|arg_key>\n<ifm|arg_type>integer</ifm|arg_type>\n"
+                  "<ifm|arg_value>5</ifm|arg_value>\n<ifm|arg_key>s</ifm|arg_key>\n<ifm|arg_value>x\"]y</ifm|arg_value>\n</ifm|tool_call>\n"
+                  '<ifm|tool_call>{"name": "g", "arguments": {}}</ifm|tool_call>\n</ifm|tool_calls>bye',
+    "kimi_k3": '<|open|>response<|sep|>hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument '
+               'key="a" type="integer"<|sep|>5<|close|>argument<|sep|><|open|>argument key="s" type="string"<|sep|>x"]y<|close|>argument'
+               '<|sep|><|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+               '<|close|>message<|sep|>bye',
+    "minicpm5": 'hi\n<function name="f"><param name="a">5</param><param name="s"><![CDATA[x"]y]]></param></function>\n'
+                '<function name="g"></function>bye',
+    "minimax-m3": ('hi\n@<tool_call>\n@<invoke name="f">@<a>5@</a>@<s>x"]y@</s>@</invoke>\n@<invoke name="g">@</invoke>\n@</tool_call>'
+                   "bye").replace("@", "]<]minimax[>["),
 }
 MARKS = sorted({mark for form in FORMATS.values() for section in form.sections for mark in (section.begin, section.end) if mark}
                | {begin for form in FORMATS.values() for item in form.items for begin in item.begins if begin}
@@ -95,7 +117,7 @@ def cuts(text: str) -> list[list[str]]:
 
 
 def maker(name: str) -> Callable[[], Parser | ChannelParser]:
-    return ChannelParser if name == "gpt-oss" else lambda: Parser(FORMATS[name], THINKING["qwen3"], TOOLS)
+    return (lambda: ChannelParser(FRAMINGS[name], TOOLS)) if name in FRAMINGS else lambda: Parser(FORMATS[name], THINKING["qwen3"], TOOLS)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -112,7 +134,7 @@ def test_calls_are_read_from_every_format_however_it_is_cut(name: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), name=st.sampled_from([*FORMATS, "gpt-oss"]),
+@given(data=st.data(), name=st.sampled_from([*FORMATS, *FRAMINGS]),
        text=st.lists(st.sampled_from(MARKS) | st.text(max_size=4), max_size=12).map("".join))
 def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(data: st.DataObject, name: str, text: str) -> None:
     if data.draw(st.booleans()):
@@ -121,8 +143,9 @@ def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(data: st.DataOb
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
     whole = parse(maker(name), [text])
     assert parse(maker(name), pieces) == whole == parse(maker(name), list(text))
-    if not any(isinstance(event, CallBegin | Reasoning) for event in whole) and name != "gpt-oss" and "<think>" not in text:
-        assert "".join(event.text for event in whole if isinstance(event, Content)) == text
+    if not any(isinstance(event, CallBegin | Reasoning) for event in whole) and name not in FRAMINGS and "<think>" not in text:
+        kept = re.sub("|".join(map(re.escape, FORMATS[name].drops)) or "(?!)", "", text)
+        assert "".join(event.text for event in whole if isinstance(event, Content)) == kept
 
 
 def test_a_call_that_is_cut_off_keeps_what_there_is() -> None:
@@ -153,4 +176,4 @@ def test_channels() -> None:
     text = '<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json' \
         '<|message|>{"a":1}<|call|><|start|>assistant<|channel|>final<|message|>done'
     for pieces in cuts(text):
-        assert parse(ChannelParser, pieces) == [Reasoning("why"), CallBegin(0, "f"), Arguments(0, '{"a":1}'), CallEnd(0), Content("done")]
+        assert parse(maker("gpt-oss"), pieces) == [Reasoning("why"), CallBegin(0, "f"), Arguments(0, '{"a":1}'), CallEnd(0), Content("done")]

@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from runtime.parsing.answer import Parser
-from runtime.parsing.channels import ChannelParser
-from runtime.parsing.choose import CHANNELS
+from runtime.parsing.channels import FRAMINGS, ChannelParser
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content
 from runtime.parsing.formats import FORMATS
 from tests.parsing.render import WRITERS, render
@@ -45,7 +44,7 @@ def can_say(name: str, arguments: dict[str, Any]) -> bool:
     if name in ("gemma", "gemma4"):
         quote = "<escape>" if name == "gemma" else '<|"|>'
         return not any(quote[0] in text for text in texts)
-    if name == CHANNELS:  # the message ends there, whatever stands around it
+    if name in FRAMINGS:  # the message ends there, whatever stands around it
         return not any("<|" in text for text in texts)
     return True
 
@@ -57,10 +56,10 @@ def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[
     assume(all(can_say(name, one) for one in arguments))
     calls = [(f"f{i}", one) for i, one in enumerate(arguments)]
     tools = {function: {"properties": {key: {"type": KINDS[type(value)]} for key, value in one.items()}} for function, one in calls}
-    text = ("" if name in ("llama3", "pythonic", CHANNELS) else said) + render(name, calls)
+    text = ("" if name in ("llama3", "pythonic", *FRAMINGS) else said) + render(name, calls)
     at = sorted({min(cut, len(text)) for cut in cuts})
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
-    events = parse(ChannelParser if name == CHANNELS else lambda: Parser(FORMATS[name], None, tools), pieces)
+    events = parse((lambda: ChannelParser(FRAMINGS[name], tools)) if name in FRAMINGS else lambda: Parser(FORMATS[name], None, tools), pieces)
     assert [event.name for event in events if isinstance(event, CallBegin)] == [function for function, _ in calls]
     assert [json.loads(event.text) for event in events if isinstance(event, Arguments)] == arguments
     assert sum(isinstance(event, CallEnd) for event in events) == len(calls)

@@ -11,7 +11,8 @@ from runtime.http.face import Face
 from runtime.http.native.answers import ParsedCalls, ParsedThoughts
 from runtime.http.openai.tools import schemas_of
 from runtime.http.replies import taking
-from runtime.parsing.choose import CHANNELS, Formats, choose, open_parser
+from runtime.parsing.channels import FRAMINGS
+from runtime.parsing.choose import Formats, choose, open_parser
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.service import Service
 
@@ -34,7 +35,7 @@ class ThoughtBody(Struct, kw_only=True, forbid_unknown_fields=True):
 def routes(service: Service, face: Face) -> list[Route]:
     async def calls(wish: CallBody) -> Any:
         name = _named(wish.tool_call_parser or service.card.formats.tools, "tool_call_parser")
-        thinking = CHANNELS if name == CHANNELS else None
+        thinking = name if name in FRAMINGS else None
         events = await run_sync(_read, _formats(name, thinking, "tool_call_parser"), wish.text, schemas_of(wish.tools))
         found: list[dict[str, Any]] = []
         for event in events:

@@ -27,8 +27,8 @@ from runtime.http.openai.types import ChatBody
 from runtime.http.reading import Reading, events_of
 from runtime.http.salts import salts
 from runtime.messages import Ask, Tokens
-from runtime.parsing.channels import FINAL
-from runtime.parsing.choose import CHANNELS, Formats, marks_of
+from runtime.parsing.channels import FRAMINGS
+from runtime.parsing.choose import Formats, marks_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
 from runtime.request import Delta, Finish, TokenLogprob
@@ -105,8 +105,8 @@ def _behind_thoughts(formats: Formats, rule: Rule | None, *, is_demanded: bool) 
     """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or not."""
     if rule is None:
         return {}
-    if formats.thinking == CHANNELS:
-        return {} if is_demanded else {"constraint_after": FINAL}
+    if formats.thinking in FRAMINGS:
+        return {} if is_demanded else {"constraint_after": FRAMINGS[formats.thinking].final}
     if (thoughts := formats.thoughts) is None:
         return {}
     is_sure = formats.is_told or thoughts.is_forced

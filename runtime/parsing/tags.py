@@ -1,0 +1,236 @@
+"""Calls written as markup: an element for each parameter, or elements in elements. Types come from the tool's schema where none is told."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from runtime.parsing.items import MAX_HELD, Json, Scribe, checked, passed, stream
+from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
+from runtime.parsing.typed import Schema, as_json, child_of, items_of, kinds_of, schema_of, value_of
+
+MAX_DEPTH = 32  # of elements in elements
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+_UNTYPED = {"true": True, "false": False, "null": None}
+
+
+class Tagged(Struct, frozen=True, kw_only=True):
+    """Markup: `begin` NAME `name_end`, for each parameter `key` KEY `key_end` VALUE `value_end`, then `ends`."""
+
+    begin: str
+    name_end: str  # the name ends there, or where a parameter or the call's end begins
+    key: str
+    key_end: str
+    value_end: str
+    ends: tuple[str, ...]  # one after the other, with white space between; all but the first may be missing
+    before_value: str = ""  # after key_end and white space
+    type_tags: tuple[str, str] | None = None  # around the value's type, between key_end and before_value, where it is told
+    type_mark: str = ""  # or KEY `type_mark` TYPE: a type of JSON Schema, or true or false for a string or none
+    is_trimmed: bool = False  # values stand on lines of their own
+    is_escaped: bool = False  # &quot; and &amp; in keys
+    takes_json: bool = False  # behind the name, the arguments may also be one JSON object
+    takes_cdata: bool = False  # a value may stand in a CDATA section
+    whole: Json | None = None  # a call that may stand in place of name and parameters
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect(self.begin)
+        if self.whole is not None:
+            yield from reader.space()
+            if (yield from reader.peek()) in self.whole.begins:
+                yield from self.whole.read(reader, scribe)
+                yield from passed(reader, self.ends)
+                return
+        stops = (self.name_end, self.key, *self.ends) if self.name_end else (self.key, *self.ends)
+        name, marker = yield from reader.until(markers(*stops), MAX_NAME)
+        if marker != self.name_end:
+            reader.at -= len(marker)
+        name = checked(name.strip().partition('"')[0].removesuffix("\\n").strip())
+        yield from reader.space()
+        if self.takes_json and (yield from reader.peek()) == "{":
+            yield from stream(reader, scribe, name)
+            yield from passed(reader, self.ends[:1])
+        else:
+            yield from self._parameters(reader, scribe, name)
+        scribe.end()
+        yield from passed(reader, self.ends[1:])
+
+    def _parameters(self, reader: Reader, scribe: Scribe, name: str) -> Read[None]:
+        """Up to the first of `ends`. The call begins when its first parameter or its end is there."""
+        has_begun = False
+        while True:
+            yield from reader.space()
+            if (yield from reader.sees(self.ends[0])):
+                if not has_begun:
+                    scribe.begin(name)
+                    scribe.arguments("{")
+                scribe.arguments("}")
+                return
+            yield from reader.expect(self.key)
+            key, types = yield from self._key(reader, scribe, name)
+            if not has_begun:
+                scribe.begin(name)
+            scribe.arguments(("{" if not has_begun else ", ") + as_json(key) + ": ")
+            has_begun = True
+            if types == {"string"}:
+                yield from self._text(reader, scribe)
+            else:
+                yield from self._value(reader, scribe, types)
+
+    def _key(self, reader: Reader, scribe: Scribe, name: str) -> Read[tuple[str, frozenset[str]]]:
+        """Up to where the value begins. -> the parameter and its types."""
+        key, _ = yield from reader.until(markers(self.key_end), MAX_NAME)
+        told = ""
+        if self.type_mark:
+            key, _, told = key.partition(self.type_mark)
+        elif self.type_tags:
+            yield from reader.space()
+            if (yield from reader.sees(self.type_tags[0])):
+                told, _ = yield from reader.until(markers(self.type_tags[1]), MAX_NAME)
+        if self.before_value:
+            yield from reader.space()
+            yield from reader.expect(self.before_value)
+        key = key.strip()
+        if self.is_escaped:
+            key = key.replace("&quot;", '"').replace("&amp;", "&")
+        return key, _types(kinds_of(schema_of(scribe.tools, name, key), scribe.tools.get(name)), told.strip(' "'))
+
+    def _cdata(self, reader: Reader) -> Read[str]:
+        """What stands between a value and its end, besides white space."""
+        if self.takes_cdata and (yield from reader.sees(_CDATA)):
+            return _CDATA_END
+        return ""
+
+    def _text(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        """A string leaves as it comes."""
+        cdata = yield from self._cdata(reader)
+        end = cdata + self.value_end
+        if self.is_trimmed and not cdata:
+            yield from reader.sees("\n")
+        stops = markers("\n" + end, end) if self.is_trimmed and not cdata else markers(end)
+        scribe.arguments('"')
+        marker = ""
+        while not marker:
+            text, marker = yield from reader.piece(stops)
+            if text:
+                scribe.arguments(as_json(text)[1:-1])
+        scribe.arguments('"')
+
+    def _value(self, reader: Reader, scribe: Scribe, types: frozenset[str]) -> Read[None]:
+        kept: list[str] = []
+        stops = markers((yield from self._cdata(reader)) + self.value_end)
+        marker = ""
+        while not marker:
+            try:
+                text, marker = yield from reader.piece(stops)
+            except Malformed:  # cut off: what there is leaves as it stands
+                scribe.arguments("".join(kept))
+                raise
+            kept.append(text)
+        value = "".join(kept)
+        if self.is_trimmed:
+            value = value.removeprefix("\n").removesuffix("\n")
+        scribe.arguments(as_json(value_of(value, types)))
+
+
+def _types(types: frozenset[str], told: str) -> frozenset[str]:
+    """The types of a value, when the schema says `types` and the markup says `told`."""
+    if told in ("", "any"):
+        return types
+    if told == "true":
+        return frozenset({"string"})
+    if told == "false":
+        return types - {"string"}
+    return types if len(types - {"null"}) == 1 else frozenset({told})
+
+
+Element = tuple[str, list[tuple[str, "Element"]]]  # its text, and its children by tag
+
+
+class Nested(Struct, frozen=True):
+    """Elements in elements: `<invoke name="NAME">`, then `<KEY>` VALUE `</KEY>`, where an object's value is elements and a list's is
+    elements named item. `mark` stands before every tag, so that values may hold markup of their own."""
+
+    mark: str
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.mark + "<invoke ", self.mark + " <invoke ", self.mark + "\n<invoke ")
+
+    def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
+        yield from reader.expect(self.mark)
+        yield from reader.space()
+        yield from reader.expect('<invoke name="')
+        name = checked((yield from reader.until(markers('">'), MAX_NAME))[0])
+        root = scribe.tools.get(name)
+        lead = "{"
+        while (key := (yield from self._tag(reader))) != "/invoke":
+            element = yield from self._element(reader, key, 1)
+            if lead == "{":
+                scribe.begin(name)
+            scribe.arguments(lead + as_json(key) + ": " + as_json(_value_of(element, child_of(root, key, root), root)))
+            lead = ", "
+        if lead == "{":
+            scribe.begin(name)
+            scribe.arguments("{")
+        scribe.arguments("}")
+        scribe.end()
+
+    def _tag(self, reader: Reader) -> Read[str]:
+        yield from reader.space()
+        yield from reader.expect(self.mark)
+        return (yield from self._rest(reader))
+
+    def _rest(self, reader: Reader) -> Read[str]:
+        yield from reader.space()
+        yield from reader.expect("<")
+        return (yield from reader.until(markers(">"), MAX_NAME))[0].strip()
+
+    def _element(self, reader: Reader, tag: str, depth: int) -> Read[Element]:
+        """Up to its end tag."""
+        if depth > MAX_DEPTH or tag.startswith("/"):
+            raise Malformed
+        children: list[tuple[str, Element]] = []
+        texts: list[str] = []
+        stops = markers(self.mark)
+        while True:
+            marker = ""
+            while not marker:
+                text, marker = yield from reader.piece(stops)
+                texts.append(text)
+                if reader.at > MAX_HELD:
+                    reader.at = MAX_HELD  # wherever the text was cut
+                    raise Malformed
+            inner = yield from self._rest(reader)
+            if inner == "/" + tag:
+                return "".join(texts), children
+            children.append((inner, (yield from self._element(reader, inner, depth + 1))))
+
+
+def _value_of(element: Element, schema: Schema | None, root: Schema | None) -> Any:
+    text, children = element
+    types = kinds_of(schema, root)
+    if not children:
+        if not text.strip() and types and types <= {"object", "array"}:
+            return [] if types == {"array"} else {}
+        if types:
+            return value_of(text, types)
+        return _UNTYPED.get(text.strip(), text)  # a number may be meant as a string
+    if text.strip():
+        raise Malformed
+    if "array" in types or ("object" not in types and {tag for tag, _ in children} == {"item"}):
+        return [_value_of(child, items_of(schema, at, root), root) for at, (_, child) in enumerate(children)]
+    pairs: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for tag, child in children:
+        value = _value_of(child, child_of(schema, tag, root), root)
+        counts[tag] = counts.get(tag, 0) + 1
+        if counts[tag] == 2:
+            pairs[tag] = [pairs[tag]]
+        if counts[tag] > 1:
+            pairs[tag].append(value)
+        else:
+            pairs[tag] = value
+    return pairs
