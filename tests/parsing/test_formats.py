@@ -176,4 +176,5 @@ def test_channels() -> None:
     text = '<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json' \
         '<|message|>{"a":1}<|call|><|start|>assistant<|channel|>final<|message|>done'
     for pieces in cuts(text):
-        assert parse(maker("gpt-oss"), pieces) == [Reasoning("why"), CallBegin(0, "f"), Arguments(0, '{"a":1}'), CallEnd(0), Content("done")]
+        events = parse(maker("gpt-oss"), pieces)
+        assert events == [Reasoning("why"), CallBegin(0, "f"), Arguments(0, '{"a":1}'), CallEnd(0), Content("done")]

@@ -59,7 +59,7 @@ def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[
     text = ("" if name in ("llama3", "pythonic", *FRAMINGS) else said) + render(name, calls)
     at = sorted({min(cut, len(text)) for cut in cuts})
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
-    events = parse((lambda: ChannelParser(FRAMINGS[name], tools)) if name in FRAMINGS else lambda: Parser(FORMATS[name], None, tools), pieces)
+    events = parse(lambda: ChannelParser(FRAMINGS[name], tools) if name in FRAMINGS else Parser(FORMATS[name], None, tools), pieces)
     assert [event.name for event in events if isinstance(event, CallBegin)] == [function for function, _ in calls]
     assert [json.loads(event.text) for event in events if isinstance(event, Arguments)] == arguments
     assert sum(isinstance(event, CallEnd) for event in events) == len(calls)
