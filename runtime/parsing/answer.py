@@ -27,6 +27,7 @@ class Format(Struct, frozen=True, kw_only=True):
     sections: tuple[Section, ...] = ()
     loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
     at_start: tuple[str, ...] = ()  # beginnings that count at the start of the answer, when they call a function that exists
+    known: tuple[str, ...] = ()  # beginnings that count anywhere, with NAME for that of a function that exists
     drops: tuple[str, ...] = ()  # marks around the text of an answer, which mean nothing to who reads it
     separators: str = ",;"  # between items, besides white space
     frame: tuple[str, str] | None = None  # what stands before and behind a call's arguments, with NAME: where its text is JSON
@@ -80,6 +81,7 @@ class Parser:
         self._is_fresh = True  # nothing stands before here, or only a call or thinking
         self._is_first = True  # nothing at all stands before here
         self._is_between = False  # a call stands in the middle of thinking
+        self._known = tuple([begin.replace("NAME", name) for begin in (format.known if format is not None else ()) for name in tools])
         self._drops_marks = frozenset((*(format.drops if format is not None else ()), *(thinking.drops if thinking is not None else ())))
         self._has_calls = False  # since the last marker
         self._wants_known = False  # calls of functions that don't exist are none
@@ -172,6 +174,7 @@ class Parser:
         if (form := self._format) is not None:
             texts += [section.begin for section in form.sections]
             texts += form.loose
+            texts += self._known
             if self._is_first:
                 texts += form.at_start
         if self._thinking is not None and self._is_fresh and not self._thinking.is_kept:

@@ -141,6 +141,8 @@ class ChannelParser:
             self._events.append(CallBegin(index, recipient[1]))
             self._arguments = ""
             marker = yield from self._body(index, ends)
+            if marker and not self._arguments.strip():
+                self._events.append(Arguments(index, "{}"))
             if marker or is_json(self._arguments):  # <|call|> ends the answer too, and is then not part of its text
                 self._events.append(CallEnd(index))
             return marker

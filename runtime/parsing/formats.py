@@ -10,9 +10,14 @@ from runtime.parsing.tags import Nested, Tagged
 
 _HERMES = Format(models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, pocket", items=(Json(),), sections=(Section("<tool_call>", "</tool_call>"),),
                  frame=('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"))
-_QWEN_XML = Tagged(begin="<function=", name_end=">", key="<parameter=", key_end=">", value_end="</parameter>", ends=("</function>",),
-                   is_trimmed=True)
-_QWEN_CODER = Format(models="Qwen3-Coder, Qwen3-Next-Coder, Qwen3.5, Step-3.5, MiMo, Nemotron 3", items=(_QWEN_XML,),
+
+
+def _qwen_xml(section_end: str) -> Tagged:
+    return Tagged(begin="<function=", name_end=">", key="<parameter=", key_end=">", value_end="</parameter>", ends=("</function>",),
+                  is_trimmed=True, unclosed=("\n</function>\n" + section_end,))
+
+
+_QWEN_CODER = Format(models="Qwen3-Coder, Qwen3-Next-Coder, Qwen3.5, Step-3.5, MiMo, Nemotron 3", items=(_qwen_xml("</tool_call>"),),
                      sections=(Section("<tool_call>", "</tool_call>"),), loose=("<function=",))
 
 
@@ -28,8 +33,9 @@ def _glm(models: str) -> Format:
 
 _GLM = _glm("GLM-4.5, GLM-4.6, GLM-4.7, GLM-5")
 _DEEPSEEK = Section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_MARKS = ("<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>")  # some models leave out what begins them
 _DSML = "｜DSML｜"
-_PYTHONIC = Format(models="Llama 4, Llama 3.2 1B and 3B, ToolACE", items=(Pythonic(),), at_start=("[",),
+_PYTHONIC = Format(models="Llama 4, Llama 3.2 1B and 3B, ToolACE", items=(Pythonic(),), at_start=("[",), known=("[NAME(",),
                    sections=(Section("<|python_start|>", "<|python_end|>"),))
 
 
@@ -41,12 +47,12 @@ def _dsml(mark: str, outer: str) -> tuple[Section, Tagged]:
 
 def _dsml_format(outer: str, models: str) -> Format:
     marked, plain = _dsml(_DSML, outer), _dsml("", outer)
-    return Format(models=models, sections=(marked[0], plain[0]), items=(marked[1], plain[1]))
+    return Format(models=models, sections=(marked[0], plain[0]), items=(marked[1], plain[1]), loose=(marked[1].begin,))
 
 
 def _marked(mark: str, outer: str, models: str, drops: tuple[str, ...] = ()) -> Format:
     section, item = _dsml(mark, outer)
-    return Format(models=models, sections=(section,), items=(item,), drops=drops)
+    return Format(models=models, sections=(section,), items=(item,), loose=(item.begin,), drops=drops)
 
 
 def _invoke(mark: str = "", is_trimmed: bool = False) -> Tagged:
@@ -87,16 +93,17 @@ FORMATS: dict[str, Format] = {
     "mistral": Format(models="Mistral, Ministral, Magistral, Devstral", id_chars=9, sections=(Section("[TOOL_CALLS]"),), items=(
         Json(), Named(begin="", then=("[ARGS]", "{"), id_then="[CALL_ID]"))),
     "deepseekv3": Format(
-        models="DeepSeek-V3, V3-0324, R1, R1-0528", sections=(_DEEPSEEK,), loose=("<｜tool▁call▁begin｜>",), items=(
+        models="DeepSeek-V3, V3-0324, R1, R1-0528", drops=_DEEPSEEK_MARKS, sections=(_DEEPSEEK,), loose=("<｜tool▁call▁begin｜>",), items=(
             Named(begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>", then=("```json",), ends=("```", "<｜tool▁call▁end｜>")),)),
     "deepseekv31": Format(
-        models="DeepSeek-V3.1, V3.1-Terminus", sections=(_DEEPSEEK,), loose=("<｜tool▁call▁begin｜>",), items=(
+        models="DeepSeek-V3.1, V3.1-Terminus", drops=_DEEPSEEK_MARKS, sections=(_DEEPSEEK,), loose=("<｜tool▁call▁begin｜>",), items=(
             Named(begin="<｜tool▁call▁begin｜>", then=("<｜tool▁sep｜>",), ends=("<｜tool▁call▁end｜>",)),)),
     "deepseekv32": _dsml_format("function_calls", "DeepSeek-V3.2"),
     "deepseekv4": _dsml_format("tool_calls", "DeepSeek-V4"),
     "kimi_k2": Format(
         models="Kimi-K2, Kimi-K2-Thinking, Kimi-K2.5", loose=("<|tool_call_begin|>",),
-        sections=(Section("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),), items=(
+        sections=(Section("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),),
+        drops=("<|tool_calls_section_end|>", "<|tool_call_end|>"), items=(
             Named(begin="<|tool_call_begin|>", then=("<|tool_call_argument_begin|>",), ends=("<|tool_call_end|>",), has_call_ids=True),)),
     "glm": _GLM,
     "glm45": _GLM,
@@ -111,11 +118,12 @@ FORMATS: dict[str, Format] = {
         models="MiniMax-M2, M2.1, M2.5", sections=(Section("<minimax:tool_call>", "</minimax:tool_call>"),), items=(_invoke(),)),
     "minimax-m3": Format(models="MiniMax-M3", sections=(Section(_M3 + "<tool_call>", _M3 + "</tool_call>"),), items=(Nested(_M3),)),
     "seed_oss": Format(models="Seed-OSS", sections=(Section("<seed:tool_call>", "</seed:tool_call>"),),
-                       items=(_QWEN_XML,)),
+                       items=(_qwen_xml("</seed:tool_call>"),)),
     "gemma": Format(
         models="FunctionGemma", items=(Bare(quote="<escape>"),),
         sections=(Section("<start_function_call>", "<end_function_call>"),)),
-    "gemma4": Format(models="Gemma 4", sections=(Section("<|tool_call>", "<tool_call|>"),), items=(Bare(quote='<|"|>'),)),
+    "gemma4": Format(models="Gemma 4", known=("call:NAME{",), items=(Bare(quote='<|"|>'),),
+                     sections=(Section("<|tool_call>", "<tool_call|>"), Section("<|tool_call>:", "<tool_call|>"))),
     "phi4": Format(models="Phi-4-mini", items=(Json(begins=("[",)),),
                    sections=(Section("functools"), Section("<|tool_call|>", "<|/tool_call|>"))),
     "granite": Format(models="Granite 3.0 to 4.0", items=(Json(),),

@@ -179,6 +179,12 @@ class Named(Struct, frozen=True):
         if marker == "{":
             reader.at -= 1
         yield from reader.space()
+        if self.ends and (yield from reader.sees(self.ends[0])):  # no arguments
+            scribe.begin(name, id)
+            scribe.arguments("{}")
+            scribe.end()
+            yield from passed(reader, self.ends[1:])
+            return
         yield from stream(reader, scribe, name, id)
         scribe.end()
         yield from passed(reader, self.ends)

@@ -174,9 +174,26 @@ class Bare(Struct, frozen=True):
                 if (yield from reader.sees("]")):
                     return values
                 values.append((yield from self._value(reader, depth + 1)))
-        text, marker = yield from reader.until(markers(",", "}", "]"), MAX_NAME)
+        text, marker = yield from reader.until(markers(",", "}", "]", self.quote), MAX_NAME)
+        if marker == self.quote:  # the first of the two quotes is missing
+            return text.strip(SPACE)
+        value = _bare(text.strip(SPACE))
+        if isinstance(value, str) and marker == "," and (rest := (yield from self._rest(reader))):
+            return value + marker + rest
         reader.at -= len(marker)
-        return _bare(text.strip(SPACE))
+        return value
+
+    def _rest(self, reader: Reader) -> Read[str]:
+        """What a string without its first quote goes on with behind a comma; "" where another pair or value begins, and nothing is read."""
+        begin = reader.at
+        try:
+            rest, marker = yield from reader.until(markers("}", "]", "{", "[", ":", self.quote), MAX_NAME)
+        except Malformed:
+            rest = marker = ""
+        if marker == self.quote and rest.strip(SPACE):
+            return rest
+        reader.at = begin
+        return ""
 
 
 def _bare(text: str) -> Any:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from runtime.parsing.items import MAX_HELD, Json, Scribe, checked, passed, stream
 from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
-from runtime.parsing.typed import Schema, as_json, child_of, items_of, kinds_of, schema_of, value_of
+from runtime.parsing.typed import Schema, as_json, child_of, items_of, kinds_of, parameters_of, value_of
 
 MAX_DEPTH = 32  # of elements in elements
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
@@ -29,6 +29,7 @@ class Tagged(Struct, frozen=True, kw_only=True):
     is_escaped: bool = False  # &quot; and &amp; in keys
     takes_json: bool = False  # behind the name, the arguments may also be one JSON object
     takes_cdata: bool = False  # a value may stand in a CDATA section
+    unclosed: tuple[str, ...] = ()  # ends of calls that also end a value; then so does the next parameter that the tool has, on a new line
     whole: Json | None = None  # a call that may stand in place of name and parameters
 
     @property
@@ -74,10 +75,11 @@ class Tagged(Struct, frozen=True, kw_only=True):
                 scribe.begin(name)
             scribe.arguments(("{" if not has_begun else ", ") + as_json(key) + ": ")
             has_begun = True
+            others = self._others(scribe, name)
             if types == {"string"}:
-                yield from self._text(reader, scribe)
+                yield from self._text(reader, scribe, others)
             else:
-                yield from self._value(reader, scribe, types)
+                yield from self._value(reader, scribe, types, others)
 
     def _key(self, reader: Reader, scribe: Scribe, name: str) -> Read[tuple[str, frozenset[str]]]:
         """Up to where the value begins. -> the parameter and its types."""
@@ -95,7 +97,15 @@ class Tagged(Struct, frozen=True, kw_only=True):
         key = key.strip()
         if self.is_escaped:
             key = key.replace("&quot;", '"').replace("&amp;", "&")
-        return key, _types(kinds_of(schema_of(scribe.tools, name, key), scribe.tools.get(name)), told.strip(' "'))
+        root = scribe.tools.get(name)
+        return key, _types(kinds_of(child_of(root, key, root), root), told.strip(' "'))
+
+    def _others(self, scribe: Scribe, name: str) -> tuple[str, ...]:
+        """What ends a value that is not closed, and stays unread."""
+        if not self.unclosed:
+            return ()
+        root = scribe.tools.get(name)
+        return (*self.unclosed, *[f"\n{self.key}{key}{self.key_end}" for key in parameters_of(root, root)])
 
     def _cdata(self, reader: Reader) -> Read[str]:
         """What stands between a value and its end, besides white space."""
@@ -103,24 +113,26 @@ class Tagged(Struct, frozen=True, kw_only=True):
             return _CDATA_END
         return ""
 
-    def _text(self, reader: Reader, scribe: Scribe) -> Read[None]:
+    def _text(self, reader: Reader, scribe: Scribe, others: tuple[str, ...]) -> Read[None]:
         """A string leaves as it comes."""
         cdata = yield from self._cdata(reader)
         end = cdata + self.value_end
         if self.is_trimmed and not cdata:
             yield from reader.sees("\n")
-        stops = markers("\n" + end, end) if self.is_trimmed and not cdata else markers(end)
+        stops = markers("\n" + end, end, *others) if self.is_trimmed and not cdata else markers(end)
         scribe.arguments('"')
         marker = ""
         while not marker:
             text, marker = yield from reader.piece(stops)
+            if marker in others:
+                reader.at -= len(marker)
             if text:
                 scribe.arguments(as_json(text)[1:-1])
         scribe.arguments('"')
 
-    def _value(self, reader: Reader, scribe: Scribe, types: frozenset[str]) -> Read[None]:
+    def _value(self, reader: Reader, scribe: Scribe, types: frozenset[str], others: tuple[str, ...]) -> Read[None]:
         kept: list[str] = []
-        stops = markers((yield from self._cdata(reader)) + self.value_end)
+        stops = markers((yield from self._cdata(reader)) + self.value_end, *others)
         marker = ""
         while not marker:
             try:
@@ -129,6 +141,8 @@ class Tagged(Struct, frozen=True, kw_only=True):
                 scribe.arguments("".join(kept))
                 raise
             kept.append(text)
+        if marker in others:
+            reader.at -= len(marker)
         value = "".join(kept)
         if self.is_trimmed:
             value = value.removeprefix("\n").removesuffix("\n")

@@ -12,21 +12,33 @@ Tools = Mapping[str, Schema]  # the schema of the parameters, by name of the fun
 _NAMES = {"True": True, "False": False, "None": None}  # models write Python where JSON is meant
 _TYPES: dict[type, tuple[str, ...]] = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), dict: ("object",),
                                        list: ("array",), type(None): ("null",), str: ("string",)}
+_JOINED = ("anyOf", "oneOf", "allOf")
 MAX_DEPTH = 8  # of anyOf in anyOf, and of $ref to $ref
 MAX_PYTHON = 2**14  # characters of a value that is read as Python's
 
 
-def schema_of(tools: Tools, function: str, parameter: str) -> Any:
-    properties = tools.get(function, {}).get("properties")
-    return properties.get(parameter) if isinstance(properties, Mapping) else None
+def parameters_of(schema: Any, root: Schema | None, depth: int = MAX_DEPTH) -> dict[str, list[Any]]:
+    """What a schema, and the ones it is put together from, say of each property."""
+    schema = _resolved(schema, root)
+    found: dict[str, list[Any]] = {}
+    if isinstance(properties := schema.get("properties"), Mapping):
+        found = {name: [value] for name, value in properties.items()}
+    for word in _JOINED if depth else ():
+        for choice in _list(schema.get(word)):
+            for name, values in parameters_of(choice, root, depth - 1).items():
+                found.setdefault(name, []).extend(values)
+    return found
 
 
 def child_of(schema: Any, name: str, root: Schema | None) -> Any:
     """The schema of a property."""
     schema = _resolved(schema, root)
-    properties, others = schema.get("properties"), schema.get("additionalProperties")
+    properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
+    if values := parameters_of(schema, root).get(name):
+        return {"anyOf": values}
+    others = schema.get("additionalProperties")
     return others if isinstance(others, Mapping) else None
 
 
@@ -61,10 +73,14 @@ def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
     found = {kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)} if isinstance(kind, list) else set()
     if not found and isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
         found = {name for value in values for name in _TYPES.get(type(value), ())}
-    for word in ("anyOf", "oneOf", "allOf"):
-        for choice in schema.get(word) or () if isinstance(schema.get(word), list) else ():
+    for word in _JOINED:
+        for choice in _list(schema.get(word)):
             found |= _kinds(choice, root, depth - 1)
     return frozenset(found)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:
@@ -77,21 +93,31 @@ def value_of(text: str, types: frozenset[str]) -> Any:
         return text
     bare = text.strip()
     try:
-        value = _NAMES[bare] if bare in _NAMES else json.loads(bare, parse_constant=_refuse)
+        value = _NAMES[bare] if bare in _NAMES else _json(bare)
     except (ValueError, RecursionError):
-        if "string" in types or bare[:1] not in ("{", "["):
+        if "string" in types:
             return text
-        return _python(bare, text)
+        value = _mended(bare, text)
+        return value_of(value, types) if isinstance(value, str) and value != text else value
     if isinstance(value, str):
-        return text if "string" in types or not types else value
+        return text if "string" in types or not types else value_of(value, types) if value != text else value
     if types <= {"boolean", "null"} and types and type(value) is int and value in (0, 1):
         return bool(value)
     return value if not types or not types.isdisjoint(_TYPES[type(value)]) or "string" not in types else text
 
 
-def _python(bare: str, text: str) -> Any:
-    """A list or an object in Python's notation; `text` if it is none."""
-    if len(bare) > MAX_PYTHON:
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _mended(bare: str, text: str) -> Any:
+    """What is JSON when its escapes are taken away, or a list or an object in Python's notation; `text` if it is neither."""
+    if '\\"' in bare:
+        try:
+            return _json(json.loads(f'"{bare}"', strict=False))
+        except (ValueError, RecursionError, TypeError):
+            pass
+    if len(bare) > MAX_PYTHON or bare[:1] not in ("{", "["):
         return text
     try:
         with warnings.catch_warnings():
@@ -104,6 +130,13 @@ def _python(bare: str, text: str) -> Any:
 
 def _refuse(name: str) -> None:
     raise ValueError(name)  # NaN and Infinity are not JSON
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number - number != 0:
+        raise ValueError(text)
+    return number
 
 
 def is_json(text: str) -> bool:

@@ -80,9 +80,9 @@ GOLDEN = {
     "k2_horizon": "hi\n<ifm|tool_calls>\n<ifm|tool_call>f\n<ifm|arg_key>a</ifm|arg_key>\n<ifm|arg_type>integer</ifm|arg_type>\n"
                   "<ifm|arg_value>5</ifm|arg_value>\n<ifm|arg_key>s</ifm|arg_key>\n<ifm|arg_value>x\"]y</ifm|arg_value>\n</ifm|tool_call>\n"
                   '<ifm|tool_call>{"name": "g", "arguments": {}}</ifm|tool_call>\n</ifm|tool_calls>bye',
-    "kimi_k3": '<|open|>response<|sep|>hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument '
-               'key="a" type="integer"<|sep|>5<|close|>argument<|sep|><|open|>argument key="s" type="string"<|sep|>x"]y<|close|>argument'
-               '<|sep|><|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    "kimi_k3": '<|open|>response<|sep|>hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>'
+               'argument key="a" type="integer"<|sep|>5<|close|>argument<|sep|><|open|>argument key="s" type="string"<|sep|>x"]y'
+               '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
                '<|close|>message<|sep|>bye',
     "minicpm5": 'hi\n<function name="f"><param name="a">5</param><param name="s"><![CDATA[x"]y]]></param></function>\n'
                 '<function name="g"></function>bye',
