@@ -302,6 +302,10 @@ class Memory(Protocol):
         """Called when the weights are in place: gives back what loading took beyond them."""
         ...
 
+    def peak(self, run: Callable[[], None]) -> int:
+        """Bytes that `run` takes at its most beside what is held; 0, and it was not run, where that cannot be measured."""
+        ...
+
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype") -> "Tensor":
         """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device can."""
         ...

@@ -93,6 +93,7 @@ class Loaded:
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
+        self.sampled_step = -1  # the latest step whose tokens are their slots' last ones
         self.ended_s = 0.0  # when the latest result had come
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -106,6 +107,7 @@ class Loaded:
             hidden = self.graphs.forward(size, plan)
             shown = self.shown(plan, hidden)
             tokens = self.graphs.choose(size, plan)
+            self.sampled_step = plan.step if tokens is not None else self.sampled_step
             return self.report(plan, *(self.sample(plan, hidden) if tokens is None else (tokens, None)), [], shown, begin)
         self.slots.update(plan)
         if len(plan.slots) == 0:
@@ -238,6 +240,7 @@ class Loaded:
             hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, place))
         logits = self.model.logits(hidden)
         slots, lengths = plan.slots[rows], (plan.starts + plan.counts)[rows]
+        index = to_device(slots, place)
         if self.device.collectives.rank == 0:
             if self.slots.follows:
                 self.settle()
@@ -245,7 +248,8 @@ class Loaded:
         else:
             tokens, found = torch.empty(len(rows), dtype=torch.int64, device=place), None
         tokens = self.device.collectives.broadcast(tokens)
-        self.slots.last_token[to_device(slots, place)] = tokens
+        self.slots.last_token[index] = tokens
+        self.sampled_step = plan.step
         return tokens, found
 
     def prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> Iterator[PromptRow]:

@@ -4,16 +4,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runtime import log
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.constraint import Grammar
 from runtime.devices.base import Device, Facts, Pending, Progress
 from runtime.devices.host import HostPages, open_host
 from runtime.devices.loaded import Loaded
+from runtime.devices.rehearsal import rehearse
 from runtime.errors import StartError
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
@@ -21,7 +24,7 @@ from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
 from runtime.layers.slots import Slots
 from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan
-from runtime.models.config import read_config
+from runtime.models.config import ModelConfig, read_config
 from runtime.models.loader import load, resolve_dtype
 from runtime.models.registry import model_class
 from runtime.models.schemes import require_supported
@@ -60,7 +63,8 @@ class Runner:
         token_bytes = [0, 0]  # of full layers, and of those with a window
         for layer in model.attentions:
             token_bytes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
-        pools = count_pages(start, config.windows, budget - weights_bytes, (token_bytes[0], token_bytes[1]))
+        room = min(budget - weights_bytes, self.room_beside_steps(device, model, start, config, kv_dtype))
+        pools = count_pages(start, config.windows, room, (token_bytes[0], token_bytes[1]))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
         kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
         slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place, len(sizes),
@@ -79,6 +83,18 @@ class Runner:
             pages_bytes=pages_bytes, device_name=self.facts.name, phases_s=phases, num_host_pages=host.num_pages if host else 0,
             host_page_bytes=host.page_bytes if host else 0, host_part_bytes=host.part_bytes if host else ())
 
+    def room_beside_steps(self, device: Device, model: Any, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype) -> int:
+        """Bytes that pages may take so that the largest step fits beside them, where a device can measure what one takes."""
+        if not model.attentions or config.pooling is not None:
+            return device.memory.free_bytes()
+
+        def run() -> None:
+            kv = [allocate_kv(device, layer, start.page_size, kv_dtype) for layer in model.attentions]
+            slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place)
+            rehearse(Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), None, None), start)
+
+        return device.memory.free_bytes() - device.memory.peak(run)
+
     def open_host(self, start: StartRank, device: Device, kv: list[tuple[Tensor, Tensor]], sizes: list[int],
                   cache_bytes: int) -> HostPages | None:
         """This rank's host memory, if there is to be any. Raises StartError."""
@@ -91,6 +107,14 @@ class Runner:
     def launch(self, plan: StepPlan) -> Pending:
         assert self.loaded is not None, "a step before start"
         with torch.inference_mode():
+            try:
+                return self.loaded.launch(plan)
+            except torch.OutOfMemoryError:
+                if self.loaded.sampled_step == plan.step or self.loaded.device.collectives.size > 1:
+                    raise  # too late to begin anew, or without the others
+                log.get("ranks").warning("a step did not fit; the memory of earlier ones is given back, and it is launched again",
+                                         step=plan.step, exc_info=True)
+            self.loaded.device.memory.settle()
             return self.loaded.launch(plan)
 
     def capture(self, size: int) -> Captured:

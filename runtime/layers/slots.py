@@ -112,10 +112,11 @@ class Slots:
             tokens = ops.sample(adjusted, draw)
         else:
             tokens = adjusted.argmax(dim=1)
-        self.adjuster.add(names, tokens)
         if width < 0:
+            self.adjuster.add(names, tokens)
             return tokens, None
         found = logprobs(logits, tokens, width)
+        self.adjuster.add(names, tokens)
         for row, slot in enumerate(names if self.picks else ()):
             if slot in self.picks and self.top_logprobs[slot] >= 0:
                 self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))

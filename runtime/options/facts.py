@@ -83,9 +83,10 @@ DEVICES = {
                        memory_reason="a CPU's memory is shared with everything else on the machine",
                        dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backend="pytorch",
                        graph_max_running=0, schemes=SCHEMES),
-    "cuda": DeviceFacts(name="cuda", page_size=64, chunk_tokens=8192, max_running=256, memory_fraction=0.85,
-                        memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16", "float32"),
-                        attention_backend="triton", sampling_backend="pytorch", graph_max_running=0, is_numbered=True),
+    "cuda": DeviceFacts(name="cuda", page_size=64, chunk_tokens=8192, max_running=256, memory_fraction=0.95,
+                        memory_reason="what a step computes is measured and left free, the rest is for graphs",
+                        dtypes=("bfloat16", "float16", "float32"),
+                        attention_backend="triton", sampling_backend="pytorch", graph_max_running=256, is_numbered=True),
     "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.85,
                        memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
                        attention_backend="ascend", sampling_backend="ascend", graph_max_running=128, page_sizes=(128, 256, 384, 512),
@@ -107,8 +108,11 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
 
 def best_device(root: Path = Path("/")) -> str:
-    """The name of the device that "auto" means on this machine: npu where there are its driver's files and torch_npu."""
-    return "npu" if any((root / "dev").glob("davinci[0-9]*")) and find_spec("torch_npu") is not None else "cpu"
+    """The name of the device that "auto" means on this machine: where there are the files of a driver, and the package of our kernels."""
+    for name, files, package in (("npu", "davinci[0-9]*", "torch_npu"), ("cuda", "nvidia[0-9]*", "triton")):
+        if any((root / "dev").glob(files)) and find_spec(package) is not None:
+            return name
+    return "cpu"
 
 
 def device_facts(name: str) -> DeviceFacts:

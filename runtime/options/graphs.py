@@ -15,7 +15,7 @@ class Graphs(Group, frozen=True, kw_only=True):
         "Numbers of sequences to capture decode steps for, the most used ones first, while nothing else is to do.")] = "auto"
     disable_cuda_graph_padding: A[bool, option("Use a graph only for exactly its number of sequences.")] = False
     enable_profile_cuda_graph: A[bool, on_device("cuda and npu", "Profile the capture of graphs.")] = False
-    enable_cudagraph_gc: A[bool, on_device("cuda and npu", "Let the garbage collector run during capture.")] = False
+    enable_cudagraph_gc: A[bool, option("Let the garbage collector run during capture.", devices=("cuda",))] = False
     enable_piecewise_cuda_graph: A[bool, on_device("cuda and npu", "Capture prompts too, in pieces between attentions.")] = False
     piecewise_cuda_graph_tokens: A[tuple[Count, ...] | Auto, on_device(
         "cuda and npu", "Numbers of tokens to capture such pieces for.")] = "auto"

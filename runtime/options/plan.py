@@ -144,6 +144,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cuda_graph_max_bs: int  # 0: no graphs
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences of captured decode steps
     disable_cuda_graph_padding: bool
+    enable_cudagraph_gc: bool
     kv_events_config: KVEvents | None
     random_seed: int
     log_level: str
@@ -189,7 +190,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device in ("cuda", "npu"):
-            return {"first": self.base_gpu_id, "step": self.gpu_id_step}
+            own = {"collects": self.enable_cudagraph_gc} if self.device == "cuda" else {}
+            return {"first": self.base_gpu_id, "step": self.gpu_id_step, **own}
         if self.device != "null":
             return {}
         return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size,

@@ -8,6 +8,7 @@ from runtime.devices.ascend.facts import FACTS as NPU
 from runtime.devices.base import DEVICES as FOLDERS
 from runtime.devices.base import Facts
 from runtime.devices.cpu.facts import FACTS as CPU
+from runtime.devices.cuda.facts import FACTS as CUDA
 from runtime.options import facts
 from runtime.options.facts import DEVICES, DeviceFacts
 from runtime.options.table import by_name
@@ -18,7 +19,8 @@ def test_options_and_devices_know_the_same_devices() -> None:
     assert set(DEVICES) == set(FOLDERS) == set(device.choices or ()) - set(device.later) - {"auto"}
 
 
-@pytest.mark.parametrize(("known", "own"), [(DEVICES["cpu"], CPU), (DEVICES["npu"], NPU)], ids=["cpu", "npu"])
+@pytest.mark.parametrize(("known", "own"), [(DEVICES["cpu"], CPU), (DEVICES["npu"], NPU), (DEVICES["cuda"], CUDA)],
+                         ids=["cpu", "npu", "cuda"])
 def test_devices_are_described_alike(known: DeviceFacts, own: Facts) -> None:
     assert {*known.dtypes, *known.other_dtypes} == set(own.dtypes) and (known.graph_max_running > 0) == own.has_graphs
     assert known.schemes == own.schemes
@@ -32,11 +34,14 @@ def test_facts_are_possible(known: DeviceFacts) -> None:
         assert getattr(known, option) in set(row.choices or ()) - set(row.later)
 
 
-@pytest.mark.parametrize(("has_driver", "has_package", "name"), [(True, True, "npu"), (True, False, "cpu"), (False, True, "cpu")])
-def test_auto_takes_an_npu_where_there_is_one(has_driver: bool, has_package: bool, name: str, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("drivers", "packages", "name"), [
+    (["davinci0"], ["torch_npu"], "npu"), (["davinci0"], [], "cpu"), ([], ["torch_npu", "triton"], "cpu"),
+    (["nvidia0", "nvidiactl"], ["triton"], "cuda"), (["nvidia0"], [], "cpu"), (["nvidiactl"], ["triton"], "cpu"),
+    (["davinci0", "nvidia3"], ["triton"], "cuda")])
+def test_auto_takes_what_has_driver_and_package(drivers: list[str], packages: list[str], name: str, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").mkdir()
-    if has_driver:
-        (tmp_path / "dev" / "davinci0").touch()
-    monkeypatch.setattr(facts, "find_spec", lambda package: object() if has_package else None)
+    for driver in drivers:
+        (tmp_path / "dev" / driver).touch()
+    monkeypatch.setattr(facts, "find_spec", lambda package: object() if package in packages else None)
     assert facts.best_device(tmp_path) == name

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.transfers",),
     ("runtime.devices.decoding",),
     ("runtime.devices.loaded",),
+    ("runtime.devices.rehearsal",),
     ("runtime.devices.runner",),
     ("runtime.devices.cpu", "runtime.devices.null", "runtime.devices.cuda", "runtime.devices.ascend"),
     ("runtime.devices.worker", "runtime.devices.measure"),
@@ -41,9 +42,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {"runtime.actors": (), "runtime.devices": (
     "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
-    "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.decoding",
+    "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
     "runtime.devices.transfers")}
-RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.decoding", "runtime.devices.transfers",
+RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
+             "runtime.devices.transfers",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",

@@ -1,5 +1,7 @@
 """Memory of one NPU: what its driver says is free, and copies between its pages and host memory."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,9 @@ class AscendMemory:
 
     def settle(self) -> None:
         torch.npu.empty_cache()
+
+    def peak(self, run: Callable[[], None]) -> int:
+        return 0
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """Raises StartError for what the attention operator cannot read."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ class CpuMemory:
 
     def settle(self) -> None:
         set_malloc_threshold(_STEPPING_BYTES)
+
+    def peak(self, run: Callable[[], None]) -> int:
+        return 0
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """Zero pages of the kernel, huge ones where it has them: physical memory is taken as tokens are written."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtime.devices.cuda.kernels.attention import LOG2E, attend, merge
 from runtime.devices.cuda.kernels.launch import INTERPRETER, NARROW, Card, dot_type, power
+from runtime.layers.upload import upload
 from runtime.messages import StepPlan
 
 FILL = 3  # programs per multiprocessor below which keys are split
@@ -71,7 +72,7 @@ def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int) -> Atten
     """One copy to the device for all rows."""
     starts, counts = plan.starts.astype(np.int32), plan.counts.astype(np.int32)
     queries = np.cumsum(counts, dtype=np.int32) - counts
-    rows = torch.from_numpy(np.stack((plan.slots.astype(np.int32), starts, counts, queries))).to(page_tables.device, non_blocking=True)
+    rows = upload(np.stack((plan.slots.astype(np.int32), starts, counts, queries)), page_tables.device)
     spans, num = [], plan.num_decodes
     ends = starts + counts
     if num:
@@ -79,6 +80,13 @@ def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int) -> Atten
     if num < len(counts):
         spans.append(Span(rows[:, num:], num, int(counts[num:].sum()), int(ends[num:].max()), np.stack((starts[num:], counts[num:]))))
     return AttentionPlan(tuple(spans), page_tables, page_size)
+
+
+def plan_decodes(slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int) -> AttentionPlan:
+    """Of tensors alone, int64 [R]: into how many parts keys are split depends on what a page table holds, not on the lengths."""
+    num = len(slots)
+    rows = torch.stack((slots, lengths - 1, torch.ones_like(slots), torch.arange(num, device=slots.device))).int()
+    return AttentionPlan((Span(rows, 0, num, page_tables.shape[2] * page_size, None),), page_tables, page_size)
 
 
 def list_tiles(ends: np.ndarray, tokens: int) -> np.ndarray:
@@ -170,5 +178,5 @@ def attend_span(out: Tensor, q: Tensor, keys: Tensor, values: Tensor, span: Span
 def _tiles_of(span: Span, tokens: int) -> Tensor:
     assert span.ends is not None
     if tokens not in span.tiles:
-        span.tiles[tokens] = torch.from_numpy(list_tiles(span.ends, tokens)).to(span.rows.device, non_blocking=True)
+        span.tiles[tokens] = upload(list_tiles(span.ends, tokens), span.rows.device)
     return span.tiles[tokens]

@@ -40,12 +40,14 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
     from runtime.devices.cuda.collectives import Alone, Nccl
+    from runtime.devices.cuda.graphs import CudaGraphs
     from runtime.devices.cuda.memory import CudaMemory
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(rank, start.tp_size, start.rendezvous, place)
-    return Device(FACTS, place, CudaOps(dtype, card_of(place)), CudaExperts(), CudaMemory(start.tp_size, place), ranks, None,
+    graphs = CudaGraphs(place, collects=start.device_options.get("collects", False)) if start.graph_sizes else None
+    return Device(FACTS, place, CudaOps(dtype, card_of(place)), CudaExperts(), CudaMemory(start.tp_size, place), ranks, graphs,
                   start.ep_size, streams=torch.cuda)
 
 

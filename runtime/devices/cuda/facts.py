@@ -2,4 +2,4 @@
 
 from runtime.devices.base import Facts
 
-FACTS = Facts(name="cuda", dtypes=("bfloat16", "float16", "float32"), has_graphs=False)
+FACTS = Facts(name="cuda", dtypes=("bfloat16", "float16", "float32"), has_graphs=True, draws_in_graphs=True)

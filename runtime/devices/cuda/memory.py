@@ -1,5 +1,7 @@
 """Memory of one card: what its driver says is free."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,17 @@ class CudaMemory:
 
     def settle(self) -> None:
         torch.cuda.empty_cache()
+
+    def peak(self, run: Callable[[], None]) -> int:
+        """With what the allocator takes beyond what is asked of it."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.place)
+        before = torch.cuda.memory_reserved(self.place)
+        run()
+        torch.cuda.synchronize(self.place)
+        peak = torch.cuda.max_memory_reserved(self.place) - before
+        torch.cuda.empty_cache()
+        return peak
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=self.place)

@@ -1,0 +1,83 @@
+"""Decode steps as CUDA graphs. What a body is, and when it is captured, is devices/decoding.py's.
+
+All graphs share one pool of memory: they are replayed one after the other on one stream, and what outlives a replay lies outside. Captures
+have a stream of their own, and are `thread_local`: another thread waits for the events of earlier steps meanwhile.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
+
+
+class CudaGraphs:
+    """See devices/base.py."""
+
+    def __init__(self, place: torch.device, *, collects: bool = False) -> None:
+        """`collects`: Python's garbage collector may run during a capture."""
+        self.place = place
+        self.collects = collects
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(place)
+
+    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+        return plan_decodes(slots, lengths, page_tables, page_size)
+
+    def capture(self, body: Callable[[], None]) -> Any:
+        """Where the memory that steps have left lying about is in the way, it is given back, and the capture tried again."""
+        try:
+            return self._capture(body)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return self._capture(body)
+
+    def replay(self, graph: Any, lengths: Any) -> None:
+        graph.replay()
+
+    def _capture(self, body: Callable[[], None]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.place)
+        with _still(self.collects), torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                body()
+            except BaseException:
+                self._give_up(graph)
+                raise
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._leave_pool()
+                raise
+        return graph
+
+    def _give_up(self, graph: Any) -> None:
+        """Ends the capture of a body that raised: of one that did what a capture forbids, this raises as well."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # the body's own error says more
+            self._leave_pool()
+
+    def _leave_pool(self) -> None:
+        """After an invalid capture torch's allocator still believes in it, and would never again reuse what other streams have read."""
+        torch._C._cuda_endAllocateToPool(self.place.index, self.pool)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(self.place)
+
+
+@contextmanager
+def _still(collects: bool) -> Iterator[None]:
+    """Without garbage collection, which may free what a capture must not see freed."""
+    if collects or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

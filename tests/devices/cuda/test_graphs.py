@@ -1,0 +1,205 @@
+"""Captured decode steps with the card's own kernels, replayed by a double; and what is asked of torch.cuda, by a recording one."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime import interpreter
+
+from runtime.devices import base
+from runtime.devices.base import Device, Facts
+from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
+from runtime.devices.cuda.graphs import CudaGraphs
+from runtime.devices.cuda.kernels.launch import INTERPRETER
+from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.runner import Runner
+from runtime.messages import StartRank
+from tests.devices import taped
+from tests.devices.cuda.place import HAS_CARD
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
+
+PLACE = torch.device("cuda", 0)
+
+
+class KernelTapes(taped.Tapes):
+    """Launches of kernels are on the tape as well, with the tensors and numbers of the capture."""
+
+    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int,
+                     windows: tuple[int, ...]) -> AttentionPlan:  # type: ignore[override]
+        return plan_decodes(slots, lengths, page_tables, page_size)
+
+    def capture(self, body: Callable[[], None]) -> Any:
+        run = interpreter.InterpretedFunction.run
+
+        def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+            def again() -> None:
+                run(kernel, *args, **kwargs)
+
+            tape = self.recording[-1]
+            with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+                again()
+            tape.calls.append(again)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(interpreter.InterpretedFunction, "run", launch)
+            return super().capture(body)
+
+
+class Captured(Runner):
+    """The cpu with the kernels of the card, interpreted."""
+
+    def __init__(self, rank: int) -> None:
+        self.tapes = KernelTapes()
+        facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws_in_graphs=True)
+
+        def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+            return replace(open_cpu(start, rank, dtype), facts=facts, ops=CudaOps(dtype, INTERPRETER), graphs=self.tapes)
+
+        super().__init__(rank, opened, facts)
+
+
+def executor(rank: int) -> Captured:
+    return Captured(rank)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+@pytest.mark.parametrize(("family", "overrides"), [
+    ("qwen3", {"num_hidden_layers": 1}), ("mistral", {"sliding_window": 7}),
+    ("deepseek_v2", {"first_k_dense_replace": 3, "num_hidden_layers": 2})], ids=["qwen3", "window", "latent"])
+def test_greedy_equals_transformers(family: str, overrides: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths at the replay are others than at the capture, some rows are padding, and sequences leave."""
+    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    reference, prompts = Reference(folder), [[5], [9, 100, 7], list(range(17))]
+    runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
+    assert isinstance(runner, Captured) and runner.capture(4).error == ""
+    planner = Planner(runner, ready, 4)
+    rows: list[Row] = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts)]
+    planner.run([], [(row, row.prompt_len) for row in rows])
+    for step in range(5):
+        planner.run(rows[step > 2 :], [])
+    assert runner.tapes.replays == 10
+    for row in rows:
+        assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+def test_random_tokens_are_those_of_steps_without_graphs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=1)
+    wishes = [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": 4},
+              {"temperature": 1.5, "top_k": 5, "seed": 5}]
+    found = []
+    for captures in (True, False):
+        runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
+        assert isinstance(runner, Captured)
+        if captures:
+            assert runner.capture(4).error == ""
+        planner = Planner(runner, ready, 4)
+        rows = [planner.row(slot, [5, 9, 100], sampling(**wish)) for slot, wish in enumerate(wishes)]
+        planner.run([], [(row, 3) for row in rows])
+        for _ in range(4):
+            planner.run(rows, [])
+        assert runner.tapes.replays == (8 if captures else 0)
+        found.append([row.tokens for row in rows])
+    assert found[0] == found[1]
+
+
+class Recording:
+    """Stands for torch.cuda: writes down what is called. A capture may be told to fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Any] = []
+        self.is_invalid = False
+        recording = self
+
+        class Graph:
+            def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+                recording.calls.append(("begin", pool, capture_error_mode))
+
+            def capture_end(self) -> None:
+                recording.calls.append("end")
+                if recording.is_invalid:
+                    raise RuntimeError("capture was invalidated")
+
+            def replay(self) -> None:
+                recording.calls.append("replay")
+
+        @contextmanager
+        def stream(which: Any) -> Iterator[None]:
+            recording.calls.append(f"on {which}")
+            try:
+                yield
+            finally:
+                recording.calls.append(f"off {which}")
+
+        names = iter(range(100))
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "Stream", lambda place: f"stream {next(names)}")
+        patch.setattr(torch.cuda, "stream", stream)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(names)))
+        patch.setattr(torch.cuda, "synchronize", lambda place: recording.calls.append("synchronize"))
+        patch.setattr(torch.cuda, "empty_cache", lambda: recording.calls.append("empty_cache"))
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: recording.calls.append(("leave", pool)))
+
+    def take(self) -> list[Any]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = Recording(monkeypatch)
+    graphs, was_still = CudaGraphs(PLACE), []
+
+    def body() -> None:
+        was_still.append(not gc.isenabled())
+        recording.calls.append("body")
+
+    graph = graphs.capture(body)
+    assert recording.take() == ["synchronize", "on stream 1", ("begin", (0, 0), "thread_local"), "body", "end", "off stream 1"]
+    graphs.replay(graph, ())
+    assert recording.take() == ["replay"] and was_still == [True] and gc.isenabled()
+    CudaGraphs(PLACE, collects=True).capture(body)
+    assert was_still == [True, False]
+
+
+def test_no_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps left lying about goes, then the graph fits: in the same pool, whose capture has ended properly."""
+    recording = Recording(monkeypatch)
+    bodies = iter([True, False])
+
+    def body() -> None:
+        if next(bodies):
+            raise torch.OutOfMemoryError("no room")
+
+    CudaGraphs(PLACE).capture(body)
+    once = ["synchronize", "on stream 1", ("begin", (0, 0), "thread_local"), "end", "off stream 1"]
+    assert recording.take() == [*once, "empty_cache", *once]
+
+
+def test_an_invalid_capture_leaves_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body's error is told, and the next capture has a pool and a stream of its own."""
+    recording = Recording(monkeypatch)
+    graphs = CudaGraphs(PLACE)
+    recording.is_invalid = True
+
+    def body() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs.capture(body)
+    assert recording.take()[-3:] == ["end", ("leave", (0, 0)), "off stream 1"]
+    with pytest.raises(RuntimeError, match="invalidated"):
+        graphs.capture(lambda: None)
+    assert ("leave", (0, 2)) in recording.take()
+    recording.is_invalid = False
+    graphs.capture(lambda: None)
+    assert recording.take()[1:3] == ["on stream 5", ("begin", (0, 4), "thread_local")]
