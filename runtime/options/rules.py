@@ -56,9 +56,11 @@ def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | N
 
 
 def pages_fit_the_kernels(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
-    if device.page_sizes and plan.page_size not in device.page_sizes:
-        return (f"--page-size {plan.page_size} is not possible on {device.name}; choose one of "
-                f"{', '.join(map(str, device.page_sizes))}, or leave it out")
+    sizes, why = (device.latent_page_sizes, " with latent attention (MLA)") if model.latent is not None and device.latent_page_sizes else (
+        device.page_sizes, "")
+    if sizes and plan.page_size not in sizes:
+        return (f"--page-size {plan.page_size} is not possible on {device.name}{why}; choose "
+                f"{'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes))}, or leave it out")
     return None
 
 
@@ -84,15 +86,6 @@ def numbers_have_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     said = [by_name()[name].flag for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"]
     if said and not device.is_numbered:
         return f"{', '.join(said)} chooses among accelerators, and --device {device.name} is none; leave it out"
-    return None
-
-
-def model_fits_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
-    """What a device's arithmetic lacks."""
-    if model.mixture is not None and not device.has_experts:
-        return f"this model has experts, which --device {device.name} does not compute yet; take another device"
-    if model.latent is not None and not device.has_latents:
-        return f"this model has latent attention (MLA), which --device {device.name} does not compute yet; take another device"
     return None
 
 
@@ -239,7 +232,6 @@ RULES: tuple[Rule, ...] = (
     kv_dtype_known,
     kernels_are_the_devices,
     numbers_have_devices,
-    model_fits_the_device,
     schemes_known,
     context_within_model,
     pages_hold_a_sequence,

@@ -15,6 +15,7 @@ from tests.models.reference import Reference
 pytestmark = pytest.mark.ascend
 
 PAGE = 128
+LATENT = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16}  # multiples of 16, as the cache wants them
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -23,6 +24,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, heads of 128, one for all": ("llama", {"head_dim": 128, "num_key_value_heads": 1}),
     "mistral, windows": ("mistral", {"sliding_window": 150}),
     "mistral, windows, heads of 128": ("mistral", {"sliding_window": 70, "head_dim": 128}),
+    "qwen2, experts": ("qwen2_moe", {}),
+    "qwen3, experts": ("qwen3_moe", {}),
+    "deepseek 2": ("deepseek_v2", LATENT),
+    "deepseek 3": ("deepseek_v3", LATENT),
+    "deepseek 3, groups of 4": ("deepseek_v3", LATENT | {"n_group": 2, "topk_group": 1, "kv_lora_rank": 64}),
 }
 RANDOM = np.random.default_rng(3)
 LONG, SHORT = RANDOM.integers(0, 255, 300).tolist(), RANDOM.integers(0, 255, 9).tolist()

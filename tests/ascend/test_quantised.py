@@ -1,11 +1,17 @@
-"""Checkpoints in W8A8 on an NPU against the cpu device, which is exact; and what a device without a scheme says."""
+"""Quantised checkpoints on an NPU against the cpu device, which is exact; and what an NPU says of those that it does not take."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from runtime.devices.base import Quantized
 from runtime.errors import ModelError
+from runtime.models.schemes import Codes
+from tests.devices.test_conformance import Bench
+from tests.devices.test_schemes import expected, random_weight
+from tests.models import quantise as quantiser
 from tests.models.make import make_checkpoint
 from tests.models.quantise import quantise
 from tests.models.test_quantised import log_probabilities
@@ -13,17 +19,67 @@ from tests.models.test_quantised import log_probabilities
 pytestmark = pytest.mark.ascend
 
 
-@pytest.mark.parametrize("name", ["ct int8", "ct int8 static", "modelslim W8A8", "modelslim W8A8_DYNAMIC"])
-def test_tokens_are_as_likely_as_on_the_cpu(name: str, tmp_path: Path) -> None:
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen2": {}, "qwen3_moe": {"moe_intermediate_size": 64},
+    "deepseek_v3": {"moe_intermediate_size": 64, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16},
+}
+
+
+def compare(folder: Path, *, is_exact: bool) -> None:
     """An input on the edge of two codes may be rounded either way."""
-    quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, name)
-    (cpu, tokens), (npu, others) = (log_probabilities(tmp_path / "quantised", device=device, page_size=128, dtype="float32")
-                                    for device in ("cpu", "npu"))
-    torch.testing.assert_close(npu, cpu, atol=5e-2, rtol=0)
-    assert (npu - cpu).abs().mean() < 5e-3 and tokens == others
+    (cpu, tokens), (npu, others) = (log_probabilities(folder, device=device, page_size=128, dtype="float32") for device in ("cpu", "npu"))
+    torch.testing.assert_close(npu, cpu, atol=1e-4 if is_exact else 5e-2, rtol=0)
+    assert (npu - cpu).abs().mean() < (2e-5 if is_exact else 5e-3) and tokens == others
+
+
+@pytest.mark.parametrize(("family", "name"), [
+    ("qwen2", "ct int8"), ("qwen2", "ct int8 static"), ("qwen2", "modelslim W8A8"), ("qwen2", "modelslim W8A8_DYNAMIC"),
+    ("qwen2", "modelslim W4A8_DYNAMIC"), ("qwen3_moe", "modelslim W8A8"), ("qwen3_moe", "modelslim W4A8_DYNAMIC"),
+    ("qwen3_moe", "ct int8"), ("deepseek_v3", "modelslim W8A8_DYNAMIC"), ("deepseek_v3", "modelslim W8A8"),
+])
+def test_tokens_are_as_likely_as_on_the_cpu(family: str, name: str, tmp_path: Path) -> None:
+    quantise(make_checkpoint(family, tmp_path / "plain", **SIZES[family]), tmp_path, name)
+    compare(tmp_path / "quantised", is_exact=False)
+
+
+@pytest.mark.parametrize(("family", "name"), [
+    ("qwen2", "awq"), ("qwen2", "gptq order"), ("qwen2", "gptq 8 v2"), ("qwen2", "modelslim W4A8 groups"), ("qwen3_moe", "ct int4 zeros"),
+    ("qwen3_moe", "modelslim W4A8 groups"), ("deepseek_v3", "ct int4"),
+])
+def test_groups_of_32(family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operators take; weights alone are exact."""
+    monkeypatch.setattr(quantiser, "GROUP", 32)
+    quantise(make_checkpoint(family, tmp_path / "plain", **SIZES[family]), tmp_path, name)
+    path = tmp_path / "quantised" / "config.json"
+    path.write_text(path.read_text().replace('"group_size": 16', '"group_size": 32'))
+    compare(tmp_path / "quantised", is_exact="modelslim" not in name)
 
 
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, "fp8")
-    with pytest.raises(ModelError, match="--device npu does not compute; it computes int8, int8_static"):
+    with pytest.raises(ModelError, match="--device npu does not compute; it computes int8, int8_static, int4_weight"):
         log_probabilities(tmp_path / "quantised", device="npu", page_size=128)
+
+
+def test_inputs_follow_an_order_of_equal_groups() -> None:
+    bench = Bench("npu", torch.float32)
+    plain = random_weight(bench, Codes(4, 32, has_zeros=True), 48, 96)
+    order = (torch.randperm(96, generator=bench.generator) // 32).int().to(bench.place)
+    weight = Quantized(Codes(4, 32, has_zeros=True, is_ordered=True), plain.weight, plain.scale, plain.zeros, order)
+    x = bench.randn(5, 96)
+    bench.near(bench.ops.linear(x, bench.ops.pack_quantized(weight), None), expected(x, weight))
+
+
+@pytest.mark.parametrize(("scheme", "outs", "ins", "lead", "words"), [
+    (Codes(4, 16), 48, 64, (), "each 16 of 64 inputs.*multiples of 32"),
+    (Codes(4, 32), 44, 64, (), "44 outputs.*multiples of 8"),
+    (Codes(4, 32), 48, 80, (3,), "each 32 of 80 inputs"),
+    (Codes(8, 32), 48, 64, (3,), "experts' weights in int8_weight have scales by group"),
+    (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (), "groups of other sizes than 32"),
+    (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (3,), "experts' 4-bit weights have an order"),
+])
+def test_other_shapes_are_refused(scheme: Codes, outs: int, ins: int, lead: tuple[int, ...], words: str) -> None:
+    bench = Bench("npu", torch.float32)
+    weight = random_weight(bench, scheme, outs, ins, lead)
+    with pytest.raises(ModelError, match=words):
+        bench.experts.pack_quantized(weight, weight) if lead else bench.ops.pack_quantized(weight)

@@ -16,14 +16,23 @@ CASES: list[Scheme] = [
     Fp8(), Fp8(activations="tensor"), Fp8(activations="none"), Fp8(group=16), Int8(), Int8("tensor"),
     Codes(4, 16), Codes(4, 16, has_zeros=True), Codes(4, 0), Codes(4, 16, has_zeros=True, is_ordered=True), Codes(8, 32),
     Codes(8, 16, has_zeros=True, is_ordered=True), Codes(4, 0, activations="token"), Codes(4, 16, activations="token"),
+    Codes(4, 32), Codes(4, 32, has_zeros=True), Codes(8, 32, has_zeros=True), Codes(8, 0), Codes(4, 32, activations="token"),
 ]
 SCHEME = pytest.mark.parametrize("scheme", CASES, ids=str)
 
 
+def refuses(device: str, scheme: Scheme, *, in_experts: bool) -> bool:
+    """Shapes that a device's kernels lack, though it has the scheme: it says so while it loads them (tests/ascend/test_quantised.py)."""
+    return device == "npu" and isinstance(scheme, Codes) and (
+        scheme.group % 32 > 0 or scheme.is_ordered or (in_experts and scheme.bits == 8 and scheme.group > 0))
+
+
 @pytest.fixture
-def bench(device: str, dtype: torch.dtype, scheme: Scheme) -> Bench:
+def bench(device: str, dtype: torch.dtype, scheme: Scheme, request: pytest.FixtureRequest) -> Bench:
     if scheme.name not in FACTS[device].schemes:
         pytest.skip(f"{device} refuses {scheme.name} at start")
+    if refuses(device, scheme, in_experts=request.function.__name__ == "test_experts"):
+        pytest.skip(f"{device} refuses such weights when it loads them")
     return Bench(device, dtype)
 
 

@@ -106,7 +106,6 @@ class Sparse(Model):
     ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
     ("--tp 8 --ep-size 1", Sparse, "splits each expert over 8 ranks, which does not divide its inner size 36"),
     ("--tp 4 --ep-size 2", Sparse, ""),
-    ("--device npu", Sparse, "this model has experts, which --device npu does not compute yet"),
 ])
 def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
     given = from_argv(words.split())
@@ -122,9 +121,11 @@ class Latents(Model):
     latent = Latent(kv_rank=512, q_rank=None, nope_dim=128, rope_dim=64, value_dim=128, is_paired=True)
 
 
-def test_latents_need_a_device_that_has_them() -> None:
-    with pytest.raises(OptionsError, match=r"latent attention \(MLA\), which --device npu does not compute yet"):
-        resolve(from_argv(["--device", "npu"]), Latents, DEVICES["npu"], MACHINE)
+def test_latents_have_pages_of_their_own() -> None:
+    sentence = r"--page-size 256 is not possible on npu with latent attention \(MLA\); choose 128, or leave it out"
+    with pytest.raises(OptionsError, match=sentence):
+        resolve(from_argv(["--device", "npu", "--page-size", "256"]), Latents, DEVICES["npu"], MACHINE)
+    assert resolve(from_argv(["--device", "npu"]), Latents, DEVICES["npu"], MACHINE).page_size == 128
 
 
 class Recurrent(Model):

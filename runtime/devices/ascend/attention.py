@@ -24,6 +24,7 @@ from runtime.messages import StepPlan
 
 TRIANGLE = 2048  # the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
 CAUSAL, BAND = 3, 4  # sparse modes
+LENGTHS = "actual_seq_lengths_kv"  # what the operator calls the lengths of keys
 HEAD_DIMS = (128, 192)  # that TND is documented for
 DTYPES = (torch.bfloat16, torch.float32)  # of TND; float32 where the operator takes it at all
 
@@ -56,7 +57,7 @@ class AttentionPlan:
     triangle: Tensor
     singles: dict[int, Singles]
     several: dict[int, Several]
-    called: list[int] = field(default_factory=list)  # windows of the calls for rows of one token, in order: graphs.py gives them lengths
+    called: list[tuple[str, int]] = field(default_factory=list)  # calls for rows of one token, in order: see graphs.py
 
 
 def triangle(place: torch.device) -> Tensor:
@@ -72,16 +73,16 @@ def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows:
     for window in windows:
         table = page_tables[-1 if window else 0]
         if len(one):
-            singles[window] = _singles(plan, table, page_size, window, one, offsets[one])
+            singles[window] = singles_of(plan, table, page_size, window, one, offsets[one])
         if len(more):
-            seen = _Seen(plan, more, page_size, window)
+            seen = Seen(plan, more, page_size, window)
             queries = np.concatenate([np.arange(at, at + count) for at, count in zip(offsets[more], counts[more], strict=True)])
-            where, ends = _where(queries, table.device), counts[more].cumsum()
+            where, ends = where_of(queries, table.device), counts[more].cumsum()
             several[window] = Several(where, seen.table(table), seen.lengths.tolist(), ends.tolist())
     return AttentionPlan(page_size, mask, singles, several)
 
 
-class _Seen:
+class Seen:
     """Pages that rows see: from that of the oldest key in the first query's window to that of the last token."""
 
     def __init__(self, plan: StepPlan, rows: np.ndarray, page_size: int, window: int) -> None:
@@ -102,15 +103,15 @@ class _Seen:
         return page_table[slots.unsqueeze(1), to_device(columns, page_table.device)]
 
 
-def _singles(plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray) -> Singles:
-    seen, mask = _Seen(plan, rows, page_size, window), None
+def singles_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray) -> Singles:
+    seen, mask = Seen(plan, rows, page_size, window), None
     if seen.begins.any():
         is_out = np.arange(seen.width * page_size) < (seen.begins - seen.first * page_size)[:, None]
         mask = upload(is_out[:, None, None], page_table.device)
-    return Singles(_where(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask)
+    return Singles(where_of(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask)
 
 
-def _where(queries: np.ndarray, place: torch.device) -> slice | Tensor:
+def where_of(queries: np.ndarray, place: torch.device) -> slice | Tensor:
     first, last = int(queries[0]), int(queries[-1])
     return slice(first, last + 1) if last - first + 1 == len(queries) else to_device(queries, place)
 
@@ -122,7 +123,7 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, win
     common = {"num_heads": q.shape[1], "num_key_value_heads": k_cache.shape[1], "scale": q.shape[2] ** -0.5, "block_size": plan.page_size}
     singles, several = plan.singles.get(window), plan.several.get(window)
     if singles is not None:
-        plan.called.append(window)
+        plan.called.append((LENGTHS, window))
     if several is None and singles is not None:
         return _attend_singles(q.contiguous(), caches, singles, common)
     if singles is None and several is not None:

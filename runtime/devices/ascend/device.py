@@ -46,7 +46,7 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     import_npu()
     from runtime.devices.ascend.collectives import Alone, Hccl
-    from runtime.devices.ascend.experts import NoExperts
+    from runtime.devices.ascend.experts import AscendExperts
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.ops import AscendOps
@@ -57,7 +57,8 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
     ops = AscendOps(dtype, start.page_size, place)
     check_attention(ops, dtype, start.page_size, place)
-    return Device(FACTS, place, ops, NoExperts(), AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
+    experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
+    return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
                   streams=torch.npu)
 
 

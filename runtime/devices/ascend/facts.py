@@ -3,4 +3,5 @@
 from runtime.devices.base import Facts
 
 # The attention of A2 and A3 takes no float32, whatever the facts say: a rank asks it at start (device.py).
-FACTS = Facts(name="npu", dtypes=("bfloat16", "float16", "float32"), has_graphs=True, schemes=("int8", "int8_static"))
+FACTS = Facts(name="npu", dtypes=("bfloat16", "float16", "float32"), has_graphs=True,
+              schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8"))

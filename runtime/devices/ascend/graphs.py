@@ -30,7 +30,7 @@ class Recorded:
     """One graph, and what its attention calls see."""
 
     graph: Any
-    windows: list[int]  # of its attention calls, in order
+    calls: list[tuple[str, int]]  # of attention, in order: the argument that has the lengths, and the window
     done: Any  # the event behind its last replay
 
 
@@ -43,7 +43,7 @@ class AscendGraphs:
         self.first: Any = None  # the graph whose pool all others share; a pool dies with the last of its graphs
         self.stream = torch.npu.Stream()
         self.page_size = 0
-        self.called: list[int] = []  # windows of the attention calls since the last plan
+        self.called: list[tuple[str, int]] = []  # the attention calls since the last plan
 
     def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
         """All rows are single ones. The lengths that the host gives here are the longest, so workspaces last for all."""
@@ -73,12 +73,12 @@ class AscendGraphs:
         return Recorded(graph, self.called, done)
 
     def replay(self, graph: Recorded, lengths: np.ndarray | tuple[()]) -> None:
-        if graph.windows:
+        if graph.calls:
             graph.graph.graph_dispatch_mode.update_stream.wait_event(graph.done)
-            by_window = {window: {"actual_seq_lengths_kv": self._seen(lengths, window)} for window in set(graph.windows)}
-            graph.graph.update([by_window[window] for window in graph.windows])
+            updates = {call: {call[0]: self._seen(lengths, call[1])} for call in set(graph.calls)}
+            graph.graph.update([updates[call] for call in graph.calls])
         graph.graph.replay()
-        if graph.windows:
+        if graph.calls:
             graph.done.record()
 
     def _seen(self, lengths: Any, window: int) -> list[int]:

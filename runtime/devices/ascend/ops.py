@@ -1,18 +1,19 @@
 """Arithmetic of Ascend NPUs, in operators of torch_npu. See devices/base.py for what each one means."""
 
-from typing import Any
-
 import torch
 import torch_npu
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.ascend import attention, sampler
+from runtime.devices.ascend import attention, latent, sampler
+from runtime.devices.ascend.attention import AttentionPlan
+from runtime.devices.ascend.coded import Coded, multiply_coded, pack_coded
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
 from runtime.devices.base import Draw, Quantized
 from runtime.layers.sampler import mask
 from runtime.messages import StepPlan
+from runtime.models.schemes import Codes
 
 
 class AscendOps:
@@ -22,19 +23,25 @@ class AscendOps:
         self.dtype = dtype
         self.page_size = page_size
         self.triangle = attention.triangle(place)
+        self.most_absorbed = 0  # queries of a row whose latent attention is absorbed; 0: the model's attention is another
         self._ones: dict[int, Tensor] = {}  # by size
 
-    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> attention.AttentionPlan:
+    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+        if self.most_absorbed:
+            return latent.plan_latents(plan, page_tables[0], page_size, self.triangle, self.most_absorbed)
         return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: attention.AttentionPlan, window: int) -> Tensor:
+    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
         return attention.attend(q, k_cache, v_cache, plan, window)
 
-    def pack_latent(self, up: Tensor, nope_dim: int) -> Any:
-        raise NotImplementedError("multi-head latent attention on npu")  # options/rules.py refuses such models
+    def pack_latent(self, up: Tensor, nope_dim: int) -> latent.Up:
+        packed = latent.pack_latent(up, nope_dim)
+        self.most_absorbed = latent.most_absorbed(packed)
+        return packed
 
-    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Any, plan: Any, scale: float) -> Tensor:
-        raise NotImplementedError("multi-head latent attention on npu")
+    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: latent.Up, plan: AttentionPlan,
+                         scale: float) -> Tensor:
+        return latent.attend_latents(q, q_rope, latents, ropes, up, plan, scale)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         pages = [cache.view(-1, self.page_size, *cache.shape[1:]) for cache in (k_cache, v_cache)]
@@ -65,10 +72,12 @@ class AscendOps:
     def pack_linear(self, weight: Tensor) -> Tensor:
         return in_tiles(weight)
 
-    def pack_quantized(self, weight: Quantized) -> Int8Weight:
-        return pack_int8(weight)
+    def pack_quantized(self, weight: Quantized) -> Int8Weight | Coded:
+        return pack_coded(weight, self.dtype) if isinstance(weight.scheme, Codes) else pack_int8(weight)
 
-    def linear(self, x: Tensor, packed: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, packed: Tensor | Int8Weight | Coded, bias: Tensor | None) -> Tensor:
+        if isinstance(packed, Coded):
+            return multiply_coded(x, packed, bias)
         return multiply(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -23,7 +23,7 @@ class Int8Weight:
 
 
 def pack_int8(weight: Quantized) -> Int8Weight:
-    assert isinstance(weight.scheme, Int8), "facts.py has no other scheme"
+    assert isinstance(weight.scheme, Int8)
     packed = in_tiles(weight.weight.t().contiguous())
     reciprocal = None if weight.input_scale is None else 1 / weight.input_scale
     return Int8Weight(packed, weight.scale.flatten(), reciprocal, weight.input_offset, weight.sums)

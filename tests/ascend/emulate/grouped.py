@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.ascend.emulate.experts import garbage
-from tests.ascend.emulate.linears import HALVES, dtype_of, quantised_rows, rounded, scale_values
+from tests.ascend.emulate.linears import HALVES, dtype_of, nibbles, quantised_rows, rounded, scale_values
 from tests.ascend.emulate.memory import NZ, format_of
 from tests.ascend.emulate.norms import FLOATS
 from tests.ascend.emulate.table import Limits, need, need_dtype, need_shape, need_values, operator
@@ -61,7 +61,11 @@ def check_dtypes(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dt
     need_dtype("x", x, *FLOATS)
     need(not scale and not tokens, "scales are for int8")
     if given["antiquant_scale"]:
-        need(weight.dtype == torch.int8 and given["antiquant_scale"][0].dtype == x.dtype, "antiquant: int8 weight, antiquant_scale like x")
+        undo, shift = given["antiquant_scale"][0], (given["antiquant_offset"] or [None])[0]
+        need(weight.dtype in (torch.int8, torch.int32) and undo.dtype == x.dtype, "antiquant: int8 or int4 weight, antiquant_scale like x")
+        need(shift is not None and shift.dtype == undo.dtype and shift.shape == undo.shape, "antiquant_offset is like antiquant_scale")
+        need(weight.dtype == torch.int32 or undo.dim() == 2, "antiquant: scales by group are for int4")
+        need(undo.dim() == 2 or undo.dim() == 3 and weight.shape[0] % undo.shape[1] == 0, f"{undo.shape[1]} groups of {weight.shape[0]}")
         return
     need(weight.dtype == x.dtype and out == x.dtype, f"x is {x.dtype}, weight {weight.dtype}, output {out}")
 
@@ -90,7 +94,8 @@ def grouped_matmul(x: list[Tensor], weight: list[Tensor], *, group_list: Tensor 
     need(rows.shape[1] < LIMIT and matrices[0].shape[1] < LIMIT, f"k and n are below {LIMIT}")
     if given["per_token_scale"]:
         need_shape("per_token_scale", given["per_token_scale"][0], rows.shape[0])
-    y = garbage(rows.shape[0], matrices[0].shape[1], dtype=out)
+    width = matrices[0].shape[1] * (8 if matrices[0].dtype == torch.int32 else 1)  # of int4, in words of eight
+    y = garbage(rows.shape[0], width, dtype=out)
     for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if start < end:
             y[start:end] = product(rows[start:end], matrices[index], index, given, slice(start, end), out)
@@ -100,10 +105,13 @@ def grouped_matmul(x: list[Tensor], weight: list[Tensor], *, group_list: Tensor 
 def product(x: Tensor, w: Tensor, index: int, given: dict[str, Any], rows: slice, out: torch.dtype) -> Tensor:
     bias, scale = of_group(given["bias"], index), of_group(given["scale"], index)
     if x.dtype != torch.int8:
-        whole, undo = w.float(), of_group(given["antiquant_scale"], index)
+        whole, undo = (nibbles(w) if w.dtype == torch.int32 else w).float(), of_group(given["antiquant_scale"], index)
         if undo is not None:
             shift = of_group(given["antiquant_offset"], index)
-            whole = (whole if shift is None else whole + shift.float()) * undo.float()
+            assert shift is not None
+            size = whole.shape[0] // undo.shape[0] if undo.dim() == 2 else 0
+            undo, shift = (each.float().repeat_interleave(size, 0) if size else each.float() for each in (undo, shift))
+            whole = (whole + shift) * undo
         y = x.float() @ whole
         return (y if bias is None else y + bias.float()).to(out)
     total = x.double() @ w.double()
