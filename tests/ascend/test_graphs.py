@@ -14,7 +14,8 @@ pytestmark = pytest.mark.ascend
 
 PAGE, COUNT, SIZES = 128, 8, [2, 4]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: MODELS[name] for name in (
-    "qwen3", "llama, heads of 128, one for all", "mistral, windows", "mistral, windows, heads of 128")}
+    "qwen3", "llama, heads of 128, one for all", "mistral, windows", "mistral, windows, heads of 128", "qwen3, experts",
+    "deepseek 3")}
 
 
 def opened(folder: Path, sizes: list[int] = SIZES, **wishes: Any) -> tuple[Planner, Any]:
