@@ -1,6 +1,6 @@
 """Which formats a model's answers are in: as --tool-call-parser and --reasoning-parser say, or as its chat template shows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -23,6 +23,12 @@ LATER = {  # names that the references have, and why they are not here
     "response_template": _OWN,
     "telechat4": "is a format of which nothing public says how it is written",
 }
+
+# vLLM's names, where they are others than with - for _ or without it
+_ALSO = {"openai": "gpt-oss", "openai_gptoss": "gpt-oss", "llama3_json": "llama3", "llama4_json": "llama3", "llama4_pythonic": "pythonic",
+         "qwen3_xml": "qwen3_coder", "functiongemma": "gemma", "phi4_mini_json": "phi4", "granite4": "granite", "internlm": "interns1",
+         "intern_s1": "interns1", "hunyuan_a13b": "hunyuan", "hy_v3": "hunyuan", "muse_glimmer": "muse", "nemotron_v3": "nemotron_3",
+         "cohere_command": "cohere_command4", "minimax_m2_append_think": "minimax-append-think", "minimax_m2": "minimax-m2"}
 
 # marks in a template -> the format that has them; the first row of which all are there counts
 _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
@@ -131,6 +137,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def choose(tools: str, thinking: str, template: str) -> Formats:
     """`tools` and `thinking` are names, "none", or "auto": what the chat template shows. Raises OptionsError."""
+    tools, thinking = _ours(tools, FORMATS), _ours(thinking, THINKING)
     for flag, name, known in (("--tool-call-parser", tools, FORMATS), ("--reasoning-parser", thinking, THINKING)):
         if name in ("auto", "none", *FRAMINGS, *known):
             continue
@@ -140,6 +147,20 @@ def choose(tools: str, thinking: str, template: str) -> Formats:
         there = ", ".join(["auto", "none", *FRAMINGS, *known])
         raise OptionsError([f"{flag} {name} is unknown; " + (f"did you mean {' or '.join(near)}?" if near else f"there are {there}")])
     return Formats(_named(tools, _TOOLS, template), _named(thinking, _THINKING, template), thinking not in ("auto", "none"))
+
+
+def _ours(name: str, known: Iterable[str]) -> str:
+    """The name here of a format that another runtime calls so."""
+    names = {"auto", "none", *FRAMINGS, *known}
+    if name in names:
+        return name
+    if (other := _ALSO.get(name)) in names:
+        return other
+    return {_bare(ours): ours for ours in sorted(names)}.get(_bare(name), name)
+
+
+def _bare(name: str) -> str:
+    return name.replace("-", "").replace("_", "")
 
 
 def _named(name: str, rows: tuple[tuple[str, Sequence[str]], ...], template: str) -> str | None:

@@ -32,6 +32,7 @@ def value(reader: Reader, emit: Emit) -> Read[None]:
             continue
         char = match[0]
         if char in "]}" and (not stack or stack[-1] != char):
+            _leave(reader, emit, match.start())
             raise Malformed
         text = reader.text[reader.at:match.end()]
         reader.at = match.end()
@@ -55,10 +56,12 @@ def _string(reader: Reader, emit: Emit) -> Read[None]:
             continue
         char, end = match[0], match.end()
         if char == "\\":
-            while end == len(reader.text):
+            if end == len(reader.text):
+                _leave(reader, emit, match.start())
                 if reader.is_final:
                     raise Malformed
                 yield
+                continue
             end += 1
         text = reader.text[reader.at:end]
         if char < " ":
@@ -69,10 +72,15 @@ def _string(reader: Reader, emit: Emit) -> Read[None]:
             return
 
 
-def _rest(reader: Reader, emit: Emit) -> Read[None]:
-    if text := reader.text[reader.at:]:
-        reader.at = len(reader.text)
+def _leave(reader: Reader, emit: Emit, end: int) -> None:
+    """Emits what is right, wherever the text was cut."""
+    if text := reader.text[reader.at:end]:
+        reader.at = end
         emit(text)
+
+
+def _rest(reader: Reader, emit: Emit) -> Read[None]:
+    _leave(reader, emit, len(reader.text))
     if reader.is_final:
         raise Malformed
     yield

@@ -35,7 +35,7 @@ SAME = {"qwen": "hermes", "qwen25": "hermes", "trinity": "hermes", "step3p5": "q
         "glm47": "glm45", "jamba": "hunyuan", "ling3": "glm45", "poolside_v1": "glm45", "spark25": "glm45", "nanbeige": "qwen3_coder"}
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"llama3", "pythonic"}))  # their calls have no marks
+@pytest.mark.parametrize("name", sorted((FORMATS.keys() | FRAMINGS) - {"llama3", "pythonic"}))  # their calls have no marks
 def test_a_template_that_writes_calls_of_a_format_shows_it(name: str) -> None:
     assert choose("auto", "auto", GOLDEN[name]).tools == SAME.get(name, name)
 
@@ -64,6 +64,16 @@ def test_names() -> None:
             choose(*wrong, "")
     for table, known in ((_TOOLS, FORMATS), (_THINKING, THINKING)):
         assert {name for name, _ in table} <= {*FRAMINGS, *known}
+
+
+@pytest.mark.parametrize(("tools", "thinking", "ours"), [
+    ("deepseek_v3", "deepseek_r1", ("deepseekv3", "deepseek-r1")), ("openai", "openai_gptoss", ("gpt-oss", "gpt-oss")),
+    ("llama3_json", "none", ("llama3", None)), ("minimax_m2", "minimax_m2_append_think", ("minimax-m2", "minimax-append-think")),
+    ("qwen3_xml", "glm45", ("qwen3_coder", "glm45")), ("kimi_k3", "kimi_k3", ("kimi_k3", "kimi_k3")), ("glm-45", "hunyuan_a13b",
+                                                                                                   ("glm45", "hunyuan")),
+])
+def test_names_that_vllm_has(tools: str, thinking: str, ours: tuple[str, str | None]) -> None:
+    assert choose(tools, thinking, "") == Formats(*ours, is_told=thinking != "none")
 
 
 def test_parsers() -> None:

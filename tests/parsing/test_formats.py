@@ -88,6 +88,11 @@ GOLDEN = {
                 '<function name="g"></function>bye',
     "minimax-m3": ('hi\n@<tool_call>\n@<invoke name="f">@<a>5@</a>@<s>x"]y@</s>@</invoke>\n@<invoke name="g">@</invoke>\n@</tool_call>'
                    "bye").replace("@", "]<]minimax[>["),
+    "gpt-oss": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 5, "s": "x\\"]y"}<|call|><|start|>assistant'
+               "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}<|call|>",
+    "muse": ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="a">5</atem:parameter>\n<atem:parameter '
+            'name="s">x"]y</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=g<|message|>'
+            '<atem:function_calls><atem:invoke name="g"></atem:invoke></atem:function_calls><|eot|>',
 }
 MARKS = sorted({mark for form in FORMATS.values() for section in form.sections for mark in (section.begin, section.end) if mark}
                | {begin for form in FORMATS.values() for item in form.items for begin in item.begins if begin}
@@ -120,7 +125,7 @@ def maker(name: str) -> Callable[[], Parser | ChannelParser]:
     return (lambda: ChannelParser(FRAMINGS[name], TOOLS)) if name in FRAMINGS else lambda: Parser(FORMATS[name], THINKING["qwen3"], TOOLS)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, *FRAMINGS])
 def test_calls_are_read_from_every_format_however_it_is_cut(name: str) -> None:
     text = GOLDEN[name]
     for pieces in cuts(text):
@@ -133,12 +138,14 @@ def test_calls_are_read_from_every_format_however_it_is_cut(name: str) -> None:
         assert said == [word for word in ("hi", "bye") if word in text]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), name=st.sampled_from([*FORMATS, *FRAMINGS]),
        text=st.lists(st.sampled_from(MARKS) | st.text(max_size=4), max_size=12).map("".join))
 def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(data: st.DataObject, name: str, text: str) -> None:
-    if data.draw(st.booleans()):
-        text = GOLDEN.get(name, "") + text
+    if data.draw(st.booleans()):  # within calls, or instead of their rest
+        golden = GOLDEN[name]
+        split = data.draw(st.integers(0, len(golden)))
+        text = golden[:split] + text + data.draw(st.sampled_from(["", golden[split:]]))
     at = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
     whole = parse(maker(name), [text])
@@ -152,6 +159,15 @@ def test_a_call_that_is_cut_off_keeps_what_there_is() -> None:
     cut = GOLDEN["hermes"].partition('\\"')[0]
     assert parse(maker("hermes"), [cut])[-1] == Arguments(0, '{"a": 5, "s": "x')
     assert parse(maker("hermes"), ['<tool_call>{"name": "f"']) == [Content('<tool_call>{"name": "f"')]
+
+
+def test_arguments_that_are_no_json_leave_as_far_as_they_are_right_however_they_are_cut() -> None:
+    for arguments, right in (('{"a": 5,] "s"', '{"a": 5,'), ('{"s": "x\\', '{"s": "x'), ('{"a": 1', '{"a": 1')):
+        text = f'<tool_call>{{"name": "f", "arguments": {arguments}'
+        for pieces in cuts(text):
+            events = parse(maker("hermes"), pieces)
+            assert events[1] == Arguments(0, right)
+            assert [event.text for event in events[2:]] == [arguments[len(right):]] * (right != arguments)
 
 
 def test_bare_calls_of_functions_that_do_not_exist_are_content() -> None:

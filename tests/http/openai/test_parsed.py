@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.http.app import http_app
+from runtime.parsing.channels import FRAMINGS
 from runtime.parsing.choose import Formats
 from runtime.parsing.formats import FORMATS
 from tests.http.fake import FakeService
@@ -19,6 +20,11 @@ pytestmark = pytest.mark.anyio
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {
     "a": {"type": "integer"}, "s": {"type": "string"}}}}} for name in ("f", "g")]
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+
+
+NAMES = sorted([*FORMATS, *FRAMINGS])
+FRAMED = {"gpt-oss": "<|channel|>analysis<|message|>why<|end|><|start|>assistant",
+          "muse": " to=self<|message|>why<|eom|><|start|>assistant"}
 
 
 def says(text: str, size: int = 3, tools: str | None = "hermes", thinking: str | None = "qwen3") -> FakeService:
@@ -77,13 +83,13 @@ def plain(choices: list[Any]) -> list[Any]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(name=st.sampled_from(sorted(FORMATS)), size=st.integers(1, 30), n=st.integers(1, 2), fields=st.fixed_dictionaries({}, optional={
+@given(name=st.sampled_from(NAMES), size=st.integers(1, 30), n=st.integers(1, 2), fields=st.fixed_dictionaries({}, optional={
     "logprobs": st.just(True), "return_token_ids": st.just(True), "parallel_tool_calls": st.booleans(),
     "separate_reasoning": st.booleans(), "stream_reasoning": st.booleans(), "include_reasoning": st.booleans(),
     "tool_choice": st.sampled_from(["auto", "none"]), "stream_options": st.just({"include_usage": True})}))
 async def test_streams_say_what_whole_answers_say(name: str, size: int, n: int, fields: dict[str, Any]) -> None:
-    text = f"<think>\nwhy\n</think>\n\n{GOLDEN[name]}"
-    service = says(text, size, name)
+    text = FRAMED.get(name, "<think>\nwhy\n</think>\n\n") + GOLDEN[name]
+    service = says(text, size, name, name if name in FRAMINGS else "qwen3")
     whole = await post(service, n=n, **{key: value for key, value in fields.items() if key != "stream_options"})
     stream = await post(service, n=n, stream=True, **fields)
     assert joined(stream) == plain(whole["choices"])
