@@ -189,6 +189,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     host_copies: str = "kernel"  # or direct: what copies pages to and from it, on devices that have both
     host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
     ep_size: int = 1  # groups of ranks that whole experts are spread over
+    exchange: str = "none"  # of tokens between them, --moe-a2a-backend, and the next is --deepep-mode
+    exchange_mode: str = "auto"
     kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # classes that change logits: package.module:Class

@@ -33,6 +33,7 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
     return StartRank(
         device=plan.device, model_path=plan.model_path, dtype=plan.dtype, load_format=plan.load_format,
         tp_size=plan.tensor_parallel_size, ep_size=plan.expert_parallel_size, page_size=plan.page_size,
+        exchange=plan.moe_a2a_backend, exchange_mode=plan.deepep_mode,
         max_slots=plan.max_running_requests, max_len=plan.context_length,
         max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
         max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,

@@ -1,10 +1,11 @@
-"""What a device is: a folder of this package that provides an Executor, and, for torch devices, five small protocols.
+"""What a device is: a folder of this package that provides an Executor, and, for torch devices, small protocols.
 
     Executor      what the rank's main loop drives: start, launch, close                  (every device)
     Ops           the arithmetic that differs from device to device                       (torch devices)
     Experts       choosing experts, and their grouped matrix products                     (torch devices)
     Memory        how much there is, how pages are laid out, and copies to host memory    (torch devices)
     Collectives   sums and gathers across the ranks of one model                          (torch devices)
+    Exchange      tokens to the ranks of their experts, and back (exchange.py)            (torch devices)
     Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
 
 A torch device fills in a `Device` and hands it to `runner.Runner`, which is the Executor of all of them. Shapes below:
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from runtime.constraint import Grammar
+from runtime.devices.exchange import Exchanges
 from runtime.devices.host import HostPages
 from runtime.errors import StartError
 from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan, StepResult
@@ -111,6 +113,7 @@ class Batch:
     types: "Tensor | None" = None  # int64 [T]: of each token's segment, for encoders
     arrivals: "Arrivals | None" = None  # of pages that this step loads from host memory
     embeds: "tuple[Tensor, Tensor] | None" = None  # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
+    is_decode: bool = False  # every row decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +340,11 @@ class Collectives(Protocol):
         """This rank's part, of `size` equal ones along dimension 0, of the sum over ranks."""
         ...
 
-    def all_to_all(self, x: "Tensor") -> "Tensor":
-        """Part i of dimension 0, of `size` equal ones, goes to rank i; returns what came, in rank order."""
+    def all_to_all(self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None) -> "Tensor":
+        """Part i of dimension 0, of `size` equal ones, goes to rank i; returns what came, in rank order.
+
+        Or unequal ones: `sent` rows go to each rank and `came` rows come from each, all of which may be none.
+        """
         ...
 
     def broadcast(self, x: "Tensor") -> "Tensor":
@@ -385,4 +391,5 @@ class Device:
     collectives: Collectives
     graphs: Graphs | None
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
+    exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
     streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns

@@ -165,7 +165,7 @@ class DecodeGraphs:
         pages = tables[:, slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
-        hidden = self.model.forward(Batch(self.slots.last_token[slots], positions, locations, self.kv, attention))
+        hidden = self.model.forward(Batch(self.slots.last_token[slots], positions, locations, self.kv, attention, is_decode=True))
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)

@@ -223,7 +223,8 @@ class Loaded:
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals, embeds=self.embeds(plan))
+        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals, embeds=self.embeds(plan),
+                     is_decode=plan.num_decodes == len(plan.slots))
 
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         if plan.embed_places is None or plan.embeds is None:

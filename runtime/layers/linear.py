@@ -1,27 +1,30 @@
 """Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column layer splits its outputs over the
 ranks, the row layer that follows splits its inputs alike and sums, so a pair of them costs one exchange."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
+from runtime.layers.parts import Parts
 from runtime.layers.storage import PER_ROW, Storage, allocate, completed, dequantized
 from runtime.layers.weight import Layer, Lookup, Part, Share, Weight, even_share, kv_share, scaled
 from runtime.models.schemes import Stored
+
+Sums = Literal["parts"] | bool  # over the ranks, of their own part of the tokens alone; of all; or somebody else does
 
 
 class Linear(Layer):
     """x [N, in] -> x Wᵀ + b [N, out]; with shard="column" this rank's share of out, with shard="row" of in, with shard="whole" all.
 
     `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column layer may give shares of its
-    own choice instead of sizes. A row layer sums over the ranks, unless somebody else does.
+    own choice instead of sizes. A row layer sums over the ranks as `sums` says.
     """
 
     def __init__(self, device: Device, dtype: torch.dtype, inputs: int, outputs: dict[str, int | Share], *,
-                 shard: Literal["column", "row", "whole"], bias: bool = False, sums: bool = True) -> None:
+                 shard: Literal["column", "row", "whole"], bias: bool = False, sums: Sums = True) -> None:
         self.device, self.dtype = device, dtype
         assert sums or not bias, "whoever sums would add the bias once a rank"
         self.is_row, self.is_column = shard == "row", shard == "column"
@@ -33,7 +36,9 @@ class Linear(Layer):
         self.bias: Weight | None = None
         self.storage: Storage | None = None  # in place of the weight where it is in few bits
         self.packed: Any = None
-        self.sums = sums and self.is_row and device.collectives.size > 1
+        self.sum: Callable[[Tensor], Tensor] | None = None
+        if sums and self.is_row and device.collectives.size > 1:
+            self.sum = Parts(device.collectives).sum if sums == "parts" else device.collectives.all_reduce
 
     def _output_share(self, out: int | Share) -> Share:
         if isinstance(out, Share):
@@ -88,9 +93,9 @@ class Linear(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias.tensor if self.bias is not None else None
-        if not self.sums:
+        if self.sum is None:
             return self.device.ops.linear(x, self.packed, bias)
-        out = self.device.collectives.all_reduce(self.device.ops.linear(x, self.packed, None))
+        out = self.sum(self.device.ops.linear(x, self.packed, None))
         return out if bias is None else out + bias
 
 

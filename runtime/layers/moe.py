@@ -1,7 +1,11 @@
 """Mixture of experts: every token passes the few experts that its router chooses, and the shared one where there is one.
 
-All ranks route the same tokens. Whole experts are spread over `device.ep_size` groups of neighbouring ranks, and within a group each
-expert is split by its inner dimension; so every rank has a part of each token's sum, and one exchange adds them, shared expert included.
+Whole experts are spread over `device.ep_size` groups of neighbouring ranks, and within a group each expert is split by its inner
+dimension. All ranks route the same tokens, so every rank has a part of each token's sum, and one exchange adds them, shared expert
+included.
+
+Or (`device.exchanges`) each rank has a part of the tokens and whole experts, routes its own tokens, computes what comes to its experts, and
+passes its own tokens through a shared expert that every rank has whole.
 """
 
 from typing import Any
@@ -10,10 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from runtime.devices.base import Device
+from runtime.devices.base import Batch, Device
+from runtime.devices.exchange import Exchange
 from runtime.errors import ModelError
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
+from runtime.layers.parts import Parts
 from runtime.layers.storage import Storage, allocate, completed
 from runtime.layers.weight import Held, Layer, Lookup, Part, Place, Share, Weight, even_share
 from runtime.models.schemes import Stored
@@ -124,7 +130,9 @@ class SparseFeedForward(Layer):
         self.gate = Router(device, dtype, hidden, mixture.num_experts, mixture.routing, has_bias=mixture.has_bias)
         self.stacks = Stacks(device, dtype, hidden, inner, self.local, ranks.rank % split == 0)
         self.experts: list[Expert] = []  # of all ranks
-        shared = FeedForward(device, dtype, hidden, mixture.shared_size, sums=False) if mixture.shared_size else None
+        self.parts = None if device.exchanges is None else Parts(ranks)
+        shared = FeedForward(device, dtype, hidden, mixture.shared_size, sums=False,
+                             whole=self.parts is not None) if mixture.shared_size else None
         self.shared_expert = shared if mixture.has_shared_gate else None  # the two spellings of checkpoints
         self.shared_experts = None if mixture.has_shared_gate else shared
         self.shared_expert_gate = Linear(device, dtype, hidden, {"": 1}, shard="whole") if mixture.has_shared_gate else None
@@ -140,13 +148,27 @@ class SparseFeedForward(Layer):
         self.experts = []  # so that packing can free what it replaces
         self.packed = self.stacks.pack()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """x and the result are [T, hidden], or with exchanges this rank's part of it."""
         ids, weights = self.gate.forward(x)
+        if self.parts is not None and self.device.exchanges is not None:
+            ids = self.parts.hide(ids, len(batch.positions))
+            return self.add_shared(self.travel(x, ids, weights, self.device.exchanges.of(batch.is_decode)), x)
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
+        return self.device.collectives.all_reduce(self.add_shared(out, x))
+
+    def travel(self, x: Tensor, ids: Tensor, weights: Tensor, exchange: Exchange) -> Tensor:
+        """To the experts and back."""
+        here = exchange.dispatch(x, ids, weights, self.local.size)
+        rows = self.device.experts.apply(here.x, here.ids, here.weights, self.packed) if len(here.x) else here.x
+        return exchange.combine(rows, here.ticket)
+
+    def add_shared(self, out: Tensor, x: Tensor) -> Tensor:
+        """May overwrite `out`."""
         shared = self.shared_expert or self.shared_experts
         if shared is not None:
             part = shared.forward(x)
             out += part if self.shared_expert_gate is None else part * self.shared_expert_gate.forward(x).sigmoid()
-        return self.device.collectives.all_reduce(out)
+        return out

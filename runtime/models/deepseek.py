@@ -17,7 +17,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import stretched_scale
 from runtime.layers.weight import Layer, Share, even_share, scaled
 from runtime.models.config import ModelConfig
-from runtime.models.llama import Llama
+from runtime.models.llama import Llama, sums_of
 
 EPS = 1e-6  # of the norms inside attention, whatever config.json says of the others
 
@@ -41,7 +41,8 @@ class LatentSelfAttention(Layer):
         self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
         made = scaled(heads, latent.nope_dim + latent.value_dim)
         self.kv_b_proj: Linear | None = Linear(device, dtype, rank, {"": made}, shard="column")
-        self.o_proj = Linear(device, dtype, config.num_heads * latent.value_dim, {"": hidden}, shard="row", bias=config.o_bias)
+        self.o_proj = Linear(device, dtype, config.num_heads * latent.value_dim, {"": hidden}, shard="row", bias=config.o_bias,
+                             sums=sums_of(device))
         self.up: Any = None  # made of it when it is complete
         self.attention = LatentAttention(device.ops, index, latent, query_dim**-0.5 * stretched_scale(config.rope))
 

@@ -13,14 +13,20 @@ from runtime.devices.base import Batch, Device
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward
-from runtime.layers.linear import Linear, QkvLinear
+from runtime.layers.linear import Linear, QkvLinear, Sums
 from runtime.layers.moe import SparseFeedForward
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parts import Parts
 from runtime.layers.rotary import Rotary
 from runtime.layers.rows import Picks
 from runtime.layers.weight import Layer, cache_scale
 from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
+
+
+def sums_of(device: Device) -> Sums:
+    """How layer halves end: with the sum of all tokens on all ranks, or of each one's part."""
+    return True if device.exchanges is None else "parts"
 
 
 class SelfAttention(Layer):
@@ -32,7 +38,8 @@ class SelfAttention(Layer):
         self.head_dim = dim
         self.eps = config.rms_norm_eps
         self.qkv_proj = QkvLinear(device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias)
-        self.o_proj = Linear(device, dtype, heads * dim, {"": config.hidden_size}, shard="row", bias=config.o_bias)
+        self.o_proj = Linear(device, dtype, heads * dim, {"": config.hidden_size}, shard="row", bias=config.o_bias,
+                             sums=sums_of(device))
         self.q_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps, may_shift=False) if config.qk_norm else None
         self.k_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps, may_shift=False) if config.qk_norm else None
         self.qk_weight: Tensor | None = None  # [query and key heads, head size]: both norms in one
@@ -63,7 +70,7 @@ def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index:
     """That of a layer: with experts, or without."""
     if config.mixture is not None and config.mixture.layers[index]:
         return SparseFeedForward(device, dtype, config.hidden_size, config.mixture)
-    return FeedForward(device, dtype, config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    return FeedForward(device, dtype, config.hidden_size, config.intermediate_size, bias=config.mlp_bias, sums=sums_of(device))
 
 
 class Decoder(Layer):
@@ -74,13 +81,20 @@ class Decoder(Layer):
         self.self_attn = attention(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = feed_forward(device, dtype, config, index)
+        self.parts = None if device.exchanges is None else Parts(device.collectives)
 
     def forward(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """`x` is what the previous block adds to `residual`; returns the same pair."""
+        """`x` is what the previous block adds to `residual`; returns the same pair. Of all tokens, or of this rank's part of them."""
         x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn.forward(x, cos, sin, batch)
+        x = self.self_attn.forward(self.joined(x, batch), cos, sin, batch)
         x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp.forward(x), residual
+        if isinstance(self.mlp, SparseFeedForward):
+            return self.mlp.forward(x, batch), residual
+        return self.mlp.forward(self.joined(x, batch)), residual
+
+    def joined(self, x: Tensor, batch: Batch) -> Tensor:
+        """All tokens."""
+        return x if self.parts is None else self.parts.join(x, len(batch.positions))
 
 
 class Llama(Layer):
@@ -103,6 +117,7 @@ class Llama(Layer):
             self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, tied)
         elif config.pooling.task == "classify":
             self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
+        self.parts = None if device.exchanges is None else Parts(device.collectives)
         self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.place)
 
     @property
@@ -116,10 +131,12 @@ class Llama(Layer):
         x = self.embed_tokens.forward(batch.token_ids)
         if batch.embeds is not None:
             x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
+        x = x if self.parts is None else self.parts.cut(x)
         residual = torch.zeros_like(x)
         for layer in self.layers:
             x, residual = layer.forward(x, residual, cos, sin, batch)
-        return x + residual
+        x = x + residual
+        return x if self.parts is None else self.parts.join(x, len(batch.positions))
 
     def states(self, hidden: Tensor) -> Tensor:
         """What is told of hidden states: float32 [N, hidden], behind the last norm."""

@@ -42,6 +42,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dllm_algorithm_config", ("dllm_algorithm",)),
     ("tbo_token_distribution_threshold", ("enable_two_batch_overlap",)),
     ("enable_two_batch_overlap", ("moe_a2a_backend",)),
+    ("deepep_mode", ("moe_a2a_backend",)),
 )
 
 # options that must be given when another one is

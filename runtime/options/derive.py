@@ -96,9 +96,18 @@ def num_ranks(tensor_parallel_size: int) -> Derived:
     return Derived(tensor_parallel_size, "one process for each part of the model")
 
 
-def graph_max_running(device: DeviceFacts, max_running_requests: int, disable_cuda_graph: bool) -> Derived:
+def expert_spread(moe_a2a_backend: str, tensor_parallel_size: int) -> dict[int, Derived]:
+    """What not to say --expert-parallel-size means."""
+    if moe_a2a_backend == "none":
+        return {}
+    return {1: Derived(tensor_parallel_size, f"--moe-a2a-backend {moe_a2a_backend} spreads whole experts over all ranks")}
+
+
+def graph_max_running(device: DeviceFacts, max_running_requests: int, disable_cuda_graph: bool, counts_on_host: bool) -> Derived:
     if disable_cuda_graph:
         return Derived(0, "--disable-cuda-graph")
+    if counts_on_host:
+        return Derived(0, "--deepep-mode normal counts tokens on the host, which no graph can hold")
     if device.graph_max_running == 0:
         return Derived(0, f"{device.name} captures no graphs")
     return Derived(min(device.graph_max_running, max_running_requests),

@@ -18,12 +18,12 @@ class Experts(Group, frozen=True, kw_only=True):
         aliases=("--ep", "--ep-size"))] = 1
     moe_a2a_backend: A[MoeExchange, option(
         "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and one sum joins their parts.",
-        later=("deepep", "mooncake", "mori", "ascend_fuseep", "flashinfer"))] = "none"
+        later=("mooncake", "mori", "ascend_fuseep", "flashinfer"))] = "none"
     moe_runner_backend: A[MoeRunner, planned("Kernels of experts.")] = "auto"
     flashinfer_mxfp4_moe_precision: A[Literal["default", "bf16"], on_device(
         "cuda", "Type of activations in FlashInfer's mxfp4 experts.")] = "default"
-    deepep_mode: A[Literal["normal", "low_latency", "auto"], planned(
-        "Kernels of DeepEP: for many tokens, for few, or by the kind of step.")] = "auto"
+    deepep_mode: A[Literal["normal", "low_latency", "auto"], option(
+        "Whether the host counts tokens that travel (normal), or shapes are fixed (low_latency; auto: in decode steps).")] = "auto"
     ep_num_redundant_experts: A[Whole, planned("Copies of busy experts.")] = 0
     ep_dispatch_algorithm: A[Literal["static", "dynamic", "fake"] | None, planned("How tokens choose among copies of an expert.")] = None
     init_expert_location: A[str, planned("Where experts lie at start: in order, or by a recorded distribution.")] = "trivial"

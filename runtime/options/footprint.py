@@ -80,18 +80,18 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     """What one rank of `plan` takes. All ranks take the same, but for a few rows of the vocabulary."""
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
-    weights = weight_count(model, plan.tensor_parallel_size, plan.expert_parallel_size) * item + float_bytes(model)
-    weights -= saved_bytes(model, plan.tensor_parallel_size, plan.expert_parallel_size, item)
+    sizes = plan.tensor_parallel_size, plan.expert_parallel_size, 1 if plan.exchanges_tokens else plan.tensor_parallel_size
+    weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, *sizes, item)
     layer_bytes = cached_count(model, plan.tensor_parallel_size) * KV_BYTES.get(plan.kv_cache_dtype, item)
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
     budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
     pools, bound = _pages(plan, model, budget - weights, (full_bytes * plan.page_size, window_bytes * plan.page_size))
     pool = pools.full * plan.page_size
-    sizes = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
-    return Footprint(weights_bytes=weights, pages_bytes=(sizes[0] * full_bytes + sizes[1] * window_bytes) * plan.page_size, graphs_bytes=0,
-                     activations_bytes=_activations(plan, model, item), num_pages=sizes[0], token_bytes=full_bytes + window_bytes,
-                     num_window_pages=sizes[1] if pools.window else 0, pool_tokens=pool,
+    room = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
+    return Footprint(weights_bytes=weights, pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.page_size, graphs_bytes=0,
+                     activations_bytes=_activations(plan, model, item), num_pages=room[0], token_bytes=full_bytes + window_bytes,
+                     num_window_pages=room[1] if pools.window else 0, pool_tokens=pool,
                      longest_tokens=min(pool, plan.context_length), budget_bytes=budget, bound=bound)
 
 
@@ -109,14 +109,14 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
     return 2 * kv_heads(model, ranks) * model.head_dim
 
 
-def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1) -> int:
-    """Numbers that one rank holds in the model's dtype."""
+def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_ranks: int | None = None) -> int:
+    """Numbers that one rank holds in the model's dtype; over `shared_ranks` a shared expert is split, None: over all."""
     if model.encoder is not None:
         return encoder_count(model, model.encoder, ranks)
     hidden = model.hidden_size
     vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
     vocabulary += model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
-    feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks) for i in range(model.num_layers))
+    feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers))
     return model.num_layers * (attention_count(model, ranks) + 2 * hidden) + feed_forwards + hidden + vocabulary
 
 
@@ -143,16 +143,16 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
     return hidden * first + first * model.qkv_bias + up + heads * latent.value_dim * hidden + hidden * model.o_bias
 
 
-def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int) -> int:
+def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int) -> int:
     """Numbers of the second half of a layer."""
     hidden, inner, mixture = model.hidden_size, model.intermediate_size // ranks, model.mixture
     if mixture is None or not mixture.layers[layer]:
         return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
     experts = mixture.num_experts // expert_ranks * mixture.intermediate_size // (ranks // expert_ranks)
-    return hidden * (3 * experts + 3 * mixture.shared_size // ranks + mixture.num_experts + mixture.has_shared_gate)
+    return hidden * (3 * experts + 3 * mixture.shared_size // shared_ranks + mixture.num_experts + mixture.has_shared_gate)
 
 
-def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, item: int) -> int:
+def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks: int, item: int) -> int:
     """What a rank's quantised weights take less than in full: within a few per cent, as scales of single outputs are not counted."""
     if model.quantization is None:
         return 0
@@ -160,7 +160,7 @@ def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, item: int) ->
     for i in range(model.num_layers):
         expert = "experts.0." if model.mixture is not None and model.mixture.layers[i] else ""
         for name, count in ((f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
-                            (f"layers.{i}.mlp.{expert}down_proj", feed_forward_count(model, i, ranks, expert_ranks))):
+                            (f"layers.{i}.mlp.{expert}down_proj", feed_forward_count(model, i, ranks, expert_ranks, shared_ranks))):
             if (stored := of(name)) is not None:
                 saved += count * (item - stored.scheme.number_bytes)
     return int(saved)

@@ -71,6 +71,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int
     expert_parallel_size: int  # divides tensor_parallel_size
     moe_a2a_backend: str
+    deepep_mode: str
     num_ranks: int
     base_gpu_id: int
     gpu_id_step: int
@@ -171,6 +172,11 @@ class Plan(Struct, frozen=True, kw_only=True):
                        "reason": origin.reason} for name, origin in self.why.items()}
 
     @property
+    def exchanges_tokens(self) -> bool:
+        """Ranks have parts of a step's tokens between attentions, and whole shared experts."""
+        return self.moe_a2a_backend != "none"
+
+    @property
     def window_ratio(self) -> float:
         """Tokens of sliding-window layers for each of the full ones; 0: they share the same pages."""
         return 0.0 if self.disable_hybrid_swa_memory else self.swa_full_tokens_ratio
@@ -238,6 +244,7 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.means("hicache_mem_layout", derive.LAYOUT_WORDS)
     c.auto("pooling", derive.pooling, model)
     c.auto("context_length", derive.context_length, model)
+    c.means("expert_parallel_size", derive.expert_spread(c["moe_a2a_backend"], c["tensor_parallel_size"]))
     c.auto("num_ranks", derive.num_ranks, c["tensor_parallel_size"])
     c.auto("num_threads", derive.num_threads, machine, c["tensor_parallel_size"])
     c.auto("mem_fraction_static", derive.mem_fraction_static, device)
@@ -254,7 +261,8 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
         c.auto(f"{phase}_attention_backend", derive.phase_backend, c["attention_backend"])
     c.auto("sampling_backend", derive.sampling_backend, device)
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
-    c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"])
+    c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
+           c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal")
     c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
     c.auto("random_seed", derive.random_seed, machine)
     for name in RANK_VARIABLES:

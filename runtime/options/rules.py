@@ -48,6 +48,18 @@ def experts_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str 
     return None
 
 
+def exchanges_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Tokens travel from rank to rank."""
+    if not plan.exchanges_tokens:
+        return None
+    if model.mixture is None:
+        return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to experts, and this model has none; leave it out"
+    if plan.tensor_parallel_size == 1:
+        return (f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
+                "--tensor-parallel-size")
+    return None
+
+
 def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     possible = (*device.dtypes, *device.other_dtypes)
     if plan.dtype not in ("auto", *possible):
@@ -216,6 +228,8 @@ def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
         return f"{' and '.join(said)}: {device.name} captures no graphs; leave out what says how"
     if plan.disable_cuda_graph:
         return f"{' and '.join(said)} and --disable-cuda-graph contradict each other; leave one out"
+    if plan.exchanges_tokens and plan.deepep_mode == "normal":
+        return f"{' and '.join(said)}: no graph can hold the exchange of --deepep-mode normal; take auto or low_latency"
     return None
 
 
@@ -227,6 +241,7 @@ RULES: tuple[Rule, ...] = (
     heads_divide,
     kv_heads_divide,
     experts_divide,
+    exchanges_have_experts,
     dtype_known,
     pages_fit_the_kernels,
     kv_dtype_known,

@@ -21,6 +21,7 @@ from runtime.devices.cpu.attention import _locations as locations
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
 from runtime.messages import StartRank
 
@@ -194,8 +195,9 @@ class TapedRunner(Runner):
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             device, ops = open_cpu(start, rank, dtype), TapedOps(dtype)
-            return replace(device, facts=facts, ops=ops, experts=TapedExperts(ops), graphs=self.tapes,
-                           collectives=TapedRanks(device.collectives, self.tapes))
+            ranks = TapedRanks(device.collectives, self.tapes)
+            return replace(device, facts=facts, ops=ops, experts=TapedExperts(ops), graphs=self.tapes, collectives=ranks,
+                           exchanges=open_exchanges(start.exchange, start.exchange_mode, ranks))
 
         super().__init__(rank, opened, facts)
 

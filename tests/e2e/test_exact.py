@@ -67,6 +67,15 @@ async def test_two_ranks(family: str, ep_size: int, checkpoint: Callable[[str], 
         assert await run_all(engine, PROMPTS) == [reference(family, prompt, COUNT) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize(("family", "mode"), [("qwen3_moe", "auto"), ("deepseek_v2", "normal")])
+async def test_tokens_travel_to_experts(family: str, mode: str, checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    """In chunks and alone, and with what the first round left in the prefix cache."""
+    async with Engine(model_path=str(checkpoint(family)), tensor_parallel_size=2, moe_a2a_backend="deepep", deepep_mode=mode,
+                      page_size=4, chunked_prefill_size=7, **OPTIONS) as engine:
+        for _ in range(2):
+            assert await run_all(engine, PROMPTS) == [reference(family, prompt, COUNT) for prompt in PROMPTS]
+
+
 async def test_seeds_decide_and_nothing_else(checkpoint: Callable[[str], Path]) -> None:
     path = str(checkpoint("llama"))
     sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 42, "max_new_tokens": COUNT, "ignore_eos": True}

@@ -70,7 +70,7 @@ def test_every_option_that_works_reaches_the_plan() -> None:
 
 def test_nothing_is_left_to_choose() -> None:
     left = [name for name, origin in plan().why.items() if origin.value == "auto"]
-    assert left == ["load_format", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser"]
+    assert left == ["load_format", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser", "deepep_mode"]
 
 
 def test_the_embedded_model_is_a_word() -> None:
@@ -106,6 +106,9 @@ class Sparse(Model):
     ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
     ("--tp 8 --ep-size 1", Sparse, "splits each expert over 8 ranks, which does not divide its inner size 36"),
     ("--tp 4 --ep-size 2", Sparse, ""),
+    ("--tp 2 --moe-a2a-backend deepep", Sparse, ""),
+    ("--tp 2 --moe-a2a-backend deepep", Model, "--moe-a2a-backend deepep brings tokens to experts, and this model has none"),
+    ("--moe-a2a-backend deepep", Sparse, "and there is one; leave it out, or raise --tensor-parallel-size"),
 ])
 def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
     given = from_argv(words.split())

@@ -22,7 +22,7 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     (SGLANG + "--model /m --mem-fraction-static 0.7", "--model-path /m --mem-fraction-static 0.7", ""),
     (SGLANG + "--chunked-prefill-size -1 --enable-mixed-chunk", "--chunked-prefill-size -1", "--enable-mixed-chunk is left out: every"),
     (SGLANG + "--cuda-graph-bs 1 2 4 --port 1", "--cuda-graph-bs 1 2 4 --port 1", ""),
-    (SGLANG + "--enable-deepep-moe", "--moe-a2a-backend deepep", "--enable-deepep-moe (--moe-a2a-backend) deepep is not here yet"),
+    (SGLANG + "--enable-deepep-moe", "--moe-a2a-backend deepep", ""),
     (SGLANG + "--does-not-exist 3 --port 1", "--port 1", "--does-not-exist is unknown here"),
     ("HCCL_BUFFSIZE=400 FOO=1 " + SGLANG + "--port 1", "--hccl-buffer-mb 400 --port 1", "FOO is left out"),
     ("FOO=1 " + SGLANG + "--port 1", "--port 1", "FOO is left out: the runtime takes no settings"),

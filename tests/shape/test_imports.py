@@ -20,12 +20,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models.encoder_config", "runtime.models.quantization"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.options", "runtime.pocket"),
-    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.figures", "runtime.outputs", "runtime.sessions"),
+    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.exchange", "runtime.devices.figures",
+     "runtime.outputs", "runtime.sessions"),
     ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
     ("runtime.devices.transfers",),
-    ("runtime.devices.decoding",),
+    ("runtime.devices.decoding", "runtime.devices.dispatch"),
     ("runtime.devices.loaded",),
     ("runtime.devices.rehearsal",),
     ("runtime.devices.runner",),
@@ -43,9 +44,9 @@ SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import e
 SHARED = {"runtime.actors": (), "runtime.devices": (
     "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
-    "runtime.devices.transfers")}
+    "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.transfers")}
 RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
-             "runtime.devices.transfers",
+             "runtime.devices.transfers", "runtime.devices.dispatch",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",

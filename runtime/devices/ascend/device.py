@@ -7,6 +7,7 @@ import torch
 
 from runtime.devices.ascend.facts import FACTS
 from runtime.devices.base import Collectives, Device, Ops
+from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
 from runtime.errors import StartError
 from runtime.messages import StartRank, StepPlan
@@ -59,7 +60,7 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     check_attention(ops, dtype, start.page_size, place)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
     return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
-                  streams=torch.npu)
+                  open_exchanges(start.exchange, start.exchange_mode, ranks), streams=torch.npu)
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:

@@ -10,6 +10,7 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
 from runtime.messages import StartRank
 
@@ -18,7 +19,8 @@ def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = Alone() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype)
-    return Device(FACTS, torch.device("cpu"), ops, CpuExperts(ops), CpuMemory(start.tp_size), ranks, None, start.ep_size)
+    return Device(FACTS, torch.device("cpu"), ops, CpuExperts(ops), CpuMemory(start.tp_size), ranks, None, start.ep_size,
+                  open_exchanges(start.exchange, start.exchange_mode, ranks))
 
 
 def executor(rank: int) -> Runner:

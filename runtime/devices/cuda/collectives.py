@@ -20,7 +20,7 @@ class Alone:
     def reduce_scatter(self, x: Tensor) -> Tensor:
         return x
 
-    def all_to_all(self, x: Tensor) -> Tensor:
+    def all_to_all(self, x: Tensor, sent: list[int] | None = None, came: list[int] | None = None) -> Tensor:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -52,9 +52,9 @@ class Nccl:
         dist.reduce_scatter_tensor(out, x.contiguous())
         return out
 
-    def all_to_all(self, x: Tensor) -> Tensor:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(out, x.contiguous())
+    def all_to_all(self, x: Tensor, sent: list[int] | None = None, came: list[int] | None = None) -> Tensor:
+        out = x.new_empty(len(x) if came is None else sum(came), *x.shape[1:])
+        dist.all_to_all_single(out, x.contiguous(), came, sent)
         return out
 
     def broadcast(self, x: Tensor) -> Tensor:

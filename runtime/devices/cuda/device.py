@@ -4,6 +4,7 @@ import torch
 
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
+from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
 from runtime.errors import StartError
 from runtime.messages import StartRank
@@ -48,7 +49,7 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(rank, start.tp_size, start.rendezvous, place)
     graphs = CudaGraphs(place, collects=start.device_options.get("collects", False)) if start.graph_sizes else None
     return Device(FACTS, place, CudaOps(dtype, card_of(place)), CudaExperts(), CudaMemory(start.tp_size, place), ranks, graphs,
-                  start.ep_size, streams=torch.cuda)
+                  start.ep_size, open_exchanges(start.exchange, start.exchange_mode, ranks), streams=torch.cuda)
 
 
 def executor(rank: int) -> Runner:

@@ -13,6 +13,8 @@ import torch
 from runtime.devices.cpu.collectives import Alone
 from runtime.errors import ModelError
 from runtime.layers.weight import Share, even_share, kv_share
+from runtime.models.config import read_config
+from runtime.options.footprint import float_bytes, weight_count
 from tests.models.make import make_checkpoint
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -28,12 +30,13 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run_ranks(size: int, folders: list[Path], meeting: Path, ep_size: int = 1, device: str = "cpu") -> list[list[dict[str, Any]]]:
+def run_ranks(size: int, folders: list[Path], meeting: Path, ep_size: int = 1, device: str = "cpu",
+              mode: str = "none") -> list[list[dict[str, Any]]]:
     """What each rank printed, one entry per model; two ranks first try each collective."""
-    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{ep_size}-{device}-{i}"))]
+    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{ep_size}-{device}-{mode}-{i}"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "tests.devices.cpu.tp_rank"]
-    own = [str(size), str(ep_size), device, str(meeting / f"methods-{ep_size}-{device}")]
+    own = [str(size), str(ep_size), device, mode, str(meeting / f"methods-{ep_size}-{device}-{mode}")]
     ranks = [subprocess.Popen([*program, str(rank), *own, *pairs], env=environment, text=True,
                               stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) for rank in range(size)]
     outputs = [rank.communicate()[0] for rank in ranks]
@@ -63,11 +66,26 @@ def test_experts_are_spread_and_split(tmp_path: Path) -> None:
             assert others[0]["bytes"] < (0.8 if size == 2 else 0.6) * one["bytes"]
 
 
+@pytest.mark.parametrize(("size", "mode"), [(2, "normal"), (4, "auto")])
+def test_tokens_travel_to_their_experts(size: int, mode: str, tmp_path: Path) -> None:
+    """One of the three sequences goes on alone, so some parts are empty."""
+    folders = [make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MIXTURES[:3])]
+    folders.append(make_checkpoint("qwen3_moe", tmp_path / "dense", mlp_only_layers=[0], attention_bias=True))
+    (alone,), ranks = run_ranks(1, folders, tmp_path), run_ranks(size, folders, tmp_path, size, mode=mode)
+    for one, *others in zip(alone, *ranks, strict=True):
+        assert others[0]["tokens"] == one["tokens"] and others[0]["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
+        assert all(rank["last"] == one["last"] and rank["bytes"] == others[0]["bytes"] for rank in others)
+    for folder, found in zip(folders, ranks[0], strict=True):  # shared experts are whole
+        config = read_config(folder)
+        assert found["bytes"] == 4 * weight_count(config, size, size, 1) + float_bytes(config)
+
+
 def test_two_ranks_with_graphs_equal_one_without(tmp_path: Path) -> None:
     folders = [make_checkpoint(family, tmp_path / family) for family in ("llama", "qwen3_moe")]
-    (alone,), pair = run_ranks(1, folders, tmp_path), run_ranks(2, folders, tmp_path, 2, "taped")
-    for one, *others in zip(alone, *pair, strict=True):
-        assert others[0]["tokens"] == one["tokens"] and others[0]["last"] == others[1]["last"] == one["last"]
+    (alone,) = run_ranks(1, folders, tmp_path)
+    for pair in (run_ranks(2, folders, tmp_path, 2, "taped"), run_ranks(2, folders, tmp_path, 2, "taped", "auto")):
+        for one, *others in zip(alone, *pair, strict=True):
+            assert others[0]["tokens"] == one["tokens"] and others[0]["last"] == others[1]["last"] == one["last"]
 
 
 def test_alone() -> None:

@@ -1,7 +1,7 @@
 """One rank of a tensor-parallel pair, run as a process by test_collectives.py: plans the same steps on every rank.
 
-Arguments: rank, number of ranks, in how many groups whole experts are spread over them, the device, a rendezvous file for the collectives
-alone, then a model folder and a rendezvous file for each model. Prints a JSON line per model:
+Arguments: rank, number of ranks, in how many groups whole experts are spread over them, the device, the mode of exchange (or none), a
+rendezvous file for the collectives alone, then a model folder and a rendezvous file for each model. Prints a JSON line per model:
 tokens as far as this rank knows them, and its own weights' bytes.
 """
 
@@ -26,19 +26,23 @@ def exchange(rank: int, rendezvous: str) -> None:
     assert ranks.all_gather(mine, 1).tolist() == [[0, 10], [1, 11], [2, 12], [3, 13]]
     assert ranks.reduce_scatter(mine.clone()).flatten().tolist() == [[10, 12], [14, 16]][rank]
     assert ranks.all_to_all(mine).flatten().tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][rank]
+    mine = mine[: 3 - rank]  # two rows to themselves, one of rank 0 to rank 1
+    assert ranks.all_to_all(mine, [[2, 1], [0, 2]][rank], [[2, 0], [1, 2]][rank]).flatten().tolist() == [[0, 1], [2, 10, 11]][rank]
+    mine = torch.arange(4.0).view(4, 1) + 10 * rank
     assert ranks.broadcast(mine.clone()).flatten().tolist() == [0, 1, 2, 3]
     ranks.close()
 
 
 def main() -> None:
     rank, size, ep_size = (int(word) for word in sys.argv[1:4])
-    device = sys.argv[4]
+    device, mode = sys.argv[4:6]
+    way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
     base.DEVICES["taped"] = "tests.devices.taped"
     if size == 2:
-        exchange(rank, sys.argv[5])
-    for folder, rendezvous in zip(sys.argv[6::2], sys.argv[7::2], strict=True):
+        exchange(rank, sys.argv[6])
+    for folder, rendezvous in zip(sys.argv[7::2], sys.argv[8::2], strict=True):
         executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
-                                graph_sizes=[] if device == "cpu" else [2, 4])
+                                **way, graph_sizes=[] if device == "cpu" else [2, 4])
         planner = Planner(executor, ready, 4)
         random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
         wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
