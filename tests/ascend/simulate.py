@@ -1,4 +1,4 @@
-"""Runs a command on simulated NPUs: `python -m tests.ascend.simulate [--devices N] [--memory-mb N] COMMAND ...`
+"""Runs a command on simulated NPUs: `python -m tests.ascend.simulate [--devices N] [--memory-mb N] [--shapes] COMMAND ...`
 
 The command and every Python process under it finds tests/ascend/site on its path: what imports torch_npu there gets the simulated CANN
 libraries and the emulated operators. The command itself need not know.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.ascend.cann.build import build
 
+EVERYTHING_MB = 1 << 24
 SITE = Path(__file__).resolve().parent / "site"
 
 
@@ -36,11 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.ascend.simulate", description="Run a command on simulated NPUs.")
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--memory-mb", type=int, default=2048, help="of each device; it is this machine's memory")
+    parser.add_argument("--shapes", action="store_true", help="compute nothing; a model of any size fits, and any number comes out")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     if not given.command:
         parser.error("a command is needed")
-    os.environ.update(environment(given.devices, given.memory_mb))
+    os.environ.update(environment(given.devices, EVERYTHING_MB if given.shapes else given.memory_mb))
+    os.environ["SIM_NPU_SHAPES"] = str(int(given.shapes))
     sys.stdout.flush()
     os.execvp(given.command[0], given.command)
 

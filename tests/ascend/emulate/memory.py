@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.ascend.emulate.table import Limits
+
 ND, NZ = 2, 29
 _private: dict[int, weakref.ref[Any]] = {}  # address of a storage in FRACTAL_NZ -> the storage
 
@@ -70,7 +72,7 @@ def meta(tensor: Tensor) -> Tensor:
 def device_like(tensor: Tensor, place: torch.device) -> Tensor:
     """Memory on the device for what a CPU or meta tensor describes; floats are NaN until they are computed."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
-    if made.numel() and made.dtype.is_floating_point:
+    if made.numel() and made.dtype.is_floating_point and not Limits.no_values:
         host(made).fill_(math.nan)
     return made
 

@@ -1,0 +1,172 @@
+"""Prints the operator calls of one decode step on an NPU: `./dev ascend-calls MODEL [--batch N] [--context N] [--tp-size N] [--ep-size N]`
+
+MODEL is a folder with a config.json (and quant_model_description.json, if it is quantised by modelslim); weights are not looked at, and
+nothing is computed. The rank is the real one over a simulated NPU that knows shapes only (SIM_NPU_SHAPES=1), so a model of any size
+takes seconds and little memory. One layer of each kind runs, and is told with the number of times that the model has it. With several
+ranks it is the first one's share, beside ranks that are not there.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import RuntimeFault
+from runtime.models.config import ModelConfig, read_config
+from runtime.models.quantization import DESCRIPTION
+from tests.devices.drive import Planner, sampling, start
+
+PAGE_SIZE = 128
+
+
+def kind_of(config: ModelConfig, index: int) -> str:
+    """What a layer is, as far as its calls depend on it."""
+    window = config.windows[index]
+    attention = "latent attention" if config.latent else f"a window of {window}" if window else "full attention"
+    return f"{attention}, {'experts' if config.mixture is not None and config.mixture.layers[index] else 'dense'}"
+
+
+def shortened(model: Path, folder: Path) -> tuple[ModelConfig, Counter[str]]:
+    """The same model up to the last layer that is the first of its kind; and how many layers there are of each."""
+    config = read_config(model)
+    kinds = [kind_of(config, index) for index in range(config.num_layers)]
+    said = json.loads((model / "config.json").read_text())
+    said["num_hidden_layers"] = max(kinds.index(kind) for kind in kinds) + 1
+    if said.get("layer_types"):
+        said["layer_types"] = said["layer_types"][: said["num_hidden_layers"]]
+    (folder / "config.json").write_text(json.dumps(said))
+    for path in model.glob(DESCRIPTION):
+        shutil.copy(path, folder)
+    return config, Counter(kinds)
+
+
+class Told:
+    """Collectives of a rank whose others are not there: each is a line of the trace, and results have the right shape."""
+
+    rank = 0
+
+    def __init__(self, size: int, trace: list[str]) -> None:
+        self.size = size
+        self.trace = trace
+
+    def tell(self, name: str, x: Any) -> None:
+        from tests.ascend.recorder import described
+
+        self.trace.append(f"hccl.{name}({described(x)})")
+
+    def all_reduce(self, x: Any) -> Any:
+        self.tell("all_reduce", x)
+        return x
+
+    def broadcast(self, x: Any) -> Any:
+        self.tell("broadcast", x)
+        return x
+
+    def all_gather(self, x: Any, dim: int) -> Any:
+        import torch
+
+        self.tell("all_gather", x)
+        return torch.cat([x] * self.size, dim=dim)
+
+    def reduce_scatter(self, x: Any) -> Any:
+        self.tell("reduce_scatter", x)
+        return x[: len(x) // self.size].clone()
+
+    def all_to_all(self, x: Any) -> Any:
+        self.tell("all_to_all", x)
+        return x.clone()
+
+    def close(self) -> None:
+        return None
+
+
+def calls(model: Path, given: argparse.Namespace) -> str:
+    """The text that is printed."""
+    import torch_npu
+
+    from runtime.devices.ascend import collectives
+    from runtime.models import loader
+    from tests.ascend.emulate.device import fallbacks
+    from tests.ascend.recorder import folded, recorded
+
+    assert torch_npu  # the simulation comes with it
+    trace: list[str] = []
+    collectives.Hccl = lambda rank, size, *_: Told(size, trace)  # type: ignore[assignment,misc]
+    loader._fill_random = lambda targets, seed, progress: None  # numbers are nobody's here
+    with tempfile.TemporaryDirectory() as folder:
+        config, kinds = shortened(model, Path(folder))
+        length = given.context + 2 * PAGE_SIZE
+        executor, ready = start(
+            folder, device="npu", load_format="dummy", dtype=given.dtype, page_size=PAGE_SIZE, max_slots=given.batch, max_len=length,
+            max_total_tokens=given.batch * length, tp_size=given.tp_size, ep_size=given.ep_size, quantization=given.quantization)
+    planner = Planner(executor, ready, PAGE_SIZE)
+    rows = [planner.row(slot, [1] * given.context, sampling()) for slot in range(given.batch)]
+    for row in rows:  # as if all but the last token were computed: what is new of a sequence is sent with the first step
+        row.computed = given.context - 1
+    executor.launch(planner.plan(rows, [])).result()
+    plan = planner.plan(rows, [])
+    fallbacks.clear()
+    mark(executor, config, trace)
+    trace.clear()
+    with recorded() as found:
+        found.lines = trace
+        executor.launch(plan).result()
+    lines = sections(trace, kinds)
+    head = [f"# {config.architecture}, {given.dtype}: a decode step of {given.batch} sequences, {given.context + 1} tokens each",
+            f"# rank 0 of {given.tp_size}" + (f", {given.ep_size} groups of experts" if given.ep_size > 1 else "")]
+    tail = [f"# left to the CPU: {name}, {count} times" for name, count in sorted(fallbacks.items())]
+    return "\n".join([*head, *(line for part in lines for line in ("", part[0], *folded(part[1]))), *tail]) + "\n"
+
+
+def mark(executor: Any, config: ModelConfig, trace: list[str]) -> None:
+    """Layers say where they begin in the trace, and where the last one ends."""
+    layers = executor.loaded.model.layers
+    for index, layer in enumerate(layers):
+        def forward(*given: Any, run: Any = layer.forward, index: int = index) -> Any:
+            trace.append(f"> {kind_of(config, index)}")
+            found = run(*given)
+            trace.append("<")
+            return found
+
+        layer.forward = forward
+
+
+def sections(trace: list[str], kinds: Counter[str]) -> list[tuple[str, list[str]]]:
+    """Titles and calls: of the step before its layers, of the first layer of each kind, and behind them."""
+    parts: list[tuple[str, list[str]]] = [("# before the layers", [])]
+    seen: set[str] = set()
+    for line in trace:
+        if line.startswith("> "):
+            kind = line[2:]
+            parts.append((f"# {kinds[kind]} layers: {kind}" if kind not in seen else "", []))
+            seen.add(kind)
+        elif line == "<":
+            parts.append(("# behind the layers", []))
+        else:
+            parts[-1][1].append(line)
+    last = len(parts) - 1
+    return [(title, lines) for i, (title, lines) in enumerate(parts) if title and (title != "# behind the layers" or i == last)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev ascend-calls", description="The operator calls of a decode step on an Ascend NPU.")
+    parser.add_argument("model", type=Path, help="folder with a config.json")
+    parser.add_argument("--batch", type=int, default=8, help="sequences")
+    parser.add_argument("--context", type=int, default=1000, help="tokens that each has behind it")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument("--ep-size", type=int, default=1)
+    parser.add_argument("--quantization")
+    given = parser.parse_args()
+    try:
+        sys.stdout.write(calls(given.model, given))
+    except RuntimeFault as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The operator calls of a model of any size, from its config.json alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ascend
+
+QWEN3_32B = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "head_dim": 128,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 64, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960, "rope_theta": 1000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}
+WINDOWS = {"sliding_window": 1024, "use_sliding_window": True, "num_hidden_layers": 6,
+           "layer_types": ["full_attention", "sliding_attention"] * 3}
+
+
+def shown(folder: Path, config: dict[str, Any], *options: str) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return subprocess.run([sys.executable, "-m", "tests.ascend.simulate", "--shapes", sys.executable, "-m", "tests.ascend.show_calls",
+                           str(folder), *options], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
+    text = shown(tmp_path, QWEN3_32B, "--batch", "2", "--tp-size", "2")
+    assert "a decode step of 2 sequences, 1001 tokens each\n# rank 0 of 2\n" in text
+    assert text.count("npu.npu_fused_infer_attention_score(") == 1 and "actual_seq_lengths_kv=[1001,1001]" in text
+    layer = text[text.index("# 64 layers: full attention, dense\n") : text.index("\n\n# behind the layers")]
+    assert layer.endswith("aten.mm(bf16[2,12800], bf16[12800,5120]nz~)\nhccl.all_reduce(bf16[2,5120])")
+    assert "left to the CPU" not in text
+
+
+def test_each_kind_of_layer_is_told_once(tmp_path: Path) -> None:
+    text = shown(tmp_path, QWEN3_32B | WINDOWS, "--context", "3000")
+    assert text.index("# 3 layers: full attention, dense") < text.index("# 3 layers: a window of 1024, dense")
+    assert text.count("npu.npu_fused_infer_attention_score(") == 2 and text.count("atten_mask=") == 1
