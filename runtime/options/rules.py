@@ -129,6 +129,13 @@ def windows_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFa
     return None
 
 
+def copies_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.hicache_io_backend not in device.host_copies:
+        return (f"--hicache-io-backend {plan.hicache_io_backend} is not possible on {device.name}; "
+                f"choose one of {', '.join(device.host_copies)}")
+    return None
+
+
 def options_suit_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     """Some options act on some devices only."""
     wrong = [row for name, row in by_name().items() if row.devices and device.name not in row.devices
@@ -236,6 +243,7 @@ def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
 RULES: tuple[Rule, ...] = (
     graphs_have_a_device,
     options_suit_the_device,
+    copies_are_the_devices,
     nodes_are_of_ranks,
     processors_have_logits,
     heads_divide,

@@ -17,8 +17,8 @@ class Tiers(Group, frozen=True, kw_only=True):
         note="write_through: when they are computed; write_through_selective: when a second request uses them; write_back: when they "
              "must leave the device")] = "write_through"
     hicache_io_backend: A[Literal["direct", "kernel", "kernel_ascend"], option(
-        "What copies pages between host and device.", later=("kernel_ascend",),
-        note="direct and kernel are the same copy on CPU")] = "kernel"
+        "What copies pages between host and device.",
+        note="the same copies on a CPU and on an NPU, where kernel_ascend is possible too")] = "kernel"
     hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], option(
         "Order of pages and layers in host memory.", later=("page_first_kv_split", "page_head"),
         note="page_first suits storage: a page is one piece; page_first_direct means the same here")] = "layer_first"

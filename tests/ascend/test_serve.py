@@ -25,6 +25,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunks of 50, few pages: sequences give way": {"chunked_prefill_size": 50, "max_total_tokens": 640},
     "pages of 256, one step in flight": {"page_size": 256, "disable_overlap_schedule": True},
     "two ranks": {"tensor_parallel_size": 2, "base_gpu_id": 1, "gpu_id_step": 2},
+    "no prefix cache, chunks by what decodes": {"disable_radix_cache": True, "enable_dynamic_chunking": True, "prefill_max_requests": 1,
+                                                "max_prefill_tokens": 128, "schedule_policy": "lpm"},
 }
 
 
@@ -35,7 +37,8 @@ async def test_tokens_are_those_of_transformers(setting: str, checkpoint: Callab
     async with Engine(model_path=str(checkpoint("qwen3")), **(OPTIONS | SETTINGS[setting])) as engine:
         assert await run_all(engine, PROMPTS) == expected
         assert await run_all(engine, PROMPTS) == expected, "with what the first round left in the prefix cache"
-        assert (b"runtime_cached_tokens_total 0\n" in engine.metrics()) == ("256" in setting), "no prompt fills a page of 256"
+        is_cold = "256" in setting or "no prefix" in setting  # no prompt fills a page of 256
+        assert (b"runtime_cached_tokens_total 0\n" in engine.metrics()) == is_cold
 
 
 GRAPHS: dict[str, dict[str, Any]] = {
@@ -62,10 +65,12 @@ async def test_graphs_change_no_token(setting: str, checkpoint: Callable[[str], 
 
 
 @pytest.mark.anyio
-async def test_prompts_come_back_from_host_memory(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+@pytest.mark.parametrize("host", [{}, {"hicache_io_backend": "kernel_ascend", "hicache_mem_layout": "page_first_direct",
+                                       "hicache_write_policy": "write_back"}], ids=["layer first", "page first"])
+async def test_prompts_come_back_from_host_memory(host: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate) -> None:
     prompts = [[first, *SHARED, *SHARED] for first in (1, 2, 3)]
     expected = [reference("qwen3", prompt, COUNT) for prompt in prompts]
-    async with Engine(model_path=str(checkpoint("qwen3")), enable_hierarchical_cache=True, hicache_ratio=3.0,
+    async with Engine(model_path=str(checkpoint("qwen3")), enable_hierarchical_cache=True, hicache_ratio=3.0, **host,
                       **(OPTIONS | {"max_total_tokens": 512})) as engine:
         for _ in range(2):
             assert [(await run_all(engine, [prompt]))[0] for prompt in prompts] == expected
