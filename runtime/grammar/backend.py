@@ -67,6 +67,9 @@ class Compiled(Protocol):
 class Backend(Protocol):
     """A library that turns grammars into masks."""
 
+    byte_ids: tuple[int, ...]
+    """A token for each byte that is one: a mask with two of them is of a place where nothing is forced."""
+
     def compile(self, grammar: Grammar) -> Compiled:
         """Raises GrammarError."""
         ...
@@ -104,6 +107,11 @@ def special_tokens(vocabulary: Vocabulary, setup: GrammarSetup) -> dict[str, int
     """Those that may stand in an answer, by their texts."""
     ids = vocabulary.special_ids - set(setup.eos_ids)
     return {vocabulary.token_bytes(i).decode(errors="replace"): i for i in sorted(ids) if i < setup.vocab_size}
+
+
+def find_byte_ids(terms: Terms) -> tuple[int, ...]:
+    """`Backend.byte_ids`."""
+    return tuple({token: id for id, token in enumerate(terms.tokens) if len(token) == 1}.values())
 
 
 def first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from runtime.constraint import Grammar
-from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms
+from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids
 from runtime.grammar.choices import choices_as_regex
 from runtime.grammar.schema import prepare
 
@@ -34,6 +34,7 @@ class LLGuidance:
     """The Backend."""
 
     def __init__(self, terms: Terms) -> None:
+        self.byte_ids = find_byte_ids(terms)
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Words(terms)), len(terms.tokens), list(terms.eos_ids))
         self._json: dict[str, Any] = {"whitespace_flexible": not terms.is_compact}
         if not terms.is_compact:

@@ -7,7 +7,7 @@ import outlines_core
 from outlines_core import json_schema
 
 from runtime.constraint import Grammar
-from runtime.grammar.backend import GrammarError, Terms, fill_each, first_line
+from runtime.grammar.backend import GrammarError, Terms, fill_each, find_byte_ids, first_line
 from runtime.grammar.choices import choices_as_regex
 from runtime.grammar.schema import prepare
 
@@ -26,6 +26,7 @@ class Outlines:
         for i, token in enumerate(terms.tokens):
             if token:
                 places.setdefault(token, []).append(i)
+        self.byte_ids = find_byte_ids(terms)
         self._eos_id = terms.eos_ids[0]
         self._vocabulary = outlines_core.Vocabulary(self._eos_id, places)
         self._whitespace = "" if terms.is_compact else terms.whitespace_pattern

@@ -1,12 +1,13 @@
 """xgrammar: an automaton with a stack, whose masks are computed ahead for most of the vocabulary. Imports torch and transformers."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import xgrammar
 
 from runtime.constraint import Grammar
-from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, first_line
+from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids, first_line
 from runtime.grammar.choices import choices_as_ebnf
 from runtime.grammar.schema import prepare
 from runtime.grammar.tags import by_tokens
@@ -15,6 +16,7 @@ from runtime.grammar.tags import by_tokens
 UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",
                     "dependentSchemas", "$dynamicRef", "$recursiveRef"})
 _TOP = "above_root"
+KEPT, SHORT = 1024, 256  # forced texts whose tokens are kept, letters of each
 NO_TEXT = b"\xff"  # no text in UTF-8 has this byte
 
 
@@ -25,12 +27,13 @@ class XGrammar:
         tokens = list(terms.tokens)
         for text, id in terms.special.items():
             tokens[id] = NO_TEXT + text.encode()  # an empty one could not be asked for by its id either
+        self.byte_ids = find_byte_ids(terms)
         self._special = terms.special
         self._info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=len(terms.tokens),
                                             stop_token_ids=list(terms.eos_ids))
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)  # we keep what is compiled
         self._is_compact = terms.is_compact
-        self._terms = terms
+        self._writer = Writer(terms)
         self._batch = xgrammar.BatchGrammarMatcher(1)  # in this thread: more of them take longer than the masks
 
     def fill(self, matchers: "list[XMatcher]", bits: np.ndarray) -> list[int]:
@@ -40,7 +43,7 @@ class XGrammar:
 
     def compile(self, grammar: Grammar) -> "XCompiled":
         try:
-            return XCompiled(self._compile(grammar), self._terms)
+            return XCompiled(self._compile(grammar), self._writer)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(first_line(error)) from error
 
@@ -77,23 +80,40 @@ def _bounds_as_pattern(node: dict[str, Any], place: str) -> None:
     node["pattern"] = rf'^[^\x00-\x1f"\\]{{{bounds}}}$'
 
 
+class Writer:
+    """Writes forced texts in tokens; the shorter ones once."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._short = lru_cache(KEPT)(self._write)
+
+    def write(self, text: str) -> list[int]:
+        """All but the last token, which may be written together with what follows."""
+        return (self._short if len(text) <= SHORT else self._write)(text)
+
+    def _write(self, text: str) -> list[int]:
+        tokens = self._terms.encode(text)
+        is_text = b"".join(map(self._terms.tokens.__getitem__, tokens)) == text.encode()  # some tokenizers put a blank before
+        return tokens[:-1] if is_text else []
+
+
 class XCompiled:
     """A grammar of xgrammar."""
 
-    def __init__(self, compiled: Any, terms: Terms) -> None:
+    def __init__(self, compiled: Any, writer: Writer) -> None:
         self._compiled = compiled
-        self._terms = terms
+        self._writer = writer
 
     def matcher(self) -> "XMatcher":
-        return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._terms)
+        return XMatcher(xgrammar.GrammarMatcher(self._compiled), self._writer)
 
 
 class XMatcher:
     """The Matcher."""
 
-    def __init__(self, matcher: Any, terms: Terms) -> None:
+    def __init__(self, matcher: Any, writer: Writer) -> None:
         self.inner = matcher
-        self._terms = terms
+        self._writer = writer
 
     def accept(self, token: int) -> bool:
         accepted: bool = self.inner.accept_token(token)
@@ -105,16 +125,11 @@ class XMatcher:
         return True
 
     def forced(self) -> list[int]:
-        """All but the last token, which may be written together with what follows."""
         try:
             text = self.inner.find_jump_forward_string()
         except UnicodeDecodeError:  # it begins or ends within a character
             return []
-        if len(text) < 2:
-            return []
-        tokens = self._terms.encode(text)
-        is_text = b"".join(map(self._terms.tokens.__getitem__, tokens)) == text.encode()  # some tokenizers put a blank before
-        return tokens[:-1] if is_text else []
+        return self._writer.write(text) if len(text) > 1 else []
 
 
 def open_terms(terms: Terms) -> XGrammar:

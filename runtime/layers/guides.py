@@ -41,30 +41,31 @@ class Guided:
     def begin(self, prompt_len: int, tokens: list[int]) -> None:
         """A prompt, and what was generated before the sequence came here."""
         self.length = prompt_len
-        self._look()
+        self.look()
         for length, token in enumerate(tokens, prompt_len + 1):
             self.advance(token, length)
+            self.look()
 
     def advance(self, token: int, length: int) -> None:
         """The sequence has come to `length` tokens with `token`."""
         if length > self.length:
             self.length, self.run = length, []
             self._tell(token)
-            self._look()
 
-    def _look(self) -> None:
-        """Takes the run that is forced from here, if there is one. What ends the text is never part of it."""
-        if not self.is_masked or self.is_lost:
-            return
+    def look(self) -> int:
+        """Takes the run that is forced from here, if there is one, and says how long it is. What ends the text is never part of it."""
+        if not self.is_masked or self.is_lost or self.run:
+            return 0
         assert self.matcher is not None
         for token in self.matcher.forced():
             if token in self.guide.stop_ids:
                 break
             if not self.matcher.accept(token):
                 self.is_lost = True
-                return
+                return 0
             self.run.append(token)
         self.length += len(self.run)
+        return len(self.run)
 
     def _tell(self, token: int) -> None:
         if self.is_ended or self.is_lost:
@@ -99,6 +100,7 @@ class Guides:
         self._jumps = setup is not None and setup.jumps
         self._setup = setup
         self._width = -(-vocab_size // 32)
+        self._lone: tuple[np.ndarray, np.ndarray] | None = None  # where masks say which bytes may come next
         self._aside = ThreadPoolExecutor(1)  # all use of the backend but the matchers
         self._backend: Future[Backend] | None = None
         self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
@@ -135,47 +137,63 @@ class Guides:
     def masks(self, slots: list[int], lengths: list[int]) -> tuple[list[int], np.ndarray]:
         """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and int32 [places, ceil(V / 32)] with
         a bit for each token that they may take. Sets `runs`."""
-        places, forced, self.runs = [], dict[int, int](), {}
+        places, rows, lefts = [], list[Guided](), list[int]()  # lefts: tokens of a run that are to come
         for place, slot in enumerate(slots):
-            if (guided := self.slots.get(slot)) is None:
-                continue
-            length = lengths[place]
-            guided.settle(length)
-            if not guided.is_masked:
-                continue
-            if (left := guided.length - length) > 0:
-                forced[len(places)] = guided.run[-left]
-                if self._jumps and left == len(guided.run) >= SHORTEST:
-                    self.runs[place] = guided.run
-            places.append(place)
-        return places, self._fill([self.slots[slots[place]] for place in places], forced)
-
-    def _fill(self, rows: list[Guided], forced: dict[int, int]) -> np.ndarray:
-        """Bits of the tokens that may come next. Where the text may end, all that can end it may come; a lost slot ends."""
+            if (guided := self.slots.get(slot)) is not None:
+                guided.settle(lengths[place])
+                if guided.is_masked:
+                    places.append(place)
+                    rows.append(guided)
+                    lefts.append(guided.length - lengths[place])
         bits = np.empty((len(rows), self._width), np.int32)
-        if forced or any(guided.is_lost for guided in rows):
-            open_rows = [row for row, guided in enumerate(rows) if not (guided.is_lost or row in forced)]
-            bits[open_rows] = self._fill([rows[row] for row in open_rows], {})
-            bits[list(forced)] = 0
-            for row, token in forced.items():
-                allow(bits, [row], (token,))
-        elif rows:
-            assert self._backend is not None
-            for row in self._backend.result().fill([guided.matcher for guided in rows], bits):
-                rows[row].is_lost = True
+        if rows:
+            self._fill(rows, lefts, bits)
+            self._force(rows, lefts, bits)
+            self._end(rows, lefts, bits)
+        self.runs = {places[row]: rows[row].run for row, left in enumerate(lefts)
+                     if left >= SHORTEST and left == len(rows[row].run)} if self._jumps else {}
+        return places, bits
+
+    def _fill(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+        """Bits of the tokens that may come next, but within runs. Takes the runs that begin here."""
+        open_rows = [row for row, guided in enumerate(rows) if not (guided.is_lost or lefts[row] > 0)]
+        if not open_rows:
+            return
+        assert self._backend is not None
+        backend = self._backend.result()
+        is_all = len(open_rows) == len(rows)
+        filled = bits if is_all else np.empty((len(open_rows), self._width), np.int32)
+        for place in backend.fill([rows[row].matcher for row in open_rows], filled):
+            rows[open_rows[place]].is_lost = True
+        if not is_all:
+            bits[open_rows] = filled
+        if self._lone is None:
+            self._lone = words_of(backend.byte_ids)
+        words, ones = self._lone
+        for place in np.flatnonzero(np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2).tolist():
+            lefts[open_rows[place]] = rows[open_rows[place]].look()
+
+    def _force(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+        """Within a run its token alone may come."""
+        if forced := [row for row, left in enumerate(lefts) if left > 0]:
+            words, ones = split(tuple(rows[row].run[-lefts[row]] for row in forced))
+            bits[forced] = 0
+            bits[forced, words] = ones
+
+    def _end(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+        """Where the text may end, all that can end it may come; a lost slot ends."""
         kinds: dict[tuple[int, ...], list[int]] = {}  # rows by what can end them
         for row, guided in enumerate(rows):
             if guided.is_lost:
                 bits[row] = 0
                 allow(bits, [row], guided.guide.stop_ids)
-            elif len(guided.guide.stop_ids) > 1 and row not in forced:
+            elif len(guided.guide.stop_ids) > 1 and lefts[row] <= 0:
                 kinds.setdefault(guided.guide.stop_ids, []).append(row)
         for stop_ids, alike in kinds.items():
             words, ones = split(stop_ids)
             ending = (bits[np.ix_(alike, words)] & ones).any(axis=1)
             if ending.any():
                 allow(bits, np.array(alike)[ending], stop_ids)
-        return bits
 
     def unguided(self, slots: list[int]) -> list[int]:
         """Places in `slots` whose grammar could not be followed to here."""
@@ -192,8 +210,17 @@ def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:
 
 def split(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The words of a mask that hold these tokens, and their bits in them."""
-    tokens = np.array(ids)
+    tokens = np.array(ids, np.int64)
     return tokens >> 5, (1 << (tokens & 31)).astype(np.uint32).view(np.int32)
+
+
+def words_of(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The words of a mask that hold these tokens, each once, and the bits of all of them in it."""
+    words, ones = split(ids)
+    joined = np.zeros(int(words.max(initial=-1)) + 1, np.int32)
+    np.bitwise_or.at(joined, words, ones)
+    found = np.flatnonzero(joined)
+    return found, joined[found]
 
 
 def allow(bits: np.ndarray, rows: Sequence[int] | np.ndarray, ids: tuple[int, ...]) -> None:

@@ -32,6 +32,8 @@ class Counting:
             raise GrammarError("bad")
         return Counting(int(grammar.text))
 
+    byte_ids = ()
+
     def fill(self, bits: Any, given: np.ndarray | None = None) -> Any:
         return self._fill(bits) if given is None else fill_each(bits, given)
 
@@ -123,6 +125,11 @@ def test_a_forced_run_is_told_once_and_holds_until_it_is_there(guides: Guides, m
     assert allowed_at(guides, 1, 1) == {5} and guides.runs == {}, "short runs are not worth telling"
     assert allowed_at(guides, 2, 3) == {7} and guides.runs == {}
     assert allowed_at(guides, 3, 2) == {6} and len(guides.slots[3].run) == 2, "what may end the text is not forced"
+    monkeypatch.setattr(Counting, "byte_ids", (33, 34))
+    asked = Guides(SETUP, VOCAB)
+    asked.admit(admit(0, "7", after=(5,), history=(4,)))
+    asked.took([0], [5])
+    assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, "where two bytes may come, nobody asks what is forced"
     off = Guides(GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False), VOCAB)
     off.admit(admit(0, "7"))
     assert allowed_at(off, 0, 1) == {5} and off.runs == {}
