@@ -49,7 +49,11 @@ class Api(Group, frozen=True, kw_only=True):
         "How thinking is told from the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
     tool_call_parser: A[str, option(
         "How tool calls are read out of the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
-    tool_server: A[str | None, planned("Servers of built-in tools.")] = None
+    tool_server: A[str | None, planned(
+        "MCP servers whose tools the server itself calls within an answer of /v1/responses, or demo.",
+        note="clients run tools here: the calls of a model are function_call items of /v1/responses, and their results come back as "
+             "function_call_output. The reference reaches these servers over plain HTTP without a key and runs what a model asks for with "
+             "the server's own rights; its demo sends queries to a search service and code to Docker")] = None
     sampling_defaults: A[Literal["openai", "model"], option(
         "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"
     preferred_sampling_params: A[Json | None, option("Sampling values for requests that leave them open, as JSON.")] = None

@@ -292,6 +292,8 @@ def choose(reader: Reader, items: tuple[Item, ...]) -> Read[Item | None]:
         for item in fits:
             if any(rest.startswith(begin) for begin in item.begins):
                 return item
+            if not reader.is_final:
+                break  # it may be this one, which comes before the others
         if reader.is_final or (rest and not fits):
             return None
         yield

@@ -28,7 +28,8 @@ LATER = {  # names that the references have, and why they are not here
 _ALSO = {"openai": "gpt-oss", "openai_gptoss": "gpt-oss", "llama3_json": "llama3", "llama4_json": "llama3", "llama4_pythonic": "pythonic",
          "qwen3_xml": "qwen3_coder", "functiongemma": "gemma", "phi4_mini_json": "phi4", "granite4": "granite", "internlm": "interns1",
          "intern_s1": "interns1", "hunyuan_a13b": "hunyuan", "hy_v3": "hunyuan", "muse_glimmer": "muse", "nemotron_v3": "nemotron_3",
-         "cohere_command": "cohere_command4", "minimax_m2_append_think": "minimax-append-think", "minimax_m2": "minimax-m2"}
+         "apertus": "apertus2509", "glm47": "glm45", "holo2": "deepseek-v3", "olmo3": "deepseek-v3",
+         "minimax_m2_append_think": "minimax-append-think"}
 
 # marks in a template -> the format that has them; the first row of which all are there counts
 _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
@@ -57,7 +58,9 @@ _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
     ("glm45", ("<arg_key>",)),
     ("minicpm5", ("<function name=", "<param name=")),
     ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("ernie45", ("<tool_call>", "<response>")),
     ("hermes", ("<tool_call>",)),
+    ("longcat", ("<longcat_tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("gemma", ("<start_function_call>",)),
     ("gemma4", ("<|tool_call>",)),
@@ -69,6 +72,7 @@ _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
     ("granite", ("<|tool_call|>",)),
     ("hunyuan", ("<tool_calls>",)),
     ("pythonic", ("<|python_start|>",)),
+    ("olmo3", ("<function_calls>",)),
     ("pythonic", ("func_name1(params_name1=",)),
     ("llama3", ("<|python_tag|>",)),
     ("llama3", ('"parameters": dictionary of argument name',)),
@@ -91,6 +95,7 @@ _THINKING: tuple[tuple[str, Sequence[str]], ...] = (
     ("cohere_command4", ("<|START_THINKING|>",)),
     ("kimi_k2", ("<think>", "<|tool_calls_section_begin|>")),
     ("glm45", ("<think>", "<arg_key>")),
+    ("ernie45", ("<think>", "<response>")),
     ("qwen3", ("<think>", "<tool_call>")),
     ("deepseek-v3", ("<think>",)),
 )

@@ -76,6 +76,7 @@ _HY = (_hunyuan(""), _hunyuan(":opensource"))  # released tokenizers have the lo
 _K3_MARKS = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>")
 _INKLING = "<|content_invoke_tool_json|>"
 _INKLING_MARKS = ("<|message_model|><|content_text|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>")
+_ERNIE_MARKS = ("<response>\n", "<response>", "\n</response>", "</response>")
 _M3 = "]<]minimax[>["
 
 
@@ -134,7 +135,7 @@ FORMATS: dict[str, Format] = {
     "hunyuan": Format(models="Hunyuan-A13B, Hy3", items=(Json(), *[item for _, item in _HY]),
                       sections=tuple([section for section, _ in _HY])),
     "jamba": Format(models="Jamba 1.5 and 1.6", items=(Json(),), sections=(Section("<tool_calls>", "</tool_calls>"),)),
-    "lfm2": Format(models="LFM2", items=(Pythonic(), Json(begins=("{",))),
+    "lfm2": Format(models="LFM2", items=(Json(begins=("{", "[{")), Pythonic()),
                    sections=(Section("<|tool_call_start|>", "<|tool_call_end|>"),)),
     "cohere_command4": Format(models="Command A, Command R7B", items=(Json(names=("tool_name",)),),
                               sections=(Section("<|START_ACTION|>", "<|END_ACTION|>"),)),
@@ -157,6 +158,9 @@ FORMATS: dict[str, Format] = {
     "spark25": _glm("Spark 2.5"),
     "iquest_q1": Format(models="IQuest-Q1", loose=("<iquest_tool_call>",), items=(_pairs("<iquest_tool_call>", "</iquest_tool_call>"),)),
     "nanbeige": _QWEN_CODER,
+    "longcat": Format(models="LongCat-Flash", items=(Json(),), sections=(Section("<longcat_tool_call>", "</longcat_tool_call>"),)),
+    "olmo3": Format(models="Olmo 3", items=(Pythonic(begins=("[", "")),), sections=(Section("<function_calls>", "</function_calls>"),)),
+    "ernie45": Format(models="ERNIE 4.5", items=(Json(),), sections=(Section("<tool_call>", "</tool_call>"),), drops=_ERNIE_MARKS),
     "minicpm5": Format(models="MiniCPM5", loose=('<function name="',), items=(
         Tagged(begin='<function name="', name_end='">', key='<param name="', key_end='">', value_end="</param>", ends=("</function>",),
                is_trimmed=True, takes_cdata=True),)),
@@ -195,6 +199,7 @@ THINKING: dict[str, Thinking] = {
                             goes_on=True),
     "deepseek-v41": _PLAIN,
     "dots": _QWEN,
+    "ernie45": Thinking(models="ERNIE 4.5", also_ends=("<tool_call>", "<response>"), drops=_ERNIE_MARKS),
     "gigachat35": _FORCED,
     "granite_thinking_parser": Thinking(models="Granite 4.2", also_ends=("<tool_call>",)),
     "hunyuan": Thinking(models="Hunyuan-A13B, Hy3", also=(("<think:opensource>", "</think:opensource>"),),

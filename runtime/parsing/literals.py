@@ -3,6 +3,7 @@
 import ast
 import re
 import warnings
+from keyword import kwlist
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +15,8 @@ from runtime.parsing.typed import as_json
 _POINTS = re.compile(r"""["'()\[\]{}]""").search
 _QUOTES = {quote: re.compile(rf"[\\{quote}]").search for quote in "'\""}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
+_MARK = "_0reserved0_"  # taken away again wherever it stands: what looks like a parameter may be within a string
+_RESERVED = re.compile(r"((?:^|,)\s*(?:" + "|".join(kwlist) + r"))(\s*=)")
 MAX_DEPTH = 64  # of values in values
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -74,7 +77,8 @@ def balanced(reader: Reader) -> Read[str]:
 
 def keywords(text: str) -> dict[str, Any]:
     """The arguments of a call, which must be literals with names."""
-    text = text.replace("\r", "\\r").replace("\n", "\\n") if "\n" in text and not _parses(text) else text
+    if not _parses(text):  # strings on several lines, or parameters whose names are words of Python
+        text = _RESERVED.sub(rf"\1{_MARK}\2", text.replace("\r", "\\r").replace("\n", "\\n"))
     call = _parsed(text)
     if call.args:
         raise Malformed
@@ -104,15 +108,17 @@ def _parsed(text: str) -> ast.Call:
 def _key(keyword: ast.keyword) -> str:
     if keyword.arg is None:
         raise Malformed
-    return keyword.arg
+    return keyword.arg.replace(_MARK, "")
 
 
 def _literal(node: ast.expr) -> Any:
     match node:
-        case ast.Constant(value=str() | int() | float() | None as value):
-            return value
+        case ast.Constant(value=str() as text):
+            return text.replace(_MARK, "")
+        case ast.Constant(value=int() | float() | None as value):
+            return _finite(value)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
+            return _finite(-number)
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
@@ -122,9 +128,15 @@ def _literal(node: ast.expr) -> Any:
     raise Malformed
 
 
+def _finite(value: float | None) -> float | None:
+    if isinstance(value, float) and value - value != 0:
+        raise Malformed  # JSON has no such number
+    return value
+
+
 def _text(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
+        return node.value.replace(_MARK, "")
     raise Malformed
 
 

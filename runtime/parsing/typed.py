@@ -12,6 +12,8 @@ Tools = Mapping[str, Schema]  # the schema of the parameters, by name of the fun
 _NAMES = {"True": True, "False": False, "None": None}  # models write Python where JSON is meant
 _TYPES: dict[type, tuple[str, ...]] = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), dict: ("object",),
                                        list: ("array",), type(None): ("null",), str: ("string",)}
+_WORDS = {"str": "string", "text": "string", "enum": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
+          "list": "array", "dict": "object"}  # what some write for the types of JSON Schema
 _JOINED = ("anyOf", "oneOf", "allOf")
 MAX_DEPTH = 8  # of anyOf in anyOf, and of $ref to $ref
 MAX_PYTHON = 2**14  # characters of a value that is read as Python's
@@ -73,6 +75,7 @@ def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
     found = {kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)} if isinstance(kind, list) else set()
     if not found and isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
         found = {name for value in values for name in _TYPES.get(type(value), ())}
+    found = {_WORDS.get(name, name) for name in found}
     for word in _JOINED:
         for choice in _list(schema.get(word)):
             found |= _kinds(choice, root, depth - 1)
@@ -148,4 +151,10 @@ def is_json(text: str) -> bool:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half of a character, which only an escape can say
+            return json.dumps(value)
+    return text

@@ -156,6 +156,9 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "k2_horizon": wrapped("<ifm|tool_calls>\n", "\n</ifm|tool_calls>", typed),
     "kimi_k3": wrapped("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", told, ""),
     "iquest_q1": each("<iquest_tool_call>", "</iquest_tool_call>", _pairs),
+    "longcat": each("<longcat_tool_call>", "</longcat_tool_call>", one),
+    "olmo3": lambda calls: "<function_calls>" + "\n".join([python([call])[1:-1] for call in calls]) + "</function_calls>",
+    "ernie45": _hermes,
     "minicpm5": lambda calls: "\n".join([tags('<function name="', '">', '<param name="', '">', "</param>", "</function>")(call)
                                          for call in calls]),
     "muse": lambda calls: "<|start|>assistant".join([

@@ -69,6 +69,9 @@ GOLDEN = {
                        + "<|END_ACTION|>bye",
     "nanbeige": CODER, "ling3": GLM, "poolside_v1": GLM, "spark25": GLM.replace("</arg_key>\n", "</arg_key>"),
     "iquest_q1": GLM.replace("tool_call>", "iquest_tool_call>"),
+    "longcat": HERMES.replace("tool_call>", "longcat_tool_call>"),
+    "olmo3": "hi<function_calls>f(a=5, s='x\"]y')\ng()</function_calls>bye",
+    "ernie45": HERMES.replace("hi", "<response>\nhi\n</response>"),
     "deepseekv41": invokes(DSML + " ", f"<{DSML} calls>", True), "gigachat35": invokes("｜GCML｜", "<｜GCML｜tool_calls>", True),
     "gigachat3": 'hi<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": 5, "s": "x\\"]y"}}<|message_sep|>'
                  '<|function_call|>{"name": "g", "arguments": {}}<|message_sep|>bye',

@@ -71,9 +71,16 @@ CASES: dict[str, tuple[str, str, Calls, str]] = {  # a format, a text, its calls
                                   "more"),
     "a name, then arguments": ("mistral", 'Hi[TOOL_CALLS]w{"days": 3}[TOOL_CALLS]none{}', [("w", {"days": 3}), ("none", {})], "Hi"),
     "ids of calls": ("mistral", '[TOOL_CALLS]w[CALL_ID]123456789[ARGS]{"tags": [1, null]}', [("w", {"tags": [1, None]})], ""),
+    "a list for Python": ("lfm2", '<|tool_call_start|>[{"name": "w", "arguments": {"days": 3}}, {"name": "none"}]<|tool_call_end|>',
+                          [("w", {"days": 3}), ("none", {})], ""),
     "a call behind text": ("pythonic", "See [1] and: [w(city='[x]', tags=[1, {'a': None}], days=-3), none()]",
                            [("w", {"city": "[x]", "tags": [1, {"a": None}], "days": -3}), ("none", {})], "See [1] and:"),
     "no such function behind text": ("pythonic", "Hi [f(x)(1)]", [], "Hi [f(x)(1)]"),
+    "words of Python as names": ("pythonic", "[w(from='a, in=b\nc', class=1), none()]",
+                                 [("w", {"from": "a, in=b\nc", "class": 1}), ("none", {})], ""),
+    "numbers that JSON has not": ("olmo3", "<function_calls>none()\nw(days=1e999)</function_calls>", [("none", {})],
+                                  "w(days=1e999)</function_calls>"),
+    "half of a character": ("pythonic", r"[w(city='\ud83d')]", [("w", {"city": "\ud83d"})], ""),
     "Python's escapes": ("pythonic", r"[w(city='it\'s \u00e9', note='''a''')]", [("w", {"city": "it's é", "note": "a"})], ""),
     "JSON's escapes": ("hermes", r'<tool_call>{"name": "w", "arguments": {"city": "\u00e9\ud83d\ude00\\"}}</tool_call>',
                        [("w", {"city": "é😀\\"})], ""),
@@ -138,6 +145,7 @@ CASES: dict[str, tuple[str, str, Calls, str]] = {  # a format, a text, its calls
 def told(name: str, pieces: list[str]) -> tuple[Calls, str]:
     events = parse(lambda: ChannelParser(FRAMINGS[name], TOOLS) if name in FRAMINGS else Parser(FORMATS[name], None, TOOLS), pieces)
     names = [event.name for event in events if isinstance(event, CallBegin)]
+    assert all([event.text.encode() for event in events if isinstance(event, Arguments)])
     arguments = [json.loads(event.text) for event in events if isinstance(event, Arguments)]
     return list(zip(names, arguments, strict=True)), " ".join([event.text for event in events if isinstance(event, Content)]).strip()
 
@@ -195,6 +203,7 @@ def test_thoughts_go_on_behind_a_call() -> None:
     ({"type": "array"}, "['it\\'s', (1, 2)]", ["it's", [1, 2]]), ({"type": "array"}, "[__import__('os')]", "[__import__('os')]"),
     ({"type": "object"}, "{1: {2}}", "{1: {2}}"), ({"$ref": "#/$defs/x"}, "5", 5), ({"type": "array"}, "[" * 5000, "[" * 5000),
     ({"type": "number"}, "NaN", "NaN"), ({"type": "number"}, "-1e400", "-1e400"), ({"type": "boolean"}, "0", False),
+    ({"type": "str"}, "5", "5"), ({"type": "float"}, "3.5", 3.5),
 ])
 def test_values_by_schema(schema: dict[str, Any], text: str, value: Any) -> None:
     found = value_of(text, kinds_of(schema, {"$defs": {"x": {"$ref": "#/$defs/x"}}}))
