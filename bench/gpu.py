@@ -1,12 +1,19 @@
-"""Kernels of --device cuda as fractions of what the card reaches in the same run: its copy bandwidth, its bf16 matrix products.
+"""--device cuda as fractions of what the card reaches in the same run: its copy bandwidth, its bf16 matrix products. Kernels alone, then a
+rank of Llama-3.1-8B's shape alone, then the server over HTTP.
 
-    python -m bench.gpu          # on a card; about two minutes
+    python -m bench.gpu          # on a card; less than seven minutes, to bench/results/gpu.json and gpu.svg
+    python -m bench.gpu --only shapes
     python -m bench.gpu --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
 """
 
 import argparse
 import json
+import sys
+import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +21,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.record import record
+from bench import gpu_serve
+from bench.gpu_model import Model, folder_of, pages_for
+from bench.picture import draw
+from bench.record import RESULTS, record
 from runtime.devices.cuda.interpret import use_interpreter
 from runtime.messages import StepPlan
 
@@ -23,6 +33,10 @@ HEADS, KV_HEADS, DIM, HIDDEN, VOCAB = 32, 8, 128, 4096, 151_936
 DECODES = [(1, 32_768), (16, 8192), (64, 2048), (256, 1024)]  # rows and their lengths
 PROMPTS = [(1, 8192), (8, 1024)]
 PAGE = 64
+STEPS = [(1, 2048), (64, 2048), (256, 1024)]  # decodes of a whole model
+PROMPT = 8192
+WANTED = {"attention of_bandwidth": 0.85, "attention of_peak": 0.6, "decode 1 x 2048": 0.85, "decode 64 x 2048": 0.75,
+          "decode 256 x 1024": 0.65, "prefill 8192": 0.65}
 
 
 class Bench:
@@ -126,27 +140,94 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
+    """A rank alone: decodes as parts of the time in which weights, keys and values can be read, prompts of what products can take."""
+    steps = 3 if bench.is_dry else 40
+    found: dict[str, Any] = {}
+    with folder_of("llama-3.1-8b", is_dry=bench.is_dry) as folder:
+        tokens = max(pages_for(rows, length, steps) for rows, length in STEPS)
+        model = Model.open(folder, slots=3 if bench.is_dry else 256, longest=1024 if bench.is_dry else 9000, is_dry=bench.is_dry,
+                           tokens=1024 if bench.is_dry else tokens, step_tokens=128 if bench.is_dry else PROMPT + 256)
+        found["start_s"] = round(model.start_s, 1)
+        for rows, length in [(2, 70)] if bench.is_dry else STEPS:
+            model.capture(rows)
+            model.begin(rows, length, steps)
+            seconds = model.decode(rows, length, steps)
+            least = (model.read_bytes + rows * length * model.kv_bytes) / bench.bandwidth
+            found[f"decode {rows} x {length}"] = {"step_us": round(seconds * 1e6), "tokens_per_s": round(rows / seconds),
+                                                  "of_bandwidth": round(least / seconds, 3)}
+        prompt = 90 if bench.is_dry else PROMPT
+        seconds = model.prefill(prompt, 2 if bench.is_dry else 7)
+        part = model.prefill_flops(prompt) / seconds / bench.peak
+        found[f"prefill {prompt}"] = {"ms": round(seconds * 1e3, 2), "of_peak": round(part, 3)}
+        model.close()
+    with folder_of("qwen3-0.6b", is_dry=bench.is_dry) as folder:
+        rows = 2 if bench.is_dry else 256
+        model = Model.open(folder, slots=rows, longest=1024, tokens=pages_for(rows, 512, steps), step_tokens=rows + 64, is_dry=bench.is_dry)
+        model.capture(rows)
+        model.begin(rows, 70 if bench.is_dry else 512, steps)
+        found[f"qwen3-0.6b decode {rows}"] = {"tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))}
+        model.close()
+    return found
+
+
+def served(bench: Bench, ops: Any) -> dict[str, Any]:
+    return gpu_serve.measure(is_dry=bench.is_dry)
+
+
+SECTIONS: dict[str, Callable[[Bench, Any], dict[str, Any]]] = {
+    "attention": attention, "rows": rows_of_activations, "sampling": sampling, "shapes": shapes, "http": served}
+
+
+def bars(results: dict[str, Any]) -> list[tuple[str, float, float | None]]:
+    """What there is of figures that have a limit."""
+    found = []
+    for name, one in results["attention"].items():
+        if "ours" in one:
+            part = "of_bandwidth" if "of_bandwidth" in one["ours"] else "of_peak"
+            found.append((f"attention, {name}", one["ours"][part], WANTED[f"attention {part}"]))
+            found.append((f"torch's, {name}", one["torch"][part], None))
+    for name, one in results["shapes"].items():
+        if isinstance(one, dict) and ("of_bandwidth" in one or "of_peak" in one):
+            found.append((f"8B {name}", one.get("of_bandwidth", one.get("of_peak")), WANTED.get(name)))
+    for streams, one in results["http"].get("streams", {}).items():
+        found.append((f"HTTP of the rank alone, {streams} streams", one["of_engine"], 0.95))
+    return found
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry", action="store_true")
-    is_dry = parser.parse_args().dry
-    if is_dry:
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    args = parser.parse_args()
+    if args.dry:
         use_interpreter()
     elif not torch.cuda.is_available():
         raise SystemExit("there is no card here; --dry goes without")
     from runtime.devices.cuda.kernels.launch import card_of
     from runtime.devices.cuda.ops import CudaOps
 
-    bench = Bench(is_dry)
+    bench = Bench(args.dry)
     ops = CudaOps(torch.bfloat16, card_of(bench.place))
     results: dict[str, Any] = {
-        "card": "none" if is_dry else torch.cuda.get_device_name(), "torch": torch.__version__,
-        "bandwidth_gb_s": round(bench.bandwidth / 1e9), "peak_tflop_s": round(bench.peak / 1e12, 1), "attention": attention(bench, ops),
-        "rows": rows_of_activations(bench, ops), "sampling": sampling(bench, ops)}
+        "card": "none" if args.dry else torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
+        "bandwidth_gb_s": round(bench.bandwidth / 1e9), "peak_tflop_s": round(bench.peak / 1e12, 1)} | {name: {} for name in SECTIONS}
+    for name in args.only:
+        try:
+            results[name] = SECTIONS[name](bench, ops)
+        except Exception as error:  # a card is lent for minutes: what does not run must not cost the figures of the rest
+            traceback.print_exc()
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+        print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
     print(json.dumps(results, indent=2))
-    if not is_dry:
+    if not args.dry:
         print(record("gpu", results))
+    with TemporaryDirectory() as folder:
+        picture = draw(f"{results['card']}: parts of the measured limit", bars(results), Path(folder) / "gpu.svg" if args.dry else
+                       RESULTS / "gpu.svg")
+        print(picture)
+    return int(any("error" in results[name] for name in SECTIONS))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,6 +40,15 @@ class HostPages:
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self._offsets = [sum(part_bytes[:part]) for part in range(len(part_bytes))]  # of a part within a page
 
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return int(self._bytes.ctypes.data)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._bytes)
+
     def part(self, index: int) -> np.ndarray:
         """One part of all pages: uint8 [num_pages, part_bytes[index]], rows contiguous, shared with the memory."""
         size, offset = self.part_bytes[index], self._offsets[index]

@@ -4,6 +4,7 @@ Each rank reads only its share of the bytes (files are mapped, not read), straig
 is the weights and one tensor's share beside them.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ LEAVES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
 CACHE_SCALES = ("k_scale", "v_scale")  # of a layer's attention, wherever below it the checkpoint has them
 MARKS = ("weight_scale", "weight_packed", "qweight")  # a module that has one is quantised
 LEFT_OUT = ("lm_head.", "cls.", "dense.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")  # heads of models that embed
+DRAWN = 1 << 22  # numbers of a tensor of random weights; what is larger repeats them
 Targets = dict[tuple[str, str], Weight]  # (weight name, part name) -> weight
 
 
@@ -169,7 +171,7 @@ def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
 
 
 def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:
-    """Uniform in ±0.05 (norm weights: 1); each tensor from its own name, drawn whole, so that any split gives the same model."""
+    """Uniform in ±0.05 (norm weights: 1); each tensor from its own name, alike for all ranks, so that any split gives the same model."""
     for done, ((name, part_name), weight) in enumerate(targets.items(), 1):
         part = weight.parts[part_name]
         if part.share.size == 0 or weight.is_optional:  # another rank's; or nobody's
@@ -180,9 +182,21 @@ def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:
             weight.destination(part).fill_(1)
         else:
             generator = torch.Generator().manual_seed(crc32(f"{seed} {name} {part_name}".encode()))
-            whole: Tensor = torch.empty(part.shape).uniform_(-0.05, 0.05, generator=generator)
-            weight.destination(part).copy_(whole.narrow(part.dim, part.share.start, part.share.size))
+            _draw(weight.destination(part), part, generator)
         progress("weights", done / len(targets))
+
+
+def _draw(target: Tensor, part: Part, generator: torch.Generator) -> None:
+    """Rows of a large tensor repeat: drawing 8B numbers one by one would take minutes."""
+    rows = min(part.shape[0], max(1, DRAWN // max(1, math.prod(part.shape[1:]))))
+    drawn: Tensor = torch.empty(rows, *part.shape[1:]).uniform_(-0.05, 0.05, generator=generator)
+    share = slice(part.share.start, part.share.start + part.share.size)
+    if rows == part.shape[0]:
+        target.copy_(drawn.narrow(part.dim, share.start, part.share.size))
+        return
+    drawn = drawn.to(target.dtype).to(target.device)
+    places = torch.arange(part.shape[0], device=target.device) % rows
+    target.copy_(drawn.index_select(0, places[share]) if part.dim == 0 else drawn.narrow(part.dim, share.start, part.share.size)[places])
 
 
 class Drawn:

@@ -1,10 +1,35 @@
-#!/bin/sh
-# Everything that a card can check and measure, in less than ten minutes: the kernels and the conformance suite on the card, then
-# bench/gpu.py. From the root of the repository:  bash tests/cuda/run.sh [PYTEST ARGUMENT ...]
-set -eu
-cd "$(dirname "$0")/../.."
+#!/bin/bash
+# Everything that a card can check and measure, in less than ten minutes: kernels, the conformance suite, ranks and servers on the card,
+# then bench/gpu.py and bench/gpu_idle.py, whose results are in bench/results/. From the root of the repository:
+#     bash tests/cuda/run.sh [tests] [bench] [idle]        # without an argument: all of it
+# What is missing is installed from .wheels/ (tests/cuda/wheels.sh) where that folder is, to a folder of its own.
+set -u
+cd "$(dirname "$0")/../.." || exit
 PYTHON=${PYTHON:-python3}
-"$PYTHON" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no card")'
-"$PYTHON" -m pytest tests/devices/cuda tests/devices/test_conformance.py -q -p no:cacheprovider -m "not ascend" \
-    -k "not cpu and not npu and not interpreter" "$@"
-"$PYTHON" -m bench.gpu
+if [ -d .wheels ]; then
+    site=$(mktemp -d)
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" .wheels/*.whl || exit
+    export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+fi
+"$PYTHON" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no card")' || exit
+parts=${*:-tests bench idle}
+failed=""
+run() {  # name, seconds at most, command
+    echo "== $1"
+    begin=$SECONDS
+    timeout "$2" "${@:3}" || failed="$failed $1"
+    echo "== $1: $((SECONDS - begin)) s"
+}
+spread=$("$PYTHON" -c 'from importlib.util import find_spec as f; print("-n 12" if f("xdist") else "")')
+for part in $parts; do
+    case $part in
+    tests)  # shellcheck disable=SC2086
+        run ranks 120 "$PYTHON" -m pytest tests/cuda -q -p no:cacheprovider -p no:benchmark -m cuda --durations=5
+        run kernels 200 "$PYTHON" -m pytest tests/devices/cuda tests/devices/test_conformance.py -q -p no:cacheprovider -p no:benchmark \
+            -m "not ascend" -k "not cpu and not npu and not interpreter" $spread ;;
+    bench) run bench 300 "$PYTHON" -m bench.gpu ;;
+    idle) run idle 80 "$PYTHON" -m bench.gpu_idle ;;
+    *) echo "there is no part $part; choose tests, bench, idle"; exit 2 ;;
+    esac
+done
+[ -z "$failed" ] || { echo "FAILED:$failed"; exit 1; }

@@ -10,7 +10,8 @@ import pytest
 from tests.shape.source import ROOT
 
 
-@pytest.mark.parametrize(("shell", "script"), [("sh", "dev"), ("bash", ".ci/run")])
+@pytest.mark.parametrize(("shell", "script"), [
+    ("sh", "dev"), ("bash", ".ci/run"), ("bash", "tests/cuda/run.sh"), ("sh", "tests/cuda/wheels.sh")])
 def test_scripts_can_be_parsed_and_run(shell: str, script: str) -> None:
     subprocess.run([shell, "-n", ROOT / script], check=True)
     assert os.access(ROOT / script, os.X_OK)

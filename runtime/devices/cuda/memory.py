@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Copies
+from runtime.devices.cuda.copies import CudaCopies, lock
 from runtime.devices.host import HostPages, available_bytes
-from runtime.errors import StartError
 
 
 class CudaMemory:
@@ -42,4 +42,5 @@ class CudaMemory:
 
     def open_copies(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> Copies:
         """Raises StartError."""
-        raise StartError("--enable-hierarchical-cache does not copy pages of --device cuda yet; leave it out")
+        lock(host)
+        return CudaCopies(kv, host, page_size, torch.cuda)

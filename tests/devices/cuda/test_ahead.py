@@ -25,7 +25,19 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     assert [one["wgmma"] for one in made if one["kernel"] == "attend"] == [False, True]
 
 
-def test_the_bench_runs_dry() -> None:
-    done = subprocess.run([sys.executable, "-m", "bench.gpu", "--dry"], cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("words", "keys"), [
+    (["bench.gpu", "--only", "attention", "rows", "sampling", "shapes"], {"attention", "rows", "sampling", "shapes"}),
+    (["bench.gpu_idle"], {"sequences"})], ids=["gpu", "idle"])
+def test_the_benches_run_dry(words: list[str], keys: set[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *words, "--dry"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert set(json.loads(done.stdout)) >= {"attention", "rows", "sampling"}
+    results = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert all(results[key] for key in keys)
+
+
+def test_the_bench_of_the_server_runs_dry() -> None:
+    done = subprocess.run([sys.executable, "-m", "bench.gpu", "--only", "http", "--dry"], cwd=ROOT, capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert results["http"]["first_token_s"] > 0 and results["http"]["streams"]["2"]["requests"] == 4

@@ -1,0 +1,165 @@
+"""A rank of a published shape with random weights, driven without the rest of the runtime: what bench/gpu.py and bench/gpu_idle.py measure.
+
+Steps are launched one ahead of the results, as the scheduler does it. Keys and values are what lies in the pages: their
+numbers do not change how long a step takes.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.shapes import SHAPES
+from runtime.devices.base import Device, Pending, open_device
+from runtime.devices.runner import Runner
+from runtime.messages import Admit, SlotSampling, StartRank, StepPlan
+from runtime.models.config import ModelConfig, read_config
+
+PAGE = 64
+NOTHING = np.empty(0, np.int32)
+GREEDY = SlotSampling(
+    temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, seed=0,
+    bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1, prompt_logprobs=-1)
+DRY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 300, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}
+
+
+@contextmanager
+def folder_of(shape: str, *, is_dry: bool) -> Iterator[Path]:
+    """A model folder with nothing but the config; tiny when dry."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(DRY if is_dry else SHAPES[shape]))
+        yield Path(folder)
+
+
+def dry_runner() -> Runner:
+    """The cpu with the card's kernels, interpreted."""
+    from runtime.devices.cpu.device import open_cpu
+    from runtime.devices.cpu.facts import FACTS
+    from runtime.devices.cuda.kernels.launch import INTERPRETER
+    from runtime.devices.cuda.ops import CudaOps
+
+    def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+        return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
+
+    return Runner(0, opened, FACTS)
+
+
+@dataclass
+class Model:
+    """A rank that has started."""
+
+    runner: Any
+    config: ModelConfig
+    weights_bytes: int
+    start_s: float
+    is_dry: bool
+    step: int = 0
+
+    @classmethod
+    def open(cls, folder: Path, *, slots: int, longest: int, tokens: int, step_tokens: int, is_dry: bool) -> "Model":
+        """`tokens`: that all pages together hold."""
+        begin = perf_counter()
+        runner = dry_runner() if is_dry else open_device("cuda", 0)
+        ready = runner.start(StartRank(
+            device="cuda", model_path=str(folder), dtype="float32" if is_dry else "bfloat16", load_format="dummy", tp_size=1,
+            page_size=PAGE, max_slots=slots, max_len=longest, max_step_tokens=step_tokens, memory_fraction=0.95, max_total_tokens=tokens,
+            num_threads=None, rendezvous="", seed=0, graph_sizes=[] if is_dry else [slots]), lambda phase, done: None)
+        if (ready.num_pages - 1) * PAGE < tokens // PAGE * PAGE:
+            raise RuntimeError(f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit")
+        return cls(runner, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token, in all layers."""
+        return 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim * 2
+
+    @property
+    def read_bytes(self) -> int:
+        """Of weights, in a decode step: a table of embeddings is not read, unless it is the head."""
+        return self.weights_bytes - (0 if self.config.is_tied else self.config.vocab_size * self.config.hidden_size * 2)
+
+    @property
+    def products(self) -> int:
+        """Numbers of weights that every token is multiplied by, without the head."""
+        tables = self.config.vocab_size * self.config.hidden_size * (1 if self.config.is_tied else 2)
+        return self.weights_bytes // 2 - tables
+
+    def capture(self, size: int) -> float:
+        """Seconds; 0 when dry."""
+        if self.is_dry:
+            return 0.0
+        captured = self.runner.capture(size)
+        if captured.error:
+            raise RuntimeError(f"no graph of {size} sequences: {captured.error}")
+        return float(captured.seconds)
+
+    def begin(self, rows: int, length: int, room: int) -> None:
+        """So many sequences that are `length` tokens long, with pages for `room` more; their last token is known."""
+        pages = -(-(length + room) // PAGE)
+        slots = np.arange(rows, dtype=np.int32)
+        ids = np.random.default_rng(0).permutation(rows * pages).astype(np.int32) + 1
+        ones = np.ones(rows, np.int32)
+        self.launch(StepPlan(
+            self.next_step(), 0, [Admit(slot, GREEDY, length, NOTHING) for slot in range(rows)], slots, ones * (length - 1), ones,
+            ones.astype(np.uint8), ones, np.repeat(slots, pages), np.tile(np.arange(pages, dtype=np.int32), rows), ids, NOTHING)).result()
+
+    def decode(self, rows: int, length: int, steps: int) -> float:
+        """Seconds of a step, each launched before the result of the one before was read; the median of the later half."""
+        slots, ones, times = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32), []
+        before: Pending | None = None
+        for at in range(steps):
+            step = self.launch(StepPlan(
+                self.next_step(), rows, [], slots, ones * (length + at), ones, ones.astype(np.uint8), *[NOTHING] * 5))
+            if before is not None:
+                before.result()
+            times.append(perf_counter())
+            before = step
+        if before is not None:
+            before.result()
+        return median(np.diff(times[steps // 2 :]).tolist())
+
+    def prefill(self, tokens: int, times: int) -> float:
+        """Seconds from launch to result, the median."""
+        pages = -(-tokens // PAGE)
+        one, found = np.ones(1, np.int32), []
+        for _ in range(times):
+            begin = perf_counter()
+            self.launch(StepPlan(
+                self.next_step(), 0, [Admit(0, GREEDY, tokens, NOTHING)], 0 * one, 0 * one, one * tokens, one.astype(np.uint8),
+                np.arange(tokens, dtype=np.int32) % 200, np.zeros(pages, np.int32), np.arange(pages, dtype=np.int32),
+                np.arange(pages, dtype=np.int32) + 1, NOTHING)).result()
+            found.append(perf_counter() - begin)
+        return median(found)
+
+    def prefill_flops(self, tokens: int) -> float:
+        """Products of weights and of causal attention."""
+        attention = 2.0 * tokens * tokens * self.config.num_heads * self.config.head_dim * self.config.num_layers
+        return 2.0 * self.products * tokens + attention
+
+    def launch(self, plan: StepPlan) -> Pending:
+        return self.runner.launch(plan)
+
+    def next_step(self) -> int:
+        self.step += 1
+        return self.step
+
+    def close(self) -> None:
+        self.runner.close()
+        if not self.is_dry:
+            torch.cuda.empty_cache()
+
+
+def pages_for(rows: int, length: int, room: int) -> int:
+    """Tokens that so many sequences' pages hold."""
+    return rows * math.ceil((length + room) / PAGE) * PAGE
