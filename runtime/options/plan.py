@@ -146,6 +146,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences of captured decode steps
     disable_cuda_graph_padding: bool
     enable_cudagraph_gc: bool
+    enable_torch_symm_mem: bool
     kv_events_config: KVEvents | None
     random_seed: int
     log_level: str
@@ -196,7 +197,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device in ("cuda", "npu"):
-            own = {"collects": self.enable_cudagraph_gc} if self.device == "cuda" else {}
+            own = {"collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem} if self.device == "cuda" else {}
             return {"first": self.base_gpu_id, "step": self.gpu_id_step, **own}
         if self.device != "null":
             return {}

@@ -1,0 +1,59 @@
+"""Sums of small tensors through memory that all cards of a model read and write directly (torch.distributed._symmetric_memory).
+
+    bytes of the tensor          how
+    up to ONE_SHOT               every card reads what all the others have, and sums it
+    up to the buffer's size      every card sums a part, and writes it to all the others
+    more, or another dtype       the collective library
+
+A tensor goes through one buffer, whose ends the operators guard with barriers of the cards, so the next sum may follow at once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.errors import StartError
+
+ONE_SHOT = 256 << 10
+BUFFER = 8 << 20
+ALIGNED = 16  # bytes that the operators read at a time
+DTYPES = (torch.bfloat16, torch.float32)  # that they sum
+
+
+class SymmetricSums:
+    """The buffer of one rank, known to the `size` ranks of the group."""
+
+    def __init__(self, buffer: Tensor, group: str, size: int, ops: Any) -> None:
+        """`ops`: torch.ops.symm_mem."""
+        self.buffer = buffer
+        self.group = group
+        self.size = size
+        self.ops = ops
+
+    @classmethod
+    def open(cls, group: str, size: int, place: torch.device) -> "SymmetricSums":
+        """All ranks together. Raises StartError where the cards cannot read each other's memory."""
+        from torch.distributed import _symmetric_memory
+
+        try:
+            buffer = _symmetric_memory.empty(BUFFER, dtype=torch.uint8, device=place)
+            _symmetric_memory.rendezvous(buffer, group)
+        except RuntimeError as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise StartError(f"--enable-torch-symm-mem: these cards cannot share memory ({reason}); leave it out") from error
+        return cls(buffer, group, size, torch.ops.symm_mem)
+
+    def sum(self, x: Tensor) -> Tensor | None:
+        """Over the ranks; None: it is nothing for this way, on all ranks alike."""
+        if x.dtype not in DTYPES or x.nbytes > len(self.buffer) or x.nbytes % ALIGNED or not x.nbytes:
+            return None
+        is_small = x.nbytes <= ONE_SHOT
+        if not is_small and x.nbytes % (ALIGNED * self.size):
+            return None
+        shared = self.buffer[: x.nbytes].view(x.dtype).view(x.shape)
+        shared.copy_(x)
+        if is_small:
+            return self.ops.one_shot_all_reduce(shared, "sum", self.group)
+        self.ops.two_shot_all_reduce_(shared, "sum", self.group)
+        return x.copy_(shared)
