@@ -47,6 +47,6 @@ class Parallel(Group, frozen=True, kw_only=True):
     enable_torch_symm_mem: A[bool, option("Reduce small tensors through memory that the cards share, by torch.", devices=("cuda",))] = False
     enable_mscclpp: A[bool, on_device("cuda", "Reduce small messages with MSCCL++.")] = False
     disable_custom_all_reduce: A[bool, superseded(
-        "Reduce with the collective library only.", "sums go through the collective library, unless --enable-torch-symm-mem is on.")] = False
+        "Reduce with the collective library only.", "the collective library sums, unless --enable-torch-symm-mem is on.")] = False
     enable_flashinfer_allreduce_fusion: A[bool, on_device("cuda", "Fuse all-reduce with the norm that follows.")] = False
     enable_p2p_check: A[bool, on_device("cuda", "Test the access of accelerators to each other before using it.")] = False
