@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Batch, Device
-from runtime.devices.exchange import Exchange
 from runtime.errors import ModelError
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
@@ -153,17 +152,12 @@ class SparseFeedForward(Layer):
         ids, weights = self.gate.forward(x)
         if self.parts is not None and self.device.exchanges is not None:
             ids = self.parts.hide(ids, len(batch.positions))
-            return self.add_shared(self.travel(x, ids, weights, self.device.exchanges.of(batch.is_decode)), x)
+            exchange = self.device.exchanges.of(batch.is_decode)
+            return self.add_shared(exchange.apply(x, ids, weights, self.local.size, self.packed), x)
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
         return self.device.collectives.all_reduce(self.add_shared(out, x))
-
-    def travel(self, x: Tensor, ids: Tensor, weights: Tensor, exchange: Exchange) -> Tensor:
-        """To the experts and back."""
-        here = exchange.dispatch(x, ids, weights, self.local.size)
-        rows = self.device.experts.apply(here.x, here.ids, here.weights, self.packed) if len(here.x) else here.x
-        return exchange.combine(rows, here.ticket)
 
     def add_shared(self, out: Tensor, x: Tensor) -> Tensor:
         """May overwrite `out`."""

@@ -196,8 +196,9 @@ class TapedRunner(Runner):
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             device, ops = open_cpu(start, rank, dtype), TapedOps(dtype)
             ranks = TapedRanks(device.collectives, self.tapes)
-            return replace(device, facts=facts, ops=ops, experts=TapedExperts(ops), graphs=self.tapes, collectives=ranks,
-                           exchanges=open_exchanges(start.exchange, start.exchange_mode, ranks))
+            experts = TapedExperts(ops)
+            return replace(device, facts=facts, ops=ops, experts=experts, graphs=self.tapes, collectives=ranks,
+                           exchanges=open_exchanges(start.exchange, start.exchange_mode, ranks, experts))
 
         super().__init__(rank, opened, facts)
 

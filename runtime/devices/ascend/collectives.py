@@ -4,6 +4,8 @@ HCCL takes its buffers at the first exchange, so a rank makes one before it coun
 same order, on the current stream, which is what HCCL needs as well.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -68,3 +70,9 @@ class Hccl:
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def group_name(rank: int) -> str:
+    """HCCL's name of the ranks, for operators that exchange by themselves."""
+    group: Any = dist.group.WORLD
+    return str(group._get_backend(torch.device("npu")).get_hccl_comm_name(rank))

@@ -46,7 +46,8 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 
 def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     import_npu()
-    from runtime.devices.ascend.collectives import Alone, Hccl
+    from runtime.devices.ascend.collectives import Alone, Hccl, group_name
+    from runtime.devices.ascend.dispatch import Distributed
     from runtime.devices.ascend.experts import AscendExperts
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
@@ -59,8 +60,10 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ops = AscendOps(dtype, start.page_size, place)
     check_attention(ops, dtype, start.page_size, place)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
+    exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
+                               lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
     return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
-                  open_exchanges(start.exchange, start.exchange_mode, ranks), streams=torch.npu)
+                  exchanges, streams=torch.npu)
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:

@@ -19,8 +19,9 @@ def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = Alone() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype)
-    return Device(FACTS, torch.device("cpu"), ops, CpuExperts(ops), CpuMemory(start.tp_size), ranks, None, start.ep_size,
-                  open_exchanges(start.exchange, start.exchange_mode, ranks))
+    experts = CpuExperts(ops)
+    return Device(FACTS, torch.device("cpu"), ops, experts, CpuMemory(start.tp_size), ranks, None, start.ep_size,
+                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts))
 
 
 def executor(rank: int) -> Runner:
