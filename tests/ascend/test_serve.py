@@ -65,6 +65,16 @@ async def test_graphs_change_no_token(setting: str, checkpoint: Callable[[str], 
 
 
 @pytest.mark.anyio
+async def test_tokens_travel_to_experts(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+    """Counted in prompts, in graphs of fixed shapes in decodes; float32 is beyond CANN's own operators, which dispatch_rank.py tries."""
+    expected = [reference("qwen3_moe", prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(checkpoint("qwen3_moe")), tensor_parallel_size=2, moe_a2a_backend="deepep", cuda_graph_bs=(2, 4),
+                      **(OPTIONS | {"chunked_prefill_size": 50})) as engine:
+        for _ in range(2):
+            assert await run_all(engine, PROMPTS) == expected
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("host", [{}, {"hicache_io_backend": "kernel_ascend", "hicache_mem_layout": "page_first_direct",
                                        "hicache_write_policy": "write_back"}], ids=["layer first", "page first"])
 async def test_prompts_come_back_from_host_memory(host: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate) -> None:
