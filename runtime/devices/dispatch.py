@@ -15,6 +15,8 @@ from torch import Tensor
 from runtime.devices.base import Collectives, Experts
 from runtime.devices.exchange import Exchange, Exchanges
 
+TINY = torch.finfo(torch.float32).tiny  # a scale for zeros
+
 
 class Counted:
     """See above, and Exchange."""
@@ -23,15 +25,15 @@ class Counted:
         self.ranks = ranks
         self.experts = experts
 
-    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Any) -> Tensor:
+    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Any, is_rounded: bool) -> Tensor:
         owners = torch.arange(self.ranks.size, device=x.device).view(-1, 1, 1)
         goes = ((ids // num_local).unsqueeze(0) == owners).any(2)  # [ranks, P]
         counts = goes.sum(1)
         came: list[int] = self.ranks.all_to_all(counts).tolist()
         sent: list[int] = counts.tolist()
         tokens = goes.flatten().nonzero().flatten() % len(x)
-        rows = self.ranks.all_to_all(pack(x, ids, weights).index_select(0, tokens), sent, came)
-        here, ids, weights = unpack(rows, x.dtype, ids.shape[1])
+        rows = self.ranks.all_to_all(pack(x, ids, weights, is_rounded).index_select(0, tokens), sent, came)
+        here, ids, weights = unpack(rows, x, ids.shape[1], is_rounded)
         sums = self.experts.apply(here, ids - self.ranks.rank * num_local, weights, packed) if len(here) else here
         back = self.ranks.all_to_all(sums, came, sent)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -47,21 +49,28 @@ class Fixed:
         self.ranks = ranks
         self.experts = experts
 
-    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Any) -> Tensor:
-        here, ids, weights = unpack(self.ranks.all_gather(pack(x, ids, weights), 0), x.dtype, ids.shape[1])
+    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Any, is_rounded: bool) -> Tensor:
+        here, ids, weights = unpack(self.ranks.all_gather(pack(x, ids, weights, is_rounded), 0), x, ids.shape[1], is_rounded)
         return self.ranks.reduce_scatter(self.experts.apply(here, ids - self.ranks.rank * num_local, weights, packed))
 
 
-def pack(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """All that travels of a token in one row of bytes, so that it is one exchange: uint8 [P, hidden * item + 8 * k]."""
-    return torch.cat([part.contiguous().view(torch.uint8) for part in (x, ids.int(), weights.float())], 1)
+def pack(x: Tensor, ids: Tensor, weights: Tensor, is_rounded: bool) -> Tensor:
+    """All that travels of a token in one row of bytes, so that it is one exchange: uint8 [P, ids and weights, x or its scale and codes]."""
+    values = [x]
+    if is_rounded:
+        wide = x.float()
+        scale = (wide.abs().amax(1, keepdim=True) / 127).clamp_(min=TINY)
+        values = [scale, (wide / scale).round_().to(torch.int8)]
+    return torch.cat([part.contiguous().view(torch.uint8) for part in (ids.int(), weights.float(), *values)], 1)
 
 
-def unpack(rows: Tensor, dtype: torch.dtype, choices: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x, ids and weights."""
-    sizes = (rows.shape[1] - 8 * choices, 4 * choices, 4 * choices)
-    x, ids, weights = (part.contiguous().view(kind) for part, kind in zip(
-        rows.split(sizes, 1), (dtype, torch.int32, torch.float32), strict=True))
+def unpack(rows: Tensor, like: Tensor, choices: int, is_rounded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """x with the dtype of `like`, ids and weights."""
+    kinds: list[tuple[torch.dtype, int]] = [(torch.int32, choices), (torch.float32, choices)]
+    kinds += [(torch.float32, 1), (torch.int8, like.shape[1])] if is_rounded else [(like.dtype, like.shape[1])]
+    parts = rows.split([kind.itemsize * count for kind, count in kinds], 1)
+    ids, weights, *values = (part.contiguous().view(kind) for part, (kind, _) in zip(parts, kinds, strict=True))
+    x = (values[1].float() * values[0]).to(like.dtype) if is_rounded else values[0]
     return x, ids.long(), weights
 
 

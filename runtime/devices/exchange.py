@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 class Exchange(Protocol):
     """Tokens travel to the ranks of their experts, and sums come back. All ranks call it alike, whoever has how many tokens."""
 
-    def apply(self, x: "Tensor", ids: "Tensor", weights: "Tensor", num_local: int, packed: Any) -> "Tensor":
+    def apply(self, x: "Tensor", ids: "Tensor", weights: "Tensor", num_local: int, packed: Any,
+              is_rounded: bool) -> "Tensor":
         """As Experts.apply, of this rank's part of the tokens, x [P, hidden], P the same on all ranks, and of all ranks' experts: ids int64
         [P, k], below 0 in all of a row that is no token's, which may come back as anything. Each rank has `num_local` experts, in rank
-        order; `packed` are this rank's."""
+        order; `packed` are this rank's. With `is_rounded` these experts round what they are given to int8, with a scale for each token, so
+        that nothing is lost when it travels so."""
         ...
 
 

@@ -21,7 +21,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.parts import Parts
 from runtime.layers.storage import Storage, allocate, completed
 from runtime.layers.weight import Held, Layer, Lookup, Part, Place, Share, Weight, even_share
-from runtime.models.schemes import Stored
+from runtime.models.schemes import Int8, Stored
 from runtime.models.sparse import Mixture, Routing
 
 
@@ -135,13 +135,16 @@ class SparseFeedForward(Layer):
         self.shared_expert = shared if mixture.has_shared_gate else None  # the two spellings of checkpoints
         self.shared_experts = None if mixture.has_shared_gate else shared
         self.shared_expert_gate = Linear(device, dtype, hidden, {"": 1}, shard="whole") if mixture.has_shared_gate else None
+        self.is_rounded = False  # what these experts are given, by themselves, to int8
         self.packed: Any = None
 
     def open(self, lookup: Lookup) -> None:
         found = {(lookup(f"experts.{i}.gate_up_proj"), lookup(f"experts.{i}.down_proj")) for i in range(self.local.full)}
         if len(found) > 1:
             raise ModelError("the experts of a layer are quantised differently, which is not supported")
-        self.experts = self.stacks.open(found.pop())
+        stored = found.pop()
+        self.is_rounded = stored[0] is not None and stored[0].scheme == Int8("token")
+        self.experts = self.stacks.open(stored)
 
     def finish(self) -> None:
         self.experts = []  # so that packing can free what it replaces
@@ -153,7 +156,7 @@ class SparseFeedForward(Layer):
         if self.parts is not None and self.device.exchanges is not None:
             ids = self.parts.hide(ids, len(batch.positions))
             exchange = self.device.exchanges.of(batch.is_decode)
-            return self.add_shared(exchange.apply(x, ids, weights, self.local.size, self.packed), x)
+            return self.add_shared(exchange.apply(x, ids, weights, self.local.size, self.packed, self.is_rounded), x)
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)

@@ -40,20 +40,20 @@ def main(rank: int, size: int, store: str) -> None:
     real = slice(0, TOKENS - (rank == size - 1))
     ways = [Counted(ranks, experts), Fixed(ranks, experts)]
     ways.append(Distributed(group_name(rank), rank, size, experts, Fixed(ranks, None)))  # type: ignore[arg-type]
-    for packed, whole in (
-            (experts.pack(gate_up[own].bfloat16().npu(), down[own].bfloat16().npu()),
+    for is_rounded, packed, whole in (
+            (False, experts.pack(gate_up[own].bfloat16().npu(), down[own].bfloat16().npu()),
              experts.pack(gate_up.bfloat16().npu(), down.bfloat16().npu())),
-            (experts.pack_quantized(quantised(gate_up[own].npu()), quantised(down[own].npu())),
+            (True, experts.pack_quantized(quantised(gate_up[own].npu()), quantised(down[own].npu())),
              experts.pack_quantized(quantised(gate_up.npu()), quantised(down.npu())))):
         expected = experts.apply(x, chosen, shares, whole).cpu().float()[real]
         assert expected.std() > 0.1
         for way in ways:
-            found = way.apply(x, chosen.clone(), shares, local, packed).cpu().float()[real]
+            found = way.apply(x, chosen.clone(), shares, local, packed, is_rounded).cpu().float()[real]
             torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
         for way in ways[1:]:
             graph = torch.npu.NPUGraph()
             with torch.npu.graph(graph):
-                out = way.apply(x, chosen, shares, local, packed)
+                out = way.apply(x, chosen, shares, local, packed, is_rounded)
             graph.replay()
             torch.testing.assert_close(out.cpu().float()[real], expected, atol=0.03, rtol=0.03)
     ranks.close()

@@ -10,7 +10,7 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.experts import AscendExperts, Plain
-from runtime.devices.ascend.grouped import Packed, TokenInt8
+from runtime.devices.ascend.grouped import Packed
 from runtime.devices.exchange import Exchange
 
 MOST_TOKENS, MOST_CHOICES, MOST_EXPERTS, SIZES = 512, 16, 1024, range(1024, 8193)  # the operators' limits; tokens of a rank, hidden sizes
@@ -27,17 +27,17 @@ class Distributed:
         self.experts = experts
         self.beyond = beyond
 
-    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Plain | Packed) -> Tensor:
+    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Plain | Packed,
+              is_rounded: bool) -> Tensor:
         num_experts, choices = num_local * self.size, ids.shape[1]
         if not fits(x, choices, num_experts):
-            return self.beyond.apply(x, ids, weights, num_local, packed)
+            return self.beyond.apply(x, ids, weights, num_local, packed, is_rounded)
         where = self.where | {"moe_expert_num": num_experts}
         # rows that are no token's go to some experts; the mask that would keep them is not on all devices
         ids = torch.where(ids < 0, torch.arange(choices, device=ids.device), ids).int()
-        is_int8 = isinstance(packed, TokenInt8)
         rows, scales, assist, counts, received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
-            x.contiguous(), ids, quant_mode=2 if is_int8 else 0, expert_token_nums_type=1, **where)
-        if not is_int8:
+            x.contiguous(), ids, quant_mode=2 if is_rounded else 0, expert_token_nums_type=1, **where)
+        if not is_rounded:
             rows, prepared = packed.prepared(rows)
             scales = scales if prepared is None else prepared
         out = packed.products(rows, scales, counts, x.dtype)

@@ -51,3 +51,11 @@ def test_what_ranks_round_for_themselves_stays_near(name: str, tmp_path: Path) -
     (zero,), (other,) = run_ranks(2, [folder], tmp_path)
     assert zero["bytes"] == other["bytes"] < 0.8 * one["bytes"]
     assert zero["logprobs"][0] == pytest.approx(one["logprobs"][0], abs=0.3) and zero["last"] == other["last"]
+
+
+def test_rows_travel_as_experts_round_them(tmp_path: Path) -> None:
+    """The same ranks with and without: only what travels differs."""
+    (folder,) = written(["modelslim W8A8_DYNAMIC"], "qwen3_moe", tmp_path, num_hidden_layers=1, moe_intermediate_size=32)
+    (plain, _), (sent, other) = run_ranks(2, [folder], tmp_path, 2), run_ranks(2, [folder], tmp_path, 2, mode="auto")
+    assert sent[0]["tokens"] == plain[0]["tokens"] and sent[0]["last"] == other[0]["last"]
+    assert sent[0]["logprobs"] == pytest.approx(plain[0]["logprobs"], abs=2e-3)
