@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import structs
 
 from runtime import __version__, log, warmup
 from runtime.actors.captures import Capturing
@@ -28,7 +29,8 @@ from runtime.cache.journal import Journal
 from runtime.channels import Channel
 from runtime.control import Control
 from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
-from runtime.messages import Ask, ToDetokenizer, ToScheduler
+from runtime.loras import Loras, find_adapter
+from runtime.messages import Ask, ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.models.config import ModelConfig, read_config
@@ -45,6 +47,7 @@ from runtime.settings import (
     graph_sizes,
     has_priorities,
     limits,
+    open_loras,
     preferred_sampling,
     random_seeds,
     scheduler_config,
@@ -69,6 +72,7 @@ class Core:
         self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling,
                                               quantization=plan.quantization)
         self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
+        self.adapters: Loras | None = open_loras(plan, self.model)
         preferred = preferred_sampling(plan)
         self._warmups = warmup.named(plan.warmups)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
@@ -78,6 +82,7 @@ class Core:
                               has_tags=plan.grammar_backend == "xgrammar",
                               weight_version=plan.weight_version, storage=plan.hicache_storage_backend,
                               has_cache_report=plan.enable_cache_report,
+                              adapters={} if self.adapters is None else self.adapters.cards,
                               reads_items_apart=plan.multi_item_scoring_delimiter is not None)
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
@@ -89,9 +94,14 @@ class Core:
         self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
         self._to_detokenizer = Channel[ToDetokenizer](64)
         self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
-        self._supervisor = Supervisor(start_rank(plan, self.model), self._metrics, plan.watchdog_timeout, plan.soft_watchdog_timeout or 0.0)
+        self._supervisor = Supervisor(start_rank(plan, self.model, self.adapters), self._metrics, plan.watchdog_timeout,
+                                      plan.soft_watchdog_timeout or 0.0,
+                                      None if self.adapters is None else self.adapters.setup)
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor)
         self._outputs.on_close(self.control.sessions.ended)
+        if self.adapters is not None:
+            self.adapters.connect(self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter)))
+            self._outputs.on_close(self.adapters.ended)
         self._draw_seed = random_seeds(plan.random_seed)
         setup = grammar_setup(plan, self.model)
         self._grammars = None if setup is None else Grammars(setup, plan.grammar_timeout, self._supervisor.prepare)
@@ -223,7 +233,11 @@ class Core:
         if ask.session is not None:
             ask, sink = self.control.sessions.begin(ask, ask.session, sink)
         try:
+            if ask.adapter:
+                ask = structs.replace(ask, adapter_ref=find_adapter(self.adapters, ask.adapter))
             self._router.submit(ask, sink)
+            if self.adapters is not None and ask.adapter:
+                self.adapters.opened(ask.id, ask.adapter)
         except (Overloaded, Unavailable) as error:
             self._metrics.refused[str(error.status)] += 1
             raise

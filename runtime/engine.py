@@ -41,7 +41,7 @@ from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.sampling import SamplingParams
-from runtime.service import Load
+from runtime.service import AdapterControls, Load
 from runtime.vectors import Ranked, Texts, Vectors
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
@@ -137,16 +137,17 @@ class Engine(Vectors):
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None,
+    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None, lora_path: str = "",
                      session: SessionParams | None = None, **sampling: Any) -> AsyncIterator[Delta]:
         """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached prefixes are shared with
-        requests of the same `cache_salt` only. `rid` is the request's id, for `abort_request` and `session`.
+        requests of the same `cache_salt` only. `rid` is the request's id, for `abort_request` and `session`; `lora_path`
+        the name of a loaded adapter.
 
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
         params = _params(sampling)
         ask = Ask(id=rid or f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt,
-                  session=session)
+                  session=session, adapter=lora_path)
         sink = StreamSink(params.n)
         self._core.submit(ask, sink)
         try:
@@ -186,6 +187,13 @@ class Engine(Vectors):
     def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
         """Ends the requests whose ids begin with `rid`, or all. -> how many"""
         return self._core.control.abort("" if abort_all else rid) if rid or abort_all else 0
+
+    @property
+    def adapters(self) -> AdapterControls:
+        """`load(name, folder)` and `unload(name)` low-rank adapters. Raises InvalidRequest where there are none (enable_lora)."""
+        if self._core.adapters is None:
+            raise InvalidRequest("this engine has no adapters (enable_lora, lora_paths)")
+        return self._core.adapters
 
     def open_session(self, capacity: int, session_id: str | None = None) -> str:
         """Keeps the tokens of requests, so that `session=SessionParams(id=..., rid=...)` goes on from one. -> its id"""

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
+from runtime.adapters.wire import AdapterLoaded, AdapterSetup, LoadAdapter, Seating
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.moves import Moves, StateMoves, WindowPages
 from runtime.prompts import Chat, Embeds, Infill, Pair, Text, Tokens
-from runtime.request import NOTHING_LOADED, FinishReason, Guide, Loaded, Request, TokenLogprob
+from runtime.request import NOTHING_LOADED, AdapterRef, FinishReason, Guide, Loaded, Request, TokenLogprob
 from runtime.sampling import Processor, SamplingParams
 
 # ── client → router → tokenizer ────────────────────────────────────────────────────────────────────────────────
@@ -58,6 +59,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     tenant: str = ""
     routing_key: str = ""
     cache_salt: str = ""  # the prefix cache is shared with requests of the same salt only
+    adapter: str = ""  # by name; "": the plain model
+    adapter_ref: AdapterRef | None = None  # the same, as it is now: set at the door
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
     session: SessionParams | None = None
@@ -102,13 +105,19 @@ class Continue(Struct, frozen=True, tag=True):
     """Plan steps again."""
 
 
+class Unload(Struct, frozen=True, tag=True):
+    """No request has this adapter any more: ranks may forget it."""
+
+    adapter: int
+
+
 class Flush(Struct, frozen=True, tag=True):
     """Empty the prefix cache. `answer` gets the number of pages that were freed, or why that cannot be done now."""
 
     answer: Callable[[int | RequestError], None]
 
 
-ToScheduler = Arrive | Abort | Stopped | Pause | Continue | Flush
+ToScheduler = Arrive | Abort | Stopped | Pause | Continue | Flush | Unload
 
 # ── scheduler → detokenizer, one message a step ────────────────────────────────────────────────────────────────
 
@@ -199,6 +208,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     quantization: str | None = None  # --quantization
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
+    adapters: AdapterSetup | None = None  # None: no adapters on these ranks
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -231,6 +241,7 @@ class Admit(Struct, frozen=True, array_like=True):
     history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
     guide: Guide | None = None
     second_at: int = 0  # see Request
+    seat: int = -1  # where its adapter sits; -1: it has none
 
 
 class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
@@ -238,8 +249,8 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
 
     A decode row computes one token, the last one sampled in its slot, which only the ranks know.
     An extend row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other.
-    Effects apply in this order: moves, admits, page updates, loads of states, forward, keeps of states, sample. A plan without rows
-    only moves. Ranks run steps in the order of submission, so a page or slot given up by a step may be reused by the next one.
+    Effects apply in this order: moves, seating, admits, page updates, loads of states, forward, keeps of states, sample. A plan without
+    rows only moves. Ranks run steps in the order of submission, so a page or slot given up by a step may be reused by the next one.
     """
 
     step: int
@@ -260,6 +271,7 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     shown: np.ndarray | None = None  # int32: tokens of the step (decodes' first) whose hidden states are wanted
     embed_places: np.ndarray | None = None  # int32: tokens of the step that are embedded ...
     embeds: np.ndarray | None = None  # float32 [places * hidden size] ... as these
+    seating: Seating | None = None  # of adapters
 
 
 class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile"):
@@ -288,7 +300,7 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Capture | Profile | Prepare | StopRank
+ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | StopRank
 
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 
@@ -372,4 +384,4 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     num_tokens: np.ndarray | None = None  # int32: of each row that samples; None: one each
 
 
-FromRank = LoadProgress | RankReady | RankFailed | Captured | StepResult
+FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | StepResult

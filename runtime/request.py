@@ -28,6 +28,14 @@ class Guide(Struct, frozen=True, array_like=True):
     stop_ids: tuple[int, ...]  # what may end the text where the grammar lets it end
 
 
+class AdapterRef(Struct, frozen=True):
+    """A loaded adapter, as a request has it."""
+
+    id: int
+    digest: str  # of what it holds
+    is_pinned: bool = False  # never leaves the device
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so every run can be repeated."""
 
@@ -46,6 +54,7 @@ class Request(Struct, frozen=True, kw_only=True):
     guide: Guide | None = None
     marks: tuple[str, ...] = ()  # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
     embeds: np.ndarray | None = None  # float32 [prompt, hidden]: what the prompt's tokens are embedded as, in place of the model's own
+    adapter: AdapterRef | None = None
     second_at: int = 0  # where the second of two texts begins, for models that tell them apart; 0: there is one
 
 

@@ -3,6 +3,7 @@
 `server.py` and `engine.py` provide it; tests of the HTTP layer provide a small one of their own.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -30,6 +31,16 @@ class CacheReport(Struct, frozen=True):
     storage: str | None  # the backend of the storage tier, where there is one
 
 
+class AdapterCard(Struct, frozen=True):
+    """A loaded adapter."""
+
+    name: str
+    folder: str
+    rank: int
+    created: int  # unix seconds
+    is_pinned: bool
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     """The served model, as far as clients may know it."""
 
@@ -44,6 +55,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     reads_items_apart: bool = False  # --multi-item-scoring-delimiter
     weight_version: str = "default"  # as the operator calls it
     storage: str | None = None  # the backend of the cache's storage tier
+    adapters: Mapping[str, AdapterCard] = {}  # by name, as of now
     has_cache_report: bool = False  # `usage` says which tiers cached tokens came from
 
     @property
@@ -128,10 +140,27 @@ class Controls(Protocol):
         ...
 
 
+class AdapterControls(Protocol):
+    """How adapters come and go."""
+
+    async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
+        """Returns when requests may ask for it. Raises InvalidRequest for one that cannot be used, Unavailable."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """No new request gets it; returns when those that have it have ended. Raises InvalidRequest for an unknown name."""
+        ...
+
+
 class Service(Protocol):
     """The runtime as its faces see it. All methods are synchronous and run on the event loop."""
 
     card: ModelCard
+
+    @property
+    def adapters(self) -> AdapterControls | None:
+        """None: this server has no adapters."""
+        ...
 
     @property
     def control(self) -> Controls: ...

@@ -13,6 +13,8 @@ from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.constraint import GrammarSetup
 from runtime.errors import OptionsError
+from runtime.loras import Limits as LoraLimits
+from runtime.loras import Loras, wishes_of
 from runtime.messages import StartRank
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
@@ -21,6 +23,7 @@ from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.deadlines import Limit
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
+from runtime.scheduling.seats import SeatConfig
 from runtime.scheduling.waiting import OrderConfig
 from runtime.text.files import read_files
 from runtime.text.named import template_sources
@@ -28,7 +31,16 @@ from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
 
 
-def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
+def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
+    """Reads the adapters of --lora-paths. Raises OptionsError, ModelError."""
+    if not plan.enable_lora:
+        return None
+    return Loras(model, plan.served_model_name, wishes_of(plan.lora_paths), LoraLimits(
+        num_seats=plan.max_loras_per_batch, max_rank=plan.max_lora_rank, targets=plan.lora_target_modules,
+        max_loaded=plan.max_loaded_loras))
+
+
+def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> StartRank:
     """What the ranks must know of the plan."""
     return StartRank(
         device=plan.device, model_path=plan.model_path, dtype=plan.dtype, load_format=plan.load_format,
@@ -46,6 +58,7 @@ def start_rank(plan: Plan, model: ModelConfig) -> StartRank:
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
+        adapters=None if loras is None else loras.setup(),
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
 
 
@@ -82,6 +95,7 @@ def scheduler_config(
         max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
         page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
         pools=model.pooling is not None,
+        seats=SeatConfig(num_seats=plan.max_loras_per_batch if plan.enable_lora else 0, eviction=plan.lora_eviction_policy),
         cache=CacheConfig(shares=not (plan.disable_radix_cache or model.needs_whole_texts), eviction=plan.radix_eviction_policy,
                           window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
                           states=StateConfig(num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval),

@@ -10,6 +10,7 @@ A rank that hangs is found by the watchdog: it dumps its stack to the log, and c
 """
 
 import os
+from collections.abc import Callable
 from time import monotonic
 from typing import NoReturn
 
@@ -19,9 +20,10 @@ from msgspec import structs
 from runtime import log
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
+from runtime.adapters.wire import AdapterSetup, LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
-from runtime.errors import RankDied
+from runtime.errors import InvalidRequest, RankDied, Unavailable
 from runtime.messages import LoadProgress, Prepare, RankReady, StartRank
 from runtime.metrics import Metrics
 from runtime.scheduling.scheduler import Scheduler
@@ -48,13 +50,16 @@ class Watchdog:
 class Supervisor:
     """Owns the ranks. `ranks` is the current generation; while `is_recovering` it takes no steps."""
 
-    def __init__(self, start: StartRank, metrics: Metrics, watchdog_s: float, peek_s: float = 0.0) -> None:
-        """`watchdog_s` 0: no watchdog; `peek_s` 0: no soft one, which only has the stacks written to the log."""
+    def __init__(self, start: StartRank, metrics: Metrics, watchdog_s: float, peek_s: float = 0.0,
+                 adapters: Callable[[], AdapterSetup] | None = None) -> None:
+        """`adapters`: those that new ranks must have. `watchdog_s` 0: no watchdog; `peek_s` 0: no soft one, which only has the stacks
+        written to the log."""
         self.generation = 1
         self.ranks = Ranks(start)
         self.readies: list[RankReady] = []
         self.is_recovering = False
         self._start = start
+        self._adapters = adapters
         self._metrics = metrics
         self._watchdog_s = watchdog_s
         self._peek_s = peek_s
@@ -113,6 +118,13 @@ class Supervisor:
         if self.readies and not self.is_recovering and self.ranks.died is None:
             self.ranks.submit(Prepare(grammar))
 
+    async def load_adapter(self, load: LoadAdapter) -> None:
+        """On all ranks. Raises InvalidRequest for one that they cannot read, Unavailable."""
+        if not self.readies or self.is_recovering or self.ranks.adapters.is_over or not self.ranks.submit(load):
+            raise Unavailable("the ranks cannot be told now; try again in a moment")
+        if error := await self.ranks.adapters.wait(load.id):
+            raise InvalidRequest(error, param="lora_path")
+
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""
         return [HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self._start.host_layout)
@@ -157,6 +169,8 @@ class Supervisor:
         while in_vain < MAX_IN_VAIN:
             await self.ranks.stop()
             self.generation += 1
+            if self._adapters is not None:
+                self._start = structs.replace(self._start, adapters=self._adapters())
             self.ranks = Ranks(self._start, generation=self.generation)
             self._metrics.rank_restarts.add(1)
             try:

@@ -35,6 +35,7 @@ from runtime.messages import (
     Stopped,
     ToDetokenizer,
     ToScheduler,
+    Unload,
 )
 from runtime.metrics.meter import Meter
 from runtime.request import Request, Sequence
@@ -82,7 +83,7 @@ class Storage(Protocol):
 
 
 class SchedulerActor:
-    """Owns the scheduler. Messages in: Arrive, Abort, Stopped, Pause, Continue, Flush. Messages out: Opened, StepTokens, Refused."""
+    """Owns the scheduler. Messages in: those of ToScheduler. Out: Opened, StepTokens, Refused."""
 
     def __init__(self, scheduler: Scheduler, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
                  limits: Limits, depth: int, meter: Meter, publish: Callable[[CacheEvents], None] | None = None,
@@ -143,6 +144,8 @@ class SchedulerActor:
                         pause(self.scheduler, mode)
                         self._pausing.append(message)
                         self._tell_paused()
+                    case Unload(adapter=adapter):
+                        self.scheduler.roster.seats.unload(adapter, self.scheduler.roster.live.values())
                     case Continue():
                         unpause(self.scheduler)
                         self._tell_paused()

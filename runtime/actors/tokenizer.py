@@ -150,9 +150,10 @@ class TokenizerActor:
         if ask.params.stop_regex:
             StopRegexes(ask.params.stop_regex, ask.params.stop)  # refuses
         return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
-                       is_idle=ask.is_idle, second_at=second_at, embeds=embeds, marks=ask.marks,
+                       is_idle=ask.is_idle, second_at=second_at, adapter=ask.adapter_ref, embeds=embeds, marks=ask.marks,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
-                       namespace=namespace(weight_version=self._weight_version, tenant=ask.tenant if self._isolates_tenants else "",
+                       namespace=namespace(adapter="" if ask.adapter_ref is None else ask.adapter_ref.digest,
+                                           weight_version=self._weight_version, tenant=ask.tenant if self._isolates_tenants else "",
                                            salt=ask.cache_salt, embeds="" if embeds is None else digest(embeds)))
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from runtime.adapters.ops import AdapterOps
+from runtime.adapters.wire import LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.exchange import Exchanges
 from runtime.devices.host import HostPages
@@ -79,7 +81,9 @@ class Executor(Protocol):
 
     def prepare(self, grammar: Grammar | None) -> None:
         """Begins to compile a grammar, or to load what does it; returns at once."""
-        ...
+
+    def load_adapter(self, load: LoadAdapter) -> None:
+        """Reads an adapter to host memory; in any thread, beside steps. Raises ModelError."""
 
     def close(self) -> None: ...
 
@@ -392,4 +396,5 @@ class Device:
     graphs: Graphs | None
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
+    adapters: AdapterOps | None = None  # None: in plain torch (layers/adapters.py)
     streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns

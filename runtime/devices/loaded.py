@@ -17,6 +17,7 @@ from torch import Tensor
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
 from runtime.devices.decoding import DecodeGraphs
 from runtime.devices.transfers import Direct, Fetched, Streamed, Transfers
+from runtime.layers.adapters import Adapters
 from runtime.layers.rows import plan_picks, plan_rows
 from runtime.layers.sampler import Logprobs, clean, logprobs
 from runtime.layers.slots import Slots
@@ -92,6 +93,7 @@ class Loaded:
         self.pooling = pooling
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
+        self.adapters: Adapters | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
         self.sampled_step = -1  # the latest step whose tokens are their slots' last ones
         self.ended_s = 0.0  # when the latest result had come
@@ -102,7 +104,8 @@ class Loaded:
             self.settle()
         self.slots.runs = {}
         arrivals = None if plan.moves is None else self.move(plan.moves)
-        size = None if self.graphs is None else self.graphs.size_for(plan)
+        is_adapted = self.adapters is not None and self.adapters.begin(plan)
+        size = None if self.graphs is None or is_adapted else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
             hidden = self.graphs.forward(size, plan)
             shown = self.shown(plan, hidden)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime import log
+from runtime.adapters.wire import LoadAdapter
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.constraint import Grammar
 from runtime.devices.base import Device, Facts, Pending, Progress
@@ -18,6 +19,7 @@ from runtime.devices.host import HostPages, open_host
 from runtime.devices.loaded import Loaded
 from runtime.devices.rehearsal import rehearse
 from runtime.errors import StartError
+from runtime.layers.adapters import Adapters
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
@@ -56,6 +58,8 @@ class Runner:
         model = model_class(config.architecture)(device, dtype, config)
         weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress,
                              getattr(model, "renames", ()))
+        adapters = None if start.adapters is None else Adapters(device, model, config, start.adapters, start.max_slots)
+        weights_bytes += adapters.num_bytes if adapters is not None else 0
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
@@ -74,6 +78,9 @@ class Runner:
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
         self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
+        self.loaded.adapters = adapters
+        for load_adapter in start.adapters.loaded if start.adapters is not None else ():
+            self.load_adapter(load_adapter)
         self.loaded.open_graphs(start.graph_sizes, pads=start.graph_pads)
         times.append(perf_counter())
         progress("pages", 1.0)
@@ -132,6 +139,11 @@ class Runner:
         if self.recording is not None and not wish.folder:
             self.recording.write()
         self.recording = Recording(wish, self.rank) if wish.folder else None
+
+    def load_adapter(self, load: LoadAdapter) -> None:
+        assert self.loaded is not None and self.loaded.adapters is not None, "an adapter where there are none"
+        with torch.inference_mode():
+            self.loaded.adapters.load(load.id, load.folder)
 
     def close(self) -> None:
         if self.loaded is not None:

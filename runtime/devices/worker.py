@@ -22,9 +22,10 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import NoReturn
 
+from runtime.adapters.wire import AdapterLoaded, LoadAdapter
 from runtime.devices.base import Executor, Pending, open_device
 from runtime.devices.ring import Reader, RingFds, Writer
-from runtime.errors import RingError, StartError
+from runtime.errors import ModelError, RingError, StartError
 from runtime.messages import Capture, FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
 from runtime.wire import Wire
 
@@ -85,12 +86,15 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare):
+            while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare | LoadAdapter):
                 if isinstance(plan, Capture):
                     self._capture(executor, plan.size)
                     continue
                 if isinstance(plan, Prepare):
                     executor.prepare(plan.grammar)
+                    continue
+                if isinstance(plan, LoadAdapter):
+                    Thread(target=self._load_adapter, args=(executor, plan), name="adapter", daemon=True).start()
                     continue
                 if isinstance(plan, Profile):
                     self._profile(executor, plan)
@@ -124,6 +128,18 @@ class Rank:
         captured = executor.capture(size)
         if self._rank == 0:
             self._send(captured)
+
+    def _load_adapter(self, executor: Executor, load: LoadAdapter) -> None:
+        """An adapter that cannot be loaded harms no request: none has it yet."""
+        error = ""
+        try:
+            executor.load_adapter(load)
+        except ModelError as fault:
+            error = str(fault)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            error = "it could not be read; the server's log has the details"
+        self._send(AdapterLoaded(load.id, self._rank, error))
 
     def _report(self, step: Pending) -> None:
         if (result := step.result()) is not None:

@@ -36,6 +36,7 @@ class Linear(Layer):
         self.bias: Weight | None = None
         self.storage: Storage | None = None  # in place of the weight where it is in few bits
         self.packed: Any = None
+        self.adapted: Callable[[Tensor, Tensor], Tensor] | None = None  # what adapters add to the product (layers/adapters.py)
         self.sum: Callable[[Tensor], Tensor] | None = None
         if sums and self.is_row and device.collectives.size > 1:
             self.sum = Parts(device.collectives).sum if sums == "parts" else device.collectives.all_reduce
@@ -93,9 +94,12 @@ class Linear(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias.tensor if self.bias is not None else None
+        out = self.device.ops.linear(x, self.packed, bias if self.sum is None else None)
+        if self.adapted is not None:
+            out = self.adapted(x, out)
         if self.sum is None:
-            return self.device.ops.linear(x, self.packed, bias)
-        out = self.sum(self.device.ops.linear(x, self.packed, None))
+            return out
+        out = self.sum(out)
         return out if bias is None else out + bias
 
 

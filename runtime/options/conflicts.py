@@ -254,6 +254,14 @@ def adapters_are_described(said: Said) -> str | None:
     return None
 
 
+def adapters_see_all_tokens(said: Said) -> str | None:
+    """Ranks that exchange tokens compute shared experts of some of them only."""
+    if said["lora_paths"] or said["enable_lora"] is True:
+        if said["moe_a2a_backend"] != "none":
+            return f"adapters do not go with --moe-a2a-backend {said['moe_a2a_backend']}; leave one out"
+    return None
+
+
 def adapters_fit(said: Said) -> str | None:
     loaded, mixed, paths = said["max_loaded_loras"], said["max_loras_per_batch"], said["lora_paths"] or ()
     if said["enable_lora_overlap_loading"] and (loaded is None or loaded > 2 * mixed):
@@ -346,6 +354,7 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
     branches_need_kernels,
     adapters_are_described,
     adapters_fit,
+    adapters_see_all_tokens,
     transfer_sizes_divide,
     multiplexing_stands_alone,
     limits_name_media,

@@ -88,6 +88,14 @@ def phase_backend(attention_backend: str) -> Derived:
     return Derived(attention_backend, "--attention-backend is for both phases")
 
 
+def enable_lora(paths: tuple[str, ...] | None) -> Derived:
+    return Derived(bool(paths), "--lora-paths names adapters" if paths else "no --lora-paths")
+
+
+def lora_backend() -> Derived:
+    return Derived("torch_native", "it runs on every device")
+
+
 def sampling_backend(device: DeviceFacts) -> Derived:
     return Derived(device.sampling_backend, f"it is the sampling of {device.name}")
 

@@ -141,6 +141,14 @@ class Plan(Struct, frozen=True, kw_only=True):
     disable_jump_forward: bool
     constrained_json_whitespace_pattern: str | None
     constrained_json_disable_any_whitespace: bool
+    enable_lora: bool
+    max_lora_rank: int | None
+    lora_target_modules: tuple[str, ...] | None
+    lora_paths: tuple[str, ...] | None
+    max_loras_per_batch: int
+    max_loaded_loras: int | None
+    lora_eviction_policy: str
+    lora_backend: str
     disable_cuda_graph: bool
     cuda_graph_max_bs: int  # 0: no graphs
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences of captured decode steps
@@ -265,6 +273,8 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
            c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal")
     c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
+    c.auto("enable_lora", derive.enable_lora, c["lora_paths"])
+    c.auto("lora_backend", derive.lora_backend)
     c.auto("random_seed", derive.random_seed, machine)
     for name in RANK_VARIABLES:
         c.auto(name, derive.rank_variable, name, device, machine)

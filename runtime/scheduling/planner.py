@@ -89,6 +89,7 @@ class Planner:
         roster = self.roster
         roster.begin()
         roster.cache.host.begin()
+        roster.seats.release(roster.waiting)
         if roster.waiting.has_ready:
             roster.waiting.turn += 1
             if roster.has_levels:
@@ -96,7 +97,7 @@ class Planner:
         builder = StepBuilder()
         parts: dict[int, PromptPart] = {}
         self._decode(builder)
-        if roster.extending or (roster.waiting.has_ready and roster.has_free_slot):
+        if roster.extending or ((roster.waiting.has_ready or roster.seats.waiting) and roster.has_free_slot):
             self._fill(builder, parts)
         step = self.totals.steps + 1
         moves = roster.cache.host.take(step)
@@ -110,7 +111,8 @@ class Planner:
         flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder),
                         [self.hidden.expect(shown) for shown in builder.shown])
         states = roster.cache.states
-        return builder.build(step, moves, None if states is None else states.take(builder.state_slots)), flight
+        states_moves = None if states is None else states.take(builder.state_slots)
+        return builder.build(step, moves, states_moves, roster.seats.take()), flight
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
@@ -187,7 +189,7 @@ class Planner:
     def _make_way(self) -> None:
         """Running sequences give way to the head of the queue if its priority is better by enough, and if that makes room."""
         roster = self.roster
-        head = roster.waiting.head()
+        head = roster.seats.head(roster.waiting)
         if head is None or not roster.num_running:
             return
         worst_level = head.level + roster.order.preemption_threshold
@@ -243,7 +245,8 @@ class Planner:
     def _admit(self, fill: Fill, builder: StepBuilder) -> None:
         """Takes waiting sequences in order while slots, pages and the step's tokens last."""
         roster, admission = self.roster, self.admission
-        while fill.left and roster.has_free_slot and (sequence := roster.waiting.head()) is not None:
+        roster.seats.release(roster.waiting)
+        while fill.left and roster.has_free_slot and (sequence := roster.seats.head(roster.waiting)) is not None:
             if admission.max_prompts is not None and len(fill.rows) >= admission.max_prompts:
                 return
             if not admission.has_chunks and fill.rows and len(sequence.tokens) > fill.left:
@@ -260,7 +263,7 @@ class Planner:
                 self.totals.prompt_tokens += sequence.prompt_len
                 self.totals.cached_tokens += sequence.cached_len
                 self.totals.loaded_tokens += sequence.loaded_len
-            builder.admit(sequence, self.eos_ids)
+            builder.admit(sequence, self.eos_ids, roster.seats.index(sequence))
             self._last_admission = self.totals.steps + 1
             self._extend(sequence, fill)
 

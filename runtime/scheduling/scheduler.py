@@ -21,6 +21,7 @@ from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.runs import split_rows, take_run
+from runtime.scheduling.seats import SeatConfig
 from runtime.scheduling.waiting import OrderConfig
 
 TIME_IS_UP = {True: "the request waited too long for its turn; try again later",
@@ -42,6 +43,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     pools: bool = False  # the model makes a vector of a prompt, and no tokens
     conservativeness: float = 1.0
     limit: Limit = Limit()  # in time
+    seats: SeatConfig = SeatConfig()  # of adapters
 
     @property
     def pool_tokens(self) -> int:
@@ -68,7 +70,8 @@ class Scheduler:
         """`journal` is told what the prefix cache holds."""
         self.config = config
         self.journal = journal
-        self.roster = Roster(empty_cache(config, journal), config.max_running, config.order, config.conservativeness)
+        self.roster = Roster(empty_cache(config, journal), config.max_running, config.order, config.conservativeness,
+                             config.seats)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)

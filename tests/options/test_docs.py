@@ -45,7 +45,7 @@ def test_schema_follows_the_table() -> None:
     properties = schema()["properties"]
     assert properties["page-size"]["default"] == "auto" and properties["page-size"]["anyOf"]
     assert properties["port"]["maximum"] == 65535 and properties["disable-radix-cache"]["type"] == "boolean"
-    assert "enable-lora" not in properties and "config" not in properties
+    assert "speculative-algorithm" not in properties and "config" not in properties
     assert schema()["additionalProperties"] is False
 
 

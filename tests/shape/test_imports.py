@@ -12,16 +12,17 @@ from tests.shape import source
 # The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "runtime.errors", "runtime.constraint", "runtime.children", "runtime.moves", "runtime.pooling", "runtime.prompts"),
-    ("runtime.sampling", "runtime.parsing"),
+    ("runtime.sampling", "runtime.parsing", "runtime.adapters"),
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels",
      "runtime.models.latent", "runtime.models.registry", "runtime.models.schemes", "runtime.models.sparse", "runtime.models.tasks"),
     ("runtime.models.encoder_config", "runtime.models.quantization"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
+    ("runtime.models.adaptable",),
     ("runtime.options", "runtime.pocket"),
     ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.exchange", "runtime.devices.figures",
-     "runtime.outputs", "runtime.sessions"),
+     "runtime.outputs", "runtime.sessions", "runtime.loras"),
     ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
@@ -41,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.__main__",),
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
-SHARED = {"runtime.actors": (), "runtime.devices": (
+SHARED = {"runtime.actors": ("runtime.actors.adapters",), "runtime.devices": (
     "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
     "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.transfers")}
@@ -51,6 +52,7 @@ RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.device
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
               "runtime.models.tasks", "runtime.models.encoder_config", "runtime.models.schemes", "runtime.models.quantization",
+              "runtime.models.adaptable",
               "runtime.devices.worker")
 TORCH = {"torch", "torch_npu", "transformers"}
 

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from runtime.adapters.wire import LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.base import Progress
 from runtime.devices.host import open_host
@@ -132,6 +133,9 @@ class NullExecutor:
         self._recording = (wish.folder, cProfile.Profile()) if wish.folder else None
         if self._recording is not None:
             self._recording[1].enable()
+
+    def load_adapter(self, load: LoadAdapter) -> None:
+        """Tokens are the same with it."""
 
     def close(self) -> None:
         """Nothing to give back."""

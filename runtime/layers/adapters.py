@@ -1,0 +1,180 @@
+"""Adapters on a rank: what each linear layer adds for the tokens of sequences that have one.
+
+Loaded adapters are in host memory, this rank's share of them, cut as the layers are: a column layer's B by its outputs, a row layer's A by
+its inputs (whose partial products the layer's sum adds up, as B is linear). `num_seats` of them sit on the device, side by side in
+one tensor a layer, with ranks padded to the largest. A token of the plain model costs nothing, and a step in which nobody has an adapter
+is as without.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn.functional import linear
+
+from runtime.adapters.ops import AdapterOps
+from runtime.adapters.peft import WEIGHTS, Pair, read_adapter
+from runtime.adapters.wire import AdapterSetup, Seating
+from runtime.devices.base import Device
+from runtime.layers.linear import Linear
+from runtime.layers.upload import to_device
+from runtime.layers.weight import Layer
+from runtime.messages import StepPlan
+from runtime.models.adaptable import linears
+from runtime.models.config import ModelConfig
+
+Shares = dict[tuple[str, str], tuple[Tensor, Tensor]]  # of an adapter: A [rank, in], B [out, rank] of this rank, by layer and part
+
+
+@dataclass(slots=True)
+class Current:
+    """What the step that is launched needs: what AdapterOps made of it; None: nobody has an adapter."""
+
+    plan: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens of a step whose adapter sits at `seat`: a slice where they follow one another, else int64 [n]."""
+
+    seat: int
+    rows: Tensor | slice
+
+
+class PlainAdapters:
+    """AdapterOps on any device, as two small products for each seat and part: the specification of those that have kernels for it."""
+
+    def __init__(self, place: torch.device) -> None:
+        self.place = place
+
+    def plan(self, seats: np.ndarray) -> list[Segment]:
+        found: list[Segment] = []
+        for seat in np.unique(seats[seats >= 0]).tolist():
+            rows = np.flatnonzero(seats == seat)
+            is_run = rows[-1] - rows[0] + 1 == len(rows)
+            found.append(Segment(seat, slice(int(rows[0]), int(rows[-1]) + 1) if is_run else to_device(rows, self.place)))
+        return found
+
+    def add(self, out: Tensor, x: Tensor, a: Tensor, b: list[Tensor], offsets: list[int], plan: list[Segment]) -> None:
+        for segment in plan:
+            seat, rows = segment.seat, segment.rows
+            inner = linear(x[rows], a[seat].flatten(0, 1)).unflatten(1, a.shape[1:3])  # [n, parts, rank]
+            for index, (each, offset) in enumerate(zip(b, offsets, strict=True)):
+                columns, added = out.narrow(1, offset, each.shape[1]), linear(inner[:, index], each[seat])
+                if isinstance(rows, slice):
+                    columns[rows] += added
+                else:
+                    columns.index_add_(0, rows, added)
+
+
+class Seats:
+    """The seats of one linear layer; `parts` where it is fused."""
+
+    def __init__(self, layer: Linear, parts: tuple[str, ...], setup: AdapterSetup, ops: AdapterOps, current: Current) -> None:
+        place, dtype = layer.device.place, layer.dtype
+        self.ops = ops
+        self.current = current
+        self.layer = layer
+        self.parts = parts
+        self.a = torch.zeros(setup.num_seats, len(parts), setup.max_rank, layer.inputs.size, dtype=dtype, device=place)
+        self.b = [torch.zeros(setup.num_seats, layer.outputs[part].size, setup.max_rank, dtype=dtype, device=place) for part in parts]
+        starts = np.cumsum([0, *(share.size for share in layer.outputs.values())]).tolist()
+        offsets = dict(zip(layer.outputs, starts, strict=False))
+        self.offsets = [offsets[part] for part in parts]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.a.nbytes + sum(b.nbytes for b in self.b)
+
+    def cut(self, part: str, a: Any, b: Any, scale: float) -> tuple[Tensor, Tensor]:
+        """This rank's share of a pair of safetensors' slices; B with the scale in it."""
+        inputs, outputs = self.layer.inputs, self.layer.outputs[part]
+        mine = a[:, inputs.start : inputs.start + inputs.size], b[outputs.start : outputs.start + outputs.size]
+        return mine[0].to(self.layer.dtype).contiguous(), (mine[1].float() * scale).to(self.layer.dtype)
+
+    def sit(self, seat: int, path: str, shares: Shares) -> None:
+        for index, part in enumerate(self.parts):
+            self.a[seat, index].zero_()
+            self.b[index][seat].zero_()
+            if (pair := shares.get((path, part))) is not None:
+                rank = len(pair[0])
+                self.a[seat, index, :rank].copy_(pair[0])
+                self.b[index][seat, :, :rank].copy_(pair[1])
+
+    def add(self, x: Tensor, out: Tensor) -> Tensor:
+        """Adds to what the layer made of `x`, in place."""
+        if self.current.plan is not None:
+            self.ops.add(out, x, self.a, self.b, self.offsets, self.current.plan)
+        return out
+
+
+class Adapters:
+    """All of them on one rank."""
+
+    def __init__(self, device: Device, model: Any, config: ModelConfig, setup: AdapterSetup, max_slots: int) -> None:
+        self.ops = device.adapters or PlainAdapters(device.place)
+        self.current = Current()
+        self.modules = {name: sizes for name, sizes in linears(config).items() if name.rpartition(".")[2] in setup.targets}
+        self.homes = {name: _home(name, model.fused) for name in self.modules}
+        self.seats = {path: Seats(layer, parts, setup, self.ops, self.current)
+                      for path, layer in _linears(model) if (parts := self._parts(path))}
+        for seats in self.seats.values():
+            seats.layer.adapted = seats.add
+        self.hosts: dict[int, Shares] = {}  # by adapter
+        self.seat_of_slot = np.full(max_slots, -1, dtype=np.int32)
+
+    def _parts(self, path: str) -> tuple[str, ...]:
+        return tuple(part for home, part in self.homes.values() if home == path)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the device's memory."""
+        return sum(seats.num_bytes for seats in self.seats.values())
+
+    def load(self, id: int, folder: str) -> None:
+        """Reads an adapter to host memory; in any thread. Raises ModelError."""
+        adapter = read_adapter(folder, self.modules)
+        with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
+            self.hosts[id] = {self.homes[name]: self._cut(file, name, pair) for name, pair in adapter.pairs.items()}
+
+    def _cut(self, file: Any, name: str, pair: Pair) -> tuple[Tensor, Tensor]:
+        path, part = self.homes[name]
+        return self.seats[path].cut(part, file.get_slice(pair.a), file.get_slice(pair.b), pair.scale)
+
+    def begin(self, plan: StepPlan) -> bool:
+        """Called before a step is launched. -> whether somebody in it has an adapter"""
+        if plan.seating is not None:
+            self._seat(plan.seating)
+        for admit in plan.admits:
+            self.seat_of_slot[admit.slot] = admit.seat
+        seats = self.seat_of_slot[plan.slots]
+        has_some = bool((seats >= 0).any())
+        self.current.plan = self.ops.plan(np.repeat(seats, plan.counts)) if has_some else None
+        return has_some
+
+    def _seat(self, seating: Seating) -> None:
+        for seat, id in zip(seating.seats.tolist(), seating.ids.tolist(), strict=True):
+            for path, seats in self.seats.items():
+                seats.sit(seat, path, self.hosts[id])
+        for id in seating.gone.tolist():
+            self.hosts.pop(id, None)
+
+
+def _home(name: str, fused: dict[str, tuple[str, str]]) -> tuple[str, str]:
+    """`layers.0.self_attn.q_proj` -> (`layers.0.self_attn.qkv_proj`, `q`)."""
+    parent, _, module = name.rpartition(".")
+    module, part = fused.get(module, (module, ""))
+    return f"{parent}.{module}", part
+
+
+def _linears(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Linear]]:
+    for name, child in layer.children():
+        if isinstance(child, Linear):
+            yield prefix + name, child
+        elif isinstance(child, Layer):
+            yield from _linears(child, f"{prefix}{name}.")

@@ -1,0 +1,23 @@
+"""Which linear layers of a model adapters can change, and their sizes. Torch-free."""
+
+from runtime.models.config import ModelConfig
+from runtime.models.registry import MODELS
+
+
+def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs by name, as `layers.0.self_attn.q_proj`; empty for families whose layers are of another kind."""
+    if MODELS.get(config.architecture) != "runtime.models.llama:Llama":
+        return {}
+    hidden, queries, keys = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys), "o_proj": (queries, hidden)}
+    found: dict[str, tuple[int, int]] = {}
+    for index in range(config.num_layers):
+        found |= {f"layers.{index}.self_attn.{name}": sizes for name, sizes in attention.items()}
+        block, inner = f"layers.{index}.mlp", config.intermediate_size
+        if (mixture := config.mixture) is not None and mixture.layers[index]:
+            if not mixture.shared_size:
+                continue
+            block, inner = f"{block}.{'shared_expert' if mixture.has_shared_gate else 'shared_experts'}", mixture.shared_size
+        found |= {f"{block}.{name}": (hidden, inner) for name in ("gate_proj", "up_proj")}
+        found[f"{block}.down_proj"] = inner, hidden
+    return found
