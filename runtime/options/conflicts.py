@@ -264,9 +264,6 @@ def adapters_see_all_tokens(said: Said) -> str | None:
 
 def adapters_fit(said: Said) -> str | None:
     loaded, mixed, paths = said["max_loaded_loras"], said["max_loras_per_batch"], said["lora_paths"] or ()
-    if said["enable_lora_overlap_loading"] and (loaded is None or loaded > 2 * mixed):
-        return (f"--enable-lora-overlap-loading pins adapters in memory: give --max-loaded-loras, {2 * mixed} at most, "
-                "twice --max-loras-per-batch")
     if loaded is None:
         return None
     if loaded < mixed:

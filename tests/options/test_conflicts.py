@@ -48,7 +48,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [  # wrong values, par
     ({"lora_paths": ("a",), "lora_target_modules": ("all", "q_proj")}, "stands alone", {"lora_target_modules": ("q_proj",)}),
     ({"lora_paths": ("a",), "max_loaded_loras": 2}, "below --max-loras-per-batch", {"max_loaded_loras": 8}),
     ({"lora_paths": tuple("abc"), "max_loaded_loras": 2, "max_loras_per_batch": 2}, "names 3 adapters", {"max_loaded_loras": 3}),
-    ({"lora_paths": ("a",), "enable_lora_overlap_loading": True}, "give --max-loaded-loras, 16", {"max_loaded_loras": 16}),
+    ({"lora_paths": ("a",), "moe_a2a_backend": "deepep"}, "adapters do not go with", {"moe_a2a_backend": "none"}),
     ({"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8,
       "page_size": 16, "attention_backend": "triton"}, "take flashinfer or fa3", {"page_size": 1}),
     ({"disaggregation_mode": "prefill", "tensor_parallel_size": 4, "disaggregation_decode_tp": 3}, "multiples of one another",
