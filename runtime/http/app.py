@@ -16,7 +16,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
-from runtime.http import admin, errors, openapi, socket
+from runtime.http import adapters, admin, errors, openapi, socket
+from runtime.http.adapters import adapter_named
 from runtime.http.anthropic.answers import TokenCount
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
 from runtime.http.anthropic.types import CountBody
@@ -37,7 +38,7 @@ from runtime.http.openai.answers import Model, Models
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
 from runtime.http.openai.kept import Kept
-from runtime.http.openai.models import check_model, model_object
+from runtime.http.openai.models import adapter_object, model_object
 from runtime.http.origin import origin
 from runtime.http.replies import json, taking, telling
 from runtime.http.vectors.embeddings import embeddings, encode, pooled
@@ -79,12 +80,12 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
 
 def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
     def model(request: Request) -> Any:
-        check_model(service.card, request.path_params["name"])
-        return described(request)
+        name = adapter_named(service.card, request.path_params["name"])
+        return adapter_object(service.card, service.card.adapters[name]) if name else described(request)
 
     def models(request: Request) -> Any:
-        entry = described(request)
-        return {"object": "list", "data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
+        entries = [described(request), *(adapter_object(service.card, adapter) for adapter in service.card.adapters.values())]
+        return {"object": "list", "data": entries, "has_more": False, "first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
 
     def described(request: Request) -> Any:
         more = model_fields(service.card) if "anthropic-version" in request.headers else {}
@@ -107,6 +108,7 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         *ollama.routes(service, face),
         *openapi.routes(),
         *admin.routes(service, face),
+        *adapters.routes(service, face),
         socket.route(service, face, served(face)),
     ]
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from runtime.http import admin
+from runtime.http import adapters, admin
 from runtime.http.anthropic import types as anthropic
 from runtime.http.native import info, parse
 from runtime.http.native.types import GenerateBody
@@ -132,6 +132,12 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         Operation("GET POST", "/flush_cache", "Empty the prefix cache", answer="text"),
         Operation("GET POST", "/clear_hicache_storage_backend", "Empty the storage tier", answer="text"),
         Operation("POST", "/abort_request", "End requests by the beginning of their ids", admin.AbortBody, {"rid": "x"}),
+        Operation("POST", "/load_lora_adapter", "Load an adapter", adapters.LoadBody, {"lora_name": "x", "lora_path": "/adapters/x"}),
+        Operation("POST", "/unload_lora_adapter", "Unload an adapter, when its requests have ended", adapters.UnloadBody,
+                  {"lora_name": "x"}),
+        Operation("POST", "/v1/load_lora_adapter", "The same, as vLLM has it", adapters.LoadBody,
+                  {"lora_name": "x", "lora_path": "/adapters/x"}, "text"),
+        Operation("POST", "/v1/unload_lora_adapter", "The same, as vLLM has it", adapters.UnloadBody, {"lora_name": "x"}, "text"),
         Operation("GET POST", "/start_profile", "Record where the ranks' time goes", admin.ProfileBody, {"num_steps": 5}),
         Operation("GET POST", "/stop_profile", "Write what was recorded"),
     ),

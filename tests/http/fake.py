@@ -13,7 +13,7 @@ from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
 from runtime.parsing.choose import Formats
 from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Loaded, Sink, TokenLogprob
 from runtime.sampling import Limits, check
-from runtime.service import Health, Load, ModelCard
+from runtime.service import AdapterCard, Health, Load, ModelCard
 
 VOCAB = 1000
 WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", " \"fox\"", "\n", " end"]
@@ -102,6 +102,20 @@ class FakeControls:
 
 
 @dataclass
+class FakeAdapters:
+    """Loads whatever it is told to."""
+
+    cards: dict[str, AdapterCard] = field(default_factory=dict)
+
+    async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
+        self.cards[name] = AdapterCard(name, folder, 8, 5, is_pinned)
+
+    async def unload(self, name: str) -> None:
+        if self.cards.pop(name, None) is None:
+            raise InvalidRequest(f"no adapter {name} is loaded", param="lora_name")
+
+
+@dataclass
 class FakeService:
     """Answers at once, or step by step with `hold`."""
 
@@ -122,12 +136,14 @@ class FakeService:
     has_tags: bool = False
     says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)
+    adapters: FakeAdapters | None = field(default_factory=FakeAdapters)
 
     @property
     def card(self) -> ModelCard:
         limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
         return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
                          preferred=self.preferred, formats=self.formats, has_tags=self.has_tags,
+                         adapters=self.adapters.cards if self.adapters is not None else {},
                          storage=self.storage, has_cache_report=self.has_cache_report)
 
     def submit(self, ask: Ask, sink: Sink) -> None:

@@ -34,5 +34,5 @@ async def test_it_shows_every_route_and_opens_the_one_that_is_named(tmp_path: Pa
     for told in ("Body", "Answer, application/json", "Each event, text/event-stream", "Refusal", ">messages<", ">choices<",
                  "list of ChatPiece"):
         assert told in seen, told
-    assert seen.index(">messages<") < seen.index(">temperature<") < seen.index(">lora_path<")  # what must be given, what may be, the rest
+    assert seen.index(">messages<") < seen.index(">temperature<") < seen.index(">images_config<")  # must be given, may be, the rest
     assert "Error" not in re.sub(r"OpenAIError", "", seen.split("<main", 1)[1].split("<script", 1)[0])

@@ -79,7 +79,7 @@ OWN: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs"), (COMPLETIONS, {"logprob_token_ids": [1]}, "logprob_token_ids"),
     (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids"), (CHAT, {"logprobs": True, "logprob_token_ids": [1000]}, "logprob_token_ids"),
     (CHAT, {"stream_interval": 0}, "stream_interval"), (CHAT, {"input_ids": []}, "input_ids"), (CHAT, {"input_ids": [1000]}, "input_ids"),
-    (CHAT, {"chat_template": "x"}, "chat_template"), (CHAT, {"echo": True}, "echo"), (COMPLETIONS, {"lora_path": "x"}, "lora_path"),
+    (CHAT, {"chat_template": "x"}, "chat_template"), (CHAT, {"echo": True}, "echo"),
     (COMPLETIONS, {"length_penalty": 2}, "length_penalty"), (CHAT, {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
     (COMPLETIONS, {"prompt": [1, 2], "suffix": "x"}, "suffix"),
     (COMPLETIONS, {"logprobs": -1}, "logprobs"), (COMPLETIONS, {"logprobs": 1001}, "logprobs"),

@@ -34,6 +34,7 @@ BESIDE = {
 }
 # of what the reference names: the choices that are refused, with the reason
 OTHERWISE = {
+    ("--lora-paths", "1"): "--enable-lora is not possible on npu in this version",
     ("--sampling-backend", "pytorch"): "npu, which has ascend",  # it would make the host wait at each step
 }
 

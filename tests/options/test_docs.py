@@ -51,14 +51,14 @@ def test_schema_follows_the_table() -> None:
 
 def test_help_shows_what_works_and_where_the_rest_is() -> None:
     text = help_text()
-    assert "--page-size int|auto" in text and "--enable-lora" not in text
+    assert "--page-size int|auto" in text and "--speculative-algorithm" not in text
     assert f"{sum(row.status != 'works' for row in EVERY)} further options" in text
     assert max(map(len, text.splitlines())) <= 140
 
 
 def test_help_of_a_group_shows_all_with_status() -> None:
     text = help_text(["lora"])
-    assert "--enable-lora\n      [planned]" in text and "--max-lora-chunk-size 16|32|64|128\n      [other-device]" in text
+    assert "--enable-lora-overlap-loading\n      [superseded]" in text and "--max-lora-chunk-size 16|32|64|128\n      [other-device]" in text
     assert "--page-size" not in text
     assert "--concurrency-limit" in help_text(["rtp_llm"])
     with pytest.raises(OptionsError, match="did you mean memory"):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import to_builtins
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.http.adapters import adapter_named
 from runtime.http.anthropic.answers import Message
 from runtime.http.anthropic.convert import NAMES, chat_body
 from runtime.http.anthropic.types import Adaptive, CountBody, Enabled, MessagesBody
@@ -16,7 +17,7 @@ from runtime.http.errors import anthropic_error, decode, renamed
 from runtime.http.exchange import Answer, Output
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
-from runtime.http.openai.models import check_model
+from runtime.http.openai.models import told_model
 from runtime.http.reading import events_of
 from runtime.http.sse import encode
 from runtime.parsing.events import Event, Reasoning
@@ -29,21 +30,21 @@ _body = msgspec.json.Decoder(MessagesBody)
 def messages(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
     wish = decode(body, _body)
-    check_model(service.card, wish.model)
-    message_id = f"msg_{uuid4().hex}"
+    message_id, asked = f"msg_{uuid4().hex}", chat_body(wish)
+    asked.lora_path = adapter_named(service.card, wish.model)
     try:
-        ask, reading, names = chat.prepare(service, chat_body(wish), message_id)
+        ask, reading, names = chat.prepare(service, asked, message_id)
     except RequestError as error:
         raise renamed(error, NAMES) from None
     is_stream = bool(wish.stream)
     omits = isinstance(wish.thinking, Enabled | Adaptive) and wish.thinking.display == "omitted"
-    dialect = MessageDialect(message_id, service.card.name, wish.max_tokens, is_stream=is_stream, omits_thoughts=omits)
+    dialect = MessageDialect(message_id, told_model(service.card, wish.model), wish.max_tokens, is_stream=is_stream, omits_thoughts=omits)
     return Answer(service, [ask], dialect, is_stream=is_stream, names=names | NAMES, reading=reading)
 
 
 async def count_tokens(service: Service, wish: CountBody) -> Any:
     """Raises RequestError."""
-    check_model(service.card, wish.model)
+    adapter_named(service.card, wish.model)
     try:
         prompt = chat_prompt(chat_body(wish))
     except InvalidRequest as error:

@@ -181,6 +181,14 @@ class Aborted(Struct, forbid_unknown_fields=True):
     aborted: int
 
 
+class Adapters(Struct, forbid_unknown_fields=True):
+    """Adapters came or went: those loaded now, name and folder."""
+
+    success: bool
+    error_message: str
+    loaded_adapters: dict[str, str]
+
+
 class Profiled(Struct, forbid_unknown_fields=True):
     """Where the records are."""
 

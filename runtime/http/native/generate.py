@@ -9,6 +9,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http import hidden, sse
+from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer, Output
@@ -68,9 +69,10 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
     ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
     asks = [
-        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt,
+        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt, adapter=adapter,
             session=wish.session_params, timeout_s=wish.timeout, queue_timeout_s=wish.queue_timeout)
-        for id, prompt, one, salt in zip(ids, prompts, params, salts(wish, count), strict=True)
+        for id, prompt, one, salt, adapter in zip(
+            ids, prompts, params, salts(wish, count), adapters_of(service.card, None, wish.lora_path, count), strict=True)
     ]
     dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)

@@ -68,17 +68,17 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
     queue_timeout: Seconds | None = None  # from arrival to the first step; as x-queue-timeout
     custom_logit_processor: str | None = None  # the name of one of --logit-processors
+    lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
     # refused: LATER
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    lora_path: Any = None
     priority: Priority | None = None
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
 
 
-LATER = ("image_data", "video_data", "audio_data", "lora_path")
+LATER = ("image_data", "video_data", "audio_data")
 
 
 def refuse_later(body: Struct, names: tuple[str, ...]) -> None:

@@ -73,14 +73,18 @@ def generate(service: Service, body: bytes) -> Answer | Response:
     rule, where = constraint_of(plain)
     params = sampling_params(plain, service.card.sampling_defaults, NAMES, constraint=rule, logprobs=wish.logprobs,
                              top_logprobs=wish.top_logprobs)
-    ask = Ask(id=_new_id(), prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt), params=params, arrival_s=time.monotonic())
+    ask = Ask(id=_new_id(), prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt), params=params, arrival_s=time.monotonic(),
+              adapter=check_name(service.card, wish.model))
     return _answer(service, wish, writer, NAMES, ask, None, where)
 
 
-def check_name(card: ModelCard, name: str) -> None:
-    """Raises ModelNotFound. "default" means the served model, as in the other dialects."""
+def check_name(card: ModelCard, name: str) -> str:
+    """The adapter of that name; "": the plain model. Raises ModelNotFound. "default" means that, as in the other dialects."""
+    if (bare := name.removesuffix(LATEST)) in card.adapters:
+        return bare
     if name != "default" and name.removesuffix(LATEST) != card.name.removesuffix(LATEST):
-        raise ModelNotFound(f"model '{name}' not found; this server has {card.name}", param="model")
+        raise ModelNotFound(f"model '{name}' not found; this server has {', '.join((card.name, *card.adapters))}", param="model")
+    return ""
 
 
 def _prepared(service: Service, wish: Shared, messages: list[types.Message], names: dict[str, str],
@@ -90,7 +94,7 @@ def _prepared(service: Service, wish: Shared, messages: list[types.Message], nam
         args = {"enable_thinking": bool(wish.think), "thinking": bool(wish.think)}
     effort = wish.think if isinstance(wish.think, str) else None
     body = types.ChatBody(messages=messages, tools=tools, logprobs=wish.logprobs, top_logprobs=wish.top_logprobs, reasoning_effort=effort,
-                          chat_template_kwargs=args, **_fields(wish))
+                          chat_template_kwargs=args, lora_path=check_name(service.card, wish.model), **_fields(wish))
     try:
         return openai.prepare(service, body, _new_id())
     except RequestError as error:

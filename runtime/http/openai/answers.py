@@ -205,6 +205,7 @@ class Model(Struct, kw_only=True, forbid_unknown_fields=True):
     owned_by: str
     root: str
     max_model_len: int
+    parent: str | UnsetType = UNSET  # of an adapter: the model that it changes
     type: str | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: datetime | UnsetType = UNSET

@@ -10,6 +10,7 @@ from msgspec import structs
 from runtime.constraint import Rule
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
+from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
@@ -19,7 +20,7 @@ from runtime.http.openai.answers import ChatCompletion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt
-from runtime.http.openai.models import check_model
+from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import demanded, demands, strict, tools_of
@@ -46,9 +47,9 @@ _decoder = msgspec.json.Decoder(ChatBody)
 def chat(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
     wish = decode(body, _decoder)
-    check_model(service.card, wish.model)
     (rid,) = ask_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
-    envelope = Envelope("chatcmpl", "chat.completion", service.card.name, 1, wish.stream_options, rid, service.card.cache_report)
+    name = told_model(service.card, wish.model)
+    envelope = Envelope("chatcmpl", "chat.completion", name, 1, wish.stream_options, rid, service.card.cache_report)
     ask, reading, names = prepare(service, wish, envelope.id)
     envelope.meter.n = ask.params.n
     dialect = ChatDialect(service, envelope, wish, is_text=reading is None)
@@ -61,6 +62,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     """-> what to ask, how to read the answer where it may be more than text, and the client's names of our fields. Raises RequestError."""
     arrival_s = time.monotonic()
     refuse(wish)
+    (adapter,) = adapters_of(service.card, wish.model, wish.lora_path, 1)
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     formats, tools = service.card.formats, tools_of(wish)
@@ -73,7 +75,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
         **_behind_thoughts(formats, rule, is_demanded=demands(wish)))
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
     ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0],
-              marks=marks_of(formats.tools if tools else None, formats.thinking))
+              adapter=adapter, marks=marks_of(formats.tools if tools else None, formats.thinking))
     return ask, reading, names
 
 

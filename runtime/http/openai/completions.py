@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
+from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer, Output
@@ -17,7 +18,7 @@ from runtime.http.ids import ask_ids
 from runtime.http.openai.answers import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
-from runtime.http.openai.models import check_model
+from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.types import MAX_PROMPTS, CompletionBody
@@ -39,9 +40,9 @@ def completions(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
     arrival_s = time.monotonic()
     wish = decode(body, _decoder)
-    check_model(service.card, wish.model)
     refuse(wish)
     prompts = _prompts(wish)
+    adapters = adapters_of(service.card, wish.model, wish.lora_path, len(prompts))
     rule, where = constraint_of(wish)
     told = _told(wish, service.card.sampling_defaults.get("n", 1))
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
@@ -49,11 +50,12 @@ def completions(service: Service, body: bytes) -> Answer:
         wish, service.card.sampling_defaults, names, n=told.num_drawn, max_new_tokens=_longest(wish, service, told), constraint=rule,
         logprobs=told.has_logprobs or told.is_choosing, top_logprobs=wish.logprobs, prompt_logprobs=_prompt_width(wish))
     rid = wish.rid or wish.request_id
-    envelope = Envelope("cmpl", "text_completion", service.card.name, params.n, wish.stream_options, rid if isinstance(rid, str) else None,
-                        service.card.cache_report)
+    envelope = Envelope("cmpl", "text_completion", told_model(service.card, wish.model), params.n, wish.stream_options,
+                        rid if isinstance(rid, str) else None, service.card.cache_report)
     asks = [
-        Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt)
-        for id, prompt, salt in zip(ask_ids(rid or envelope.id, len(prompts)), prompts, salts(wish, len(prompts)), strict=True)
+        Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt, adapter=adapter)
+        for id, prompt, salt, adapter in zip(
+            ask_ids(rid or envelope.id, len(prompts)), prompts, salts(wish, len(prompts)), adapters, strict=True)
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
     answer = Answer(service, asks, CompletionDialect(service, envelope, told, echoes), is_stream=bool(wish.stream), names=names)

@@ -83,6 +83,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "input_ids": "the prompt; `messages` are then not rendered",
         "return_hidden_states": "`hidden_states` in each choice, of a stream in its last chunk: what its last token was sampled from; "
                                 "--enable-return-hidden-states",
+        "lora_path": "the name of a loaded adapter, of several prompts also a list: lora.md",
         "return_prompt_token_ids": "`prompt_token_ids` in each choice",
         "separate_reasoning": "false: thoughts are content", "stream_reasoning": "false: thoughts come in one piece",
         "reasoning": "`{effort, enabled}`; see `reasoning_effort`",
@@ -102,7 +103,7 @@ PARAMETERS: dict[str, Parameter] = dict([
         "spaces_between_special_tokens": "only slow tokenizers had a use for it",
     }),
     *_rows("SGLang", "400", {
-        "lora_path": "there are no adapters", "return_routed_experts": "ranks report tokens only",
+        "return_routed_experts": "ranks report tokens only",
         "routed_experts_start_len": "ranks report tokens only",
         "return_cached_tokens_details": "usage has the sum", "return_meta_info": "/generate has it",
         "custom_params": "for a logit processor", "custom_logit_processor": "named ones are served by /generate: processors.md",

@@ -73,7 +73,7 @@ class Reasoning(Struct, forbid_unknown_fields=True):
 class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of both routes that are refused unless they say nothing (parameters.py)."""
 
-    lora_path: Any = None
+    lora_path: str | list[str | None] | None = None
     return_routed_experts: Any = None
     routed_experts_start_len: Any = None
     routed_experts_prompt_start: Any = None

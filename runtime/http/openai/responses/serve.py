@@ -8,13 +8,14 @@ import msgspec
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
+from runtime.http.adapters import adapter_named
 from runtime.http.errors import decode, renamed
 from runtime.http.exchange import Answer, Output
 from runtime.http.openai import chat
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
-from runtime.http.openai.models import check_model
+from runtime.http.openai.models import told_model
 from runtime.http.openai.responses.answers import Response
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.store import Kept, ResponseStore
@@ -41,13 +42,14 @@ class Wish:
     def __init__(self, service: Service, store: ResponseStore, body: bytes) -> None:
         """Raises RequestError."""
         self.body = decode(body, _decoder)
-        check_model(service.card, self.body.model)
+        adapter = adapter_named(service.card, self.body.model)
         check(self.body)
         before = self.body.previous_response_id
         self.context = [] if before is None else store.find(before, "previous_response_id").conversation
         self.input = items_of(self.body.input)
         self.chat = chat_body(self.body, [*self.context, *self.input])
-        self.response = response_object(self.body, service.card.name)
+        self.chat.lora_path = adapter
+        self.response = response_object(self.body, told_model(service.card, self.body.model))
 
     @property
     def is_kept(self) -> bool:
