@@ -58,7 +58,8 @@ def test_help_shows_what_works_and_where_the_rest_is() -> None:
 
 def test_help_of_a_group_shows_all_with_status() -> None:
     text = help_text(["lora"])
-    assert "--enable-lora-overlap-loading\n      [superseded]" in text and "--max-lora-chunk-size 16|32|64|128\n      [other-device]" in text
+    assert "--enable-lora-overlap-loading\n      [superseded]" in text
+    assert "--max-lora-chunk-size 16|32|64|128\n      [other-device]" in text
     assert "--page-size" not in text
     assert "--concurrency-limit" in help_text(["rtp_llm"])
     with pytest.raises(OptionsError, match="did you mean memory"):
