@@ -23,5 +23,5 @@ class Lora(Group, frozen=True, kw_only=True):
     lora_eviction_policy: A[Literal["lru", "fifo"], option(
         "Which adapter leaves the device when its room is full, of those that nobody uses.")] = "lru"
     lora_backend: A[Literal["triton", "csgmv", "ascend", "torch_native"] | Auto, option(
-        "Kernels that compute adapters.", later=("triton", "csgmv", "ascend"))] = "auto"
+        "Kernels that compute adapters.", later=("triton", "csgmv", "ascend"), note="SGLang's default is csgmv.")] = "auto"
     max_lora_chunk_size: A[Literal[16, 32, 64, 128], on_device("cuda", "Tokens in one chunk of the chunked adapter kernels.")] = 16

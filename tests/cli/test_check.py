@@ -55,7 +55,7 @@ def test_a_pasted_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "explain", "--enable-lora", "--page-size", "0"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:

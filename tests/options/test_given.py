@@ -58,7 +58,7 @@ def test_words(words: str, name: str, expected: Any, source: str | None) -> None
     ("--json-model-override-args {", "is not JSON: "),
     ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
     ("--json-model-override-args \udc80", "is not possible; expected json"),
-    ("--enable-lora", "--enable-lora is planned and not here yet; leave it out"),
+    ("--speculative-algorithm EAGLE", "--speculative-algorithm is planned and not here yet; leave it out"),
     ("--enable-p2p-check", "cuda devices"),
     ("--api-key good s3cret=é", "--api-key is empty, or has"), ("--admin-api-key=", "--admin-api-key is empty"),
 ])
@@ -72,7 +72,7 @@ def test_problems(words: str, problem: str) -> None:
 def test_all_problems_at_once() -> None:
     with pytest.raises(OptionsError) as caught:
         from_argv("--port x --page-size 0 --nonsense 1 --enable-lora --max-lora-rank 8 --served-model-name a:b".split())
-    assert len(caught.value.problems) == 7  # both adapters' options are planned, and --enable-lora lacks target modules
+    assert len(caught.value.problems) == 5  # --enable-lora lacks target modules
 
 
 def test_notices_say_who_does_the_job() -> None:
