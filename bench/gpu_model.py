@@ -4,6 +4,7 @@ Steps are launched one ahead of the results, as the scheduler does it. Keys and 
 numbers do not change how long a step takes.
 """
 
+import gc
 import json
 import math
 from collections.abc import Iterator
@@ -156,6 +157,7 @@ class Model:
 
     def close(self) -> None:
         self.runner.close()
+        gc.collect()
         if not self.is_dry:
             torch.cuda.empty_cache()
 

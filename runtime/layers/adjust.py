@@ -40,7 +40,9 @@ class Counts:
         history = to_device(admit.history, self.place)
         self.in_prompt[row] = False
         self.in_prompt[row, history[: admit.prompt_len]] = True
-        self.generated[row] = torch.bincount(history[admit.prompt_len :], minlength=self.vocab_size)
+        self.generated[row] = 0
+        answer = history[admit.prompt_len :]
+        self.generated[row].index_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
         self.penalties[row] = floats([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty], self.place)
 
     def _grow(self) -> None:

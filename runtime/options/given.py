@@ -189,7 +189,7 @@ def _refusal(row: Row, spelling: str) -> str | None:
     if row.status == "planned":
         return f"{spelling} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
     if row.status == "other-device":
-        return f"{spelling} is an option of {row.device} devices, which this version does not have; leave it out"
+        return f"{spelling} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
     return None
 
 

@@ -1,0 +1,101 @@
+"""A launch waits for nothing that the device does: no value is read, and nothing is asked whose size depends on values."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime import interpreter
+
+from runtime.devices.base import Device
+from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cuda.kernels.launch import INTERPRETER
+from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.runner import Runner
+from runtime.devices.transfers import Here
+from runtime.messages import StartRank
+from tests.devices import taped
+from tests.devices.cuda.place import HAS_CARD
+from tests.devices.drive import Planner, sampling, start_rank
+from tests.models.make import make_checkpoint
+
+WISHES: dict[str, dict[str, Any]] = {
+    "greedy": {}, "random": {"temperature": 0.9, "top_p": 0.8, "top_k": 7, "seed": 4},
+    "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "seed": 1},
+    "bias": {"bias_ids": [3, 4], "bias_values": [2.5, -100.0]}, "banned": {"stop_ids": [1, 2], "min_len": 40},
+    "log probabilities": {"top_logprobs": 2, "prompt_logprobs": 1}}
+
+
+class NoWaits(TorchDispatchMode):
+    """Refuses operators for which the host would wait."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        is_masked = name in ("index", "index_put_") and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if is_masked or (name in taped.WAITS and not (name == "repeat_interleave" and isinstance(args[1], int))):
+            raise taped.Refused(f"the operator {function} in a launch")
+        return function(*args, **(kwargs or {}))
+
+
+class Aside:
+    """Transfers that read when they are asked for what has come."""
+
+    def fetch(self, tensors: Any) -> Any:
+        kept = list(tensors)
+
+        class Later(Here):
+            def arrays(self) -> Any:
+                return [tensor.cpu().numpy() for tensor in kept]
+
+        return Later([])
+
+
+class Watched(Runner):
+    """The cpu with the card's kernels, whose launches are watched."""
+
+    def launch(self, plan: Any) -> Any:
+        run = interpreter.InterpretedFunction.run
+
+        def unwatched(kernel: Any, *args: Any, **kwargs: Any) -> None:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                run(kernel, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch, taped.NoReads(), NoWaits():
+            patch.setattr(interpreter.InterpretedFunction, "run", unwatched)
+            return super().launch(plan)
+
+
+def watched(folder: Path) -> Planner:
+    def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+        return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
+
+    runner = Watched(0, opened, FACTS)
+    ready = runner.start(start_rank(folder, max_len=64, max_total_tokens=256), lambda phase, done: None)
+    assert runner.loaded is not None
+    runner.loaded.transfers = Aside()  # type: ignore[assignment]
+    return Planner(runner, ready, 4)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="watches the cpu")
+@pytest.mark.parametrize("wish", WISHES)
+def test_steps_of_all_kinds(wish: str, tmp_path: Path) -> None:
+    """A prompt in chunks, decodes beside it, decodes alone."""
+    planner = watched(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
+    rows = [planner.row(slot, [5, 9, 100, 7, 8], sampling(**WISHES[wish])) for slot in range(2)]
+    planner.prefill(rows[0])
+    planner.run(rows[:1], [(rows[1], 3)])
+    planner.run(rows[:1], [(rows[1], 2)])
+    planner.run(rows, [])
+    assert [len(row.tokens) for row in rows] == [9, 7]
+
+
+@pytest.mark.skipif(HAS_CARD, reason="watches the cpu")
+def test_latents(tmp_path: Path) -> None:
+    planner = watched(make_checkpoint("deepseek_v2", tmp_path, first_k_dense_replace=3, num_hidden_layers=1))
+    row = planner.row(0, list(range(40)), sampling())
+    planner.prefill(row, chunk=25)
+    planner.run([row], [])
+    assert len(row.tokens) == 42
