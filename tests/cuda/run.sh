@@ -20,13 +20,18 @@ run() {  # name, seconds at most, command
     timeout "$2" "${@:3}" || failed="$failed $1"
     echo "== $1: $((SECONDS - begin)) s"
 }
+pytest() {  # warnings of what else is installed there are not ours
+    "$PYTHON" -m pytest -q -p no:cacheprovider -p no:benchmark -W default "$@"
+}
+export -f pytest
+export PYTHON
 spread=$("$PYTHON" -c 'from importlib.util import find_spec as f; print("-n 12" if f("xdist") else "")')
 for part in $parts; do
     case $part in
-    tests)  # shellcheck disable=SC2086
-        run ranks 120 "$PYTHON" -m pytest tests/cuda -q -p no:cacheprovider -p no:benchmark -m cuda --durations=5
-        run kernels 200 "$PYTHON" -m pytest tests/devices/cuda tests/devices/test_conformance.py -q -p no:cacheprovider -p no:benchmark \
-            -m "not ascend" -k "not cpu and not npu and not interpreter" $spread ;;
+    tests)
+        run ranks 120 bash -c 'pytest tests/cuda -m cuda --durations=5'
+        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py -m 'not ascend' \
+            -k 'not cpu and not npu and not interpreter' $spread" ;;
     bench) run bench 300 "$PYTHON" -m bench.gpu ;;
     idle) run idle 80 "$PYTHON" -m bench.gpu_idle ;;
     *) echo "there is no part $part; choose tests, bench, idle"; exit 2 ;;

@@ -6,6 +6,7 @@ import torch
 from runtime.devices.base import Draw
 from runtime.devices.cuda import attention
 from runtime.devices.cuda.attention import AttentionPlan, Scores, Span
+from runtime.devices.cuda.copies import copy
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kernels.logits import mask, penalise_rows
@@ -67,6 +68,8 @@ def rows(card: Card) -> None:
     rms_norm(x, weight, 1e-6)
     rms_norm(x.unflatten(1, (32, 128)), weight.unflatten(0, (32, 128)), 1e-6)
     rotary(x.unflatten(1, (32, 128)), table, table)
+    pages, places = torch.zeros(4, 4096, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    copy(pages, pages, places, places)
     for kind in ("silu", "gelu", "gelu_tanh"):
         act_and_mul(x, kind)
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):

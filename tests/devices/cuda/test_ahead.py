@@ -20,11 +20,13 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     made = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {one["kernel"] for one in made} >= {"attend", "merge", "store", "prepare", "norm", "add_norm", "turn", "gate", "pick", "ban"}
+    assert {one["kernel"] for one in made} >= {
+        "attend", "merge", "store", "prepare", "norm", "add_norm", "turn", "gate", "pick", "ban", "copy_rows"}
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     assert [one["wgmma"] for one in made if one["kernel"] == "attend"] == [False, True]
 
 
+@pytest.mark.skipif(HAS_CARD, reason="they run for good there")
 @pytest.mark.parametrize(("words", "keys"), [
     (["bench.gpu", "--only", "attention", "rows", "sampling", "shapes"], {"attention", "rows", "sampling", "shapes"}),
     (["bench.gpu_idle"], {"sequences"})], ids=["gpu", "idle"])
@@ -35,6 +37,7 @@ def test_the_benches_run_dry(words: list[str], keys: set[str]) -> None:
     assert all(results[key] for key in keys)
 
 
+@pytest.mark.skipif(HAS_CARD, reason="it runs for good there")
 def test_the_bench_of_the_server_runs_dry() -> None:
     done = subprocess.run([sys.executable, "-m", "bench.gpu", "--only", "http", "--dry"], cwd=ROOT, capture_output=True, text=True,
                           check=False)
