@@ -111,11 +111,22 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
 
 def best_device(root: Path = Path("/")) -> str:
-    """The name of the device that "auto" means on this machine: where there are the files of a driver, and the package of our kernels."""
-    for name, files, package in (("npu", "davinci[0-9]*", "torch_npu"), ("cuda", "nvidia[0-9]*", "triton")):
-        if any((root / "dev").glob(files)) and find_spec(package) is not None:
+    """The name of the device that "auto" means on this machine: where there are the files of a driver, and the packages for it."""
+    for name, files, has_packages in (("npu", "davinci[0-9]*", _has_torch_npu), ("cuda", "nvidia[0-9]*", _has_torch_cuda)):
+        if any((root / "dev").glob(files)) and has_packages():
             return name
     return "cpu"
+
+
+def _has_torch_npu() -> bool:
+    return find_spec("torch_npu") is not None
+
+
+def _has_torch_cuda() -> bool:
+    """Whether torch is built for cards, without importing it."""
+    torch = find_spec("torch")
+    return (find_spec("triton") is not None and torch is not None and torch.origin is not None
+            and (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists())
 
 
 def device_facts(name: str) -> DeviceFacts:

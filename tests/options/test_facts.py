@@ -1,6 +1,7 @@
 """The table of devices, against what the devices say of themselves."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,13 +36,19 @@ def test_facts_are_possible(known: DeviceFacts) -> None:
 
 
 @pytest.mark.parametrize(("drivers", "packages", "name"), [
-    (["davinci0"], ["torch_npu"], "npu"), (["davinci0"], [], "cpu"), ([], ["torch_npu", "triton"], "cpu"),
-    (["nvidia0", "nvidiactl"], ["triton"], "cuda"), (["nvidia0"], [], "cpu"), (["nvidiactl"], ["triton"], "cpu"),
-    (["davinci0", "nvidia3"], ["triton"], "cuda")])
-def test_auto_takes_what_has_driver_and_package(drivers: list[str], packages: list[str], name: str, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "dev").mkdir()
+    (["davinci0"], ["torch", "torch_npu"], "npu"), (["davinci0"], ["torch"], "cpu"),
+    ([], ["torch_npu", "triton", "torch for cards"], "cpu"),
+    (["nvidia0", "nvidiactl"], ["triton", "torch for cards"], "cuda"), (["nvidia0"], ["torch for cards"], "cpu"),
+    (["nvidia0"], ["triton", "torch"], "cpu"), (["nvidiactl"], ["triton", "torch for cards"], "cpu"),
+    (["davinci0", "nvidia3"], ["triton", "torch for cards"], "cuda")])
+def test_auto_takes_what_has_driver_and_packages(drivers: list[str], packages: list[str], name: str, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("dev", "torch", "torch/lib"):
+        (tmp_path / folder).mkdir()
     for driver in drivers:
         (tmp_path / "dev" / driver).touch()
-    monkeypatch.setattr(facts, "find_spec", lambda package: object() if package in packages else None)
+    if "torch for cards" in packages:
+        (tmp_path / "torch" / "lib" / "libtorch_cuda.so").touch()
+    found = {package.split()[0]: SimpleNamespace(origin=str(tmp_path / package.split()[0] / "__init__.py")) for package in packages}
+    monkeypatch.setattr(facts, "find_spec", found.get)
     assert facts.best_device(tmp_path) == name
