@@ -83,6 +83,13 @@ def grouped(**more: Any) -> tuple[list[Any], dict[str, Any]]:
     return [[randn(6, 32)], [randn(3, 32, 48)]], {**GROUPED, "group_list": counts(2, 0, 4), **more}
 
 
+def grouped4() -> tuple[list[Any], dict[str, Any]]:
+    """Three experts of int4, eight in a word, with scales for groups of 16."""
+    words = torch.randint(-2**31, 2**31, (3, 32, 6)).to(torch.int32).npu()
+    return [[randn(6, 32)], [words]], {"antiquant_scale": [randn(3, 2, 48)], "antiquant_offset": [randn(3, 2, 48)], "split_item": 2,
+                                       "group_type": 0, "group_list": counts(2, 0, 4), "group_list_type": 1}
+
+
 def grouped8() -> tuple[list[Any], dict[str, Any]]:
     return [[int8(6, 32)], [int8(3, 32, 64)]], {
         **GROUPED, "group_list": counts(2, 0, 4), "scale": [randn(3, 64)], "per_token_scale": [randn(6, dtype=FP32)],
@@ -154,6 +161,12 @@ EXPERTS = [
         ("gives no", lambda: {"output_dtype": torch.int32}),
         ("without scale", lambda: {"scale": None}),
         ("scale is torch.bfloat16 for torch.float16", lambda: {"output_dtype": FP16}),
+    ]),
+    Case("npu::npu_grouped_matmul", grouped4, [
+        ("antiquant_offset is like", lambda: {"antiquant_offset": None}),
+        ("antiquant_scale like x", lambda: {"antiquant_scale": [randn(3, 2, 48, dtype=FP16)]}),
+        ("by group are for int4", lambda: {"1": [int8(3, 32, 48)]}),
+        ("3 groups of 32", lambda: {"antiquant_scale": [randn(3, 3, 48)], "antiquant_offset": [randn(3, 3, 48)]}),
     ]),
     Case("npu::npu_grouped_matmul_swiglu_quant", lambda: (
         [int8(6, 32), nz(int8(3, 32, 64)), counts(2, 2, 6), randn(3, 64, dtype=FP32), randn(6, dtype=FP32)], {}), [

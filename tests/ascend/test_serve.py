@@ -14,6 +14,8 @@ from tests.e2e.conftest import Generate, checkpoint, reference
 from tests.e2e.test_exact import COUNT, run_all
 from tests.e2e.test_server import serve
 from tests.metrics.read import sample
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
 
 __all__ = ["checkpoint", "reference"]  # fixtures
 pytestmark = pytest.mark.ascend
@@ -62,6 +64,24 @@ async def test_graphs_change_no_token(setting: str, checkpoint: Callable[[str], 
             assert await run_all(engine, PROMPTS) == expected
         assert sample(engine.metrics(), "runtime_captured_sizes") == (0 if setting == "none" else 3)
         assert sample(engine.metrics(), "runtime_capture_failures_total") == 0
+
+
+LATENT = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("family", "overrides", "options"), [
+    ("qwen3_moe", {}, {"tensor_parallel_size": 2, "expert_parallel_size": 2}),
+    ("deepseek_v2", LATENT, {"chunked_prefill_size": 50, "max_total_tokens": 640}),
+    ("deepseek_v3", LATENT, {"tensor_parallel_size": 2, "expert_parallel_size": 2, "disable_cuda_graph": True}),
+])
+async def test_experts_and_latents(family: str, overrides: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    reference = Reference(folder)
+    expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(folder), **(OPTIONS | options)) as engine:
+        assert await run_all(engine, PROMPTS) == expected
+        assert await run_all(engine, PROMPTS) == expected, "with what the first round left in the prefix cache"
 
 
 @pytest.mark.anyio

@@ -1,6 +1,7 @@
 """Ascend NPUs through torch_npu and CANN: `--device npu`."""
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +12,11 @@ from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
 from runtime.errors import StartError
 from runtime.messages import StartRank, StepPlan
+from runtime.models.config import read_config
+from runtime.models.latent import Latent
+
+if TYPE_CHECKING:
+    from runtime.devices.ascend.ops import AscendOps
 
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
 
@@ -58,7 +64,11 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     place = set_device(start, rank)
     ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
     ops = AscendOps(dtype, start.page_size, place)
-    check_attention(ops, dtype, start.page_size, place)
+    config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
+    if config.latent is None:
+        check_attention(ops, dtype, start.page_size, place)
+    elif config.num_heads % start.tp_size == 0:
+        check_latents(ops, dtype, start.page_size, place, config.latent, config.num_heads // start.tp_size)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
     exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
                                lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
@@ -68,17 +78,40 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:
     """Attends one token. A CANN without the operator, or one that does not take this dtype, is a StartError, not the death of a step."""
-    nothing, one = np.empty(0, np.int32), np.ones(1, np.int32)
-    plan = StepPlan(0, 1, [], 0 * one, 0 * one, one, one.astype(np.uint8), nothing, nothing, nothing, nothing, nothing)
     page = torch.zeros(page_size, 1, 128, dtype=dtype, device=place)
+    tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=place)
     try:
-        tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=place)
-        ops.attention(page[:1], page, page, ops.plan_attention(plan, tables, page_size, (0,)), 0)
+        ops.attention(page[:1], page, page, ops.plan_attention(fresh_rows([1]), tables, page_size, (0,)), 0)
         torch.npu.synchronize()
     except RuntimeError as error:
         name = str(dtype).removeprefix("torch.")
         raise StartError(f"the attention of this NPU does not work in {name} with --page-size {page_size} ({first_line(error)}); "
                          "take --dtype bfloat16 and --page-size 128, and look at the versions of CANN and torch_npu") from error
+
+
+def check_latents(ops: "AscendOps", dtype: torch.dtype, page_size: int, place: torch.device, latent: Latent, num_heads: int) -> None:
+    """The same for latent attention in its three forms, in the sizes of the model."""
+    made = latent.nope_dim + latent.value_dim
+    up = ops.pack_latent(torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=place), latent.nope_dim)
+    counts = sorted({1, 2, ops.most_absorbed + 1})
+    q = torch.zeros(sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=place)
+    caches = [torch.zeros(page_size, 1, size, dtype=dtype, device=place) for size in (latent.kv_rank, latent.rope_dim)]
+    tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=place)  # the same page again and again
+    try:
+        plan = ops.plan_attention(fresh_rows(counts), tables, page_size, (0,))
+        ops.latent_attention(*q.split((latent.nope_dim, latent.rope_dim), 2), *caches, up, plan, 1.0)
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        name = str(dtype).removeprefix("torch.")
+        raise StartError(f"the latent attention of this NPU does not work in {name} with {num_heads} heads of {latent.nope_dim} and "
+                         f"{latent.rope_dim}, latents of {latent.kv_rank} and --page-size {page_size} ({first_line(error)}); take --dtype "
+                         "bfloat16 and another --tensor-parallel-size, and look at the versions of CANN and torch_npu") from error
+
+
+def fresh_rows(counts: list[int]) -> StepPlan:
+    """A step of prompts, the first one of a single token."""
+    nothing, zeros = np.empty(0, np.int32), np.zeros(len(counts), np.int32)
+    return StepPlan(0, 1, [], zeros, zeros, np.array(counts, np.int32), zeros.astype(np.uint8), nothing, nothing, nothing, nothing, nothing)
 
 
 def first_line(error: BaseException) -> str:

@@ -31,8 +31,9 @@ class TokenInt8:
 
     gate_up: Tensor  # int8 [E, hidden, 2 * inner]
     down: Tensor  # int8 [E, inner, hidden]
-    gate_up_scale: Tensor  # float32 [E, 2 * inner]
+    gate_up_scale: Tensor  # [E, 2 * inner], float32 where the activation is fused
     down_scale: Tensor  # [E, hidden], as `scale_dtype` has it
+    is_fused: bool  # npu_dequant_swiglu_quant between the products
 
     def __len__(self) -> int:
         return len(self.down)
@@ -42,13 +43,12 @@ class TokenInt8:
         return torch_npu.npu_dynamic_quant(x.contiguous())
 
     def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.down.shape[1] % FUSED_INNER == 0 and self.down.shape[1] <= MOST_FUSED_INNER:
+        if self.is_fused:
             total = grouped(rows, self.gate_up, counts, torch.int32)
             codes, scales = torch_npu.npu_dequant_swiglu_quant(
                 total, weight_scale=self.gate_up_scale, activation_scale=scales, group_index=counts, activate_left=True, quant_mode=1)
         else:
-            scale = self.gate_up_scale.to(self.down_scale.dtype)
-            gate_up = grouped(rows, self.gate_up, counts, dtype, scale=scale, per_token_scale=scales)
+            gate_up = grouped(rows, self.gate_up, counts, dtype, scale=self.gate_up_scale, per_token_scale=scales)
             codes, scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up, dim=-1))
         return grouped(codes, self.down, counts, dtype, scale=self.down_scale, per_token_scale=scales)
 
@@ -126,7 +126,10 @@ def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> P
         return CodedExperts(pack_coded(gate_up, dtype), pack_coded(down, dtype))
     if gate_up.input_scale is not None:
         return TensorInt8(_settled(gate_up, dtype), _settled(down, dtype))
-    return TokenInt8(_turned(gate_up), _turned(down), gate_up.scale.squeeze(2), down.scale.squeeze(2).to(scale_dtype(dtype)))
+    inner = down.weight.shape[2]
+    is_fused = inner % FUSED_INNER == 0 and inner <= MOST_FUSED_INNER
+    scales = gate_up.scale.squeeze(2), down.scale.squeeze(2).to(scale_dtype(dtype))
+    return TokenInt8(_turned(gate_up), _turned(down), scales[0] if is_fused else scales[0].to(scale_dtype(dtype)), scales[1], is_fused)
 
 
 def _turned(weight: Quantized) -> Tensor:

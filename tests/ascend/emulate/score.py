@@ -119,7 +119,8 @@ def check_tensors(score: Score) -> None:
     need((score.query_rope is None) == (score.key_rope is None), "query_rope and key_rope go together")
     heads, kv = score.num_heads, score.num_kv_heads
     need(0 < heads <= 256, f"num_heads {heads}: at most 256 [v1]")
-    need(heads % kv == 0 and heads // kv <= 64, f"num_heads {heads} is no multiple, up to 64, of num_key_value_heads {kv}")
+    most = 64 if score.query_rope is None else 128  # of latent attention see check_latent
+    need(heads % kv == 0 and heads // kv <= most, f"num_heads {heads} is no multiple, up to {most}, of num_key_value_heads {kv}")
 
 
 def check_query(score: Score) -> None:

@@ -1,0 +1,42 @@
+"""Latent attention of full size on an NPU, at the limits that CANN documents; and what a start says of other sizes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import ModelError, StartError
+from tests.ascend.emulate.table import Limits
+from tests.devices import test_conformance
+from tests.devices.drive import start
+from tests.devices.test_conformance import Bench
+from tests.models.make import make_checkpoint
+
+pytestmark = pytest.mark.ascend
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [1, 16, 128])
+@pytest.mark.parametrize("case", ["decodes of all lengths", "mixed", "a long chunk"])
+def test_sizes_of_deepseek(case: str, heads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few queries of a row are absorbed, more than 170 are expanded."""
+    monkeypatch.setattr(Limits, "strict", True)
+    monkeypatch.setitem(test_conformance.LATENTS, "npu", (heads, 128))
+    monkeypatch.setitem(test_conformance.ROWS, "a long chunk", (1, [(40, 1), (100, 180), (3, 40)]))
+    bench = Bench("npu", dtype)
+    scaled = bench.randn
+    bench.randn = lambda *shape: scaled(*shape) / (8 if shape[-1] == 512 and len(shape) == 3 and shape[1] > 1 else 2)  # type: ignore[method-assign]
+    test_conformance.test_latent_attention(bench, "npu", case, 512, 128, 64, 128)
+
+
+@pytest.mark.parametrize(("overrides", "kind", "words"), [
+    ({}, StartError, "latent attention of this NPU does not work in bfloat16 with 4 heads of 16 and 16, latents of 32"),
+    ({"num_attention_heads": 6, "num_key_value_heads": 6}, ModelError, "6 heads are no power of two up to 128"),
+])
+def test_other_sizes_are_told_at_start(overrides: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "strict", True)
+    folder = make_checkpoint("deepseek_v3", tmp_path, qk_rope_head_dim=16, qk_nope_head_dim=16, **overrides)
+    with pytest.raises(kind, match=words):
+        start(folder, device="npu", page_size=128, dtype="bfloat16")
