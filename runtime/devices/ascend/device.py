@@ -18,6 +18,7 @@ from runtime.models.latent import Latent
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
 
+MOST_ASKED = 1024  # queries of a row that is attended at start
 INSTALL = "install torch and torch_npu of one version, and the CANN toolkit, and source its set_env.sh"
 
 
@@ -93,7 +94,7 @@ def check_latents(ops: "AscendOps", dtype: torch.dtype, page_size: int, place: t
     """The same for latent attention in its three forms, in the sizes of the model."""
     made = latent.nope_dim + latent.value_dim
     up = ops.pack_latent(torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=place), latent.nope_dim)
-    counts = sorted({1, 2, ops.most_absorbed + 1})
+    counts = sorted({1, 2, min(ops.most_absorbed, MOST_ASKED) + 1})
     q = torch.zeros(sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=place)
     caches = [torch.zeros(page_size, 1, size, dtype=dtype, device=place) for size in (latent.kv_rank, latent.rope_dim)]
     tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=place)  # the same page again and again

@@ -5,7 +5,7 @@
     rows of a few         absorbed too, TND, sparse mode 3: the operator takes 16 queries of a sequence at most, so a row is several
                           sequences that see more and more of the same pages.
     rows of many          expanded: keys and values of all heads are made from the rows' latents, in parts of the heads that fit the
-                          memory set aside; then TND without pages.
+                          memory set aside; then TND without pages, which is documented for bfloat16: float16 is always absorbed.
 
 Expanding costs once for each row, absorbing makes each query dearer. All rows of a kind are one call. The operator is documented for
 latents of 512, rotary parts of 64, heads of 128, and heads in powers of two.
@@ -19,7 +19,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.attention import CAUSAL, AttentionPlan, Seen, Several, Singles, singles_of, where_of
+from runtime.devices.ascend.attention import CAUSAL, DTYPES, AttentionPlan, Seen, Several, Singles, singles_of, where_of
 from runtime.errors import ModelError
 from runtime.layers.upload import to_device
 from runtime.messages import StepPlan
@@ -27,7 +27,7 @@ from runtime.models.latent import EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # what the operator's second form calls the lengths of keys
 MOST_QUERIES = 16  # of a sequence, absorbed
-MOST_HEADS = 128
+MOST_HEADS, ANY = 128, 1 << 30
 TILE, LINE = 16, 65536  # npu_transpose_batchmatmul: sizes are multiples of it, a row of all heads is shorter
 
 
@@ -66,8 +66,10 @@ def pack_latent(up: Tensor, nope_dim: int) -> Up:
 
 
 def most_absorbed(up: Up) -> int:
-    """Queries of a row up to which absorbing is cheaper; the length of the row is a factor on both sides."""
+    """Queries of a row up to which absorbing is cheaper, the length of the row being a factor on both sides, or the only way."""
     rank, made = up.keys.shape[2], up.keys.shape[1] + up.values.shape[2]
+    if up.keys.dtype not in DTYPES:
+        return ANY
     return rank * made // max(1, 2 * rank - made) if 2 * rank > made else MOST_QUERIES
 
 
@@ -91,8 +93,9 @@ def _plan_few(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.
     tiles = -(-counts[rows] // MOST_QUERIES)
     row_of = np.repeat(np.arange(len(rows)), tiles)
     nth = np.arange(len(row_of)) - np.repeat(tiles.cumsum() - tiles, tiles)
-    ends = np.minimum((nth + 1) * MOST_QUERIES, counts[rows][row_of])  # within the row
-    sizes = ends - nth * MOST_QUERIES
+    share = counts[rows][row_of], tiles[row_of]
+    ends = (nth + 1) * share[0] // share[1]  # within the row, of equal sizes: of a single query the operator wants another mask
+    sizes = ends - nth * share[0] // share[1]
     lengths = plan.starts[rows].astype(np.int64)[row_of] + ends
     table = Seen(plan, rows, page_size, 0).table(page_table)
     if len(row_of) > len(rows):

@@ -189,6 +189,7 @@ def check_latent(score: Score) -> None:
     need_strictly(size in (128, 512) and rope_size == 64, f"latent attention: head sizes {size} and {rope_size}, not 512 or 128, and 64")
     if score.block_table is None:
         need(score.layout_in == "TND", "latent attention without pages is for TND [v2]")
+        need_strictly(query.dtype != torch.float16, "latent attention without pages: bfloat16 only [v2]")
         need(mode == 3 and score.atten_mask is not None or mode == 0 and score.atten_mask is None, "sparse_mode 0 without mask, 3 with one")
         return
     need(score.num_kv_heads == 1, "latent attention has one key head [v2]")
