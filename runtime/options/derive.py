@@ -100,6 +100,16 @@ def sampling_backend(device: DeviceFacts) -> Derived:
     return Derived(device.sampling_backend, f"it is the sampling of {device.name}")
 
 
+def fp8_gemm_backend(device: DeviceFacts) -> Derived:
+    if device.name == "cuda":
+        return Derived("by_rows", "Triton's for few rows, torch's for many")
+    return Derived("own", f"{device.name} has one way")
+
+
+def moe_runner_backend(device: DeviceFacts) -> Derived:
+    return Derived("triton" if device.name == "cuda" else "own", f"they are the kernels of {device.name}")
+
+
 def num_ranks(tensor_parallel_size: int) -> Derived:
     return Derived(tensor_parallel_size, "one process for each part of the model")
 

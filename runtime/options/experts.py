@@ -19,7 +19,10 @@ class Experts(Group, frozen=True, kw_only=True):
     moe_a2a_backend: A[MoeExchange, option(
         "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and one sum joins their parts.",
         later=("mooncake", "mori", "ascend_fuseep", "flashinfer"))] = "none"
-    moe_runner_backend: A[MoeRunner, planned("Kernels of experts.")] = "auto"
+    moe_runner_backend: A[MoeRunner, option(
+        "Kernels of experts: triton on CUDA; auto: the device's own.",
+        later=("deep_gemm", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_mxfp4", "flashinfer_cutedsl",
+               "cutlass"), devices=("cuda",))] = "auto"
     flashinfer_mxfp4_moe_precision: A[Literal["default", "bf16"], on_device(
         "cuda", "Type of activations in FlashInfer's mxfp4 experts.")] = "default"
     deepep_mode: A[Literal["normal", "low_latency", "auto"], option(

@@ -25,8 +25,10 @@ class Kernels(Group, frozen=True, kw_only=True):
         "Kernels of attention in image and audio towers.")] = "auto"
     nsa_prefill_backend: A[SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for prompts.")] = "auto"
     nsa_decode_backend: A[SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for decodes.")] = "auto"
-    fp8_gemm_backend: A[Literal["auto", "deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "cutlass", "triton", "aiter"], on_device(
-        "cuda", "Kernels of fp8 matrix products.")] = "auto"
+    fp8_gemm_backend: A[Literal["auto", "deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "cutlass", "triton", "aiter"], option(
+        "Kernels of fp8 matrix products: triton, or cutlass for those of torch (CUTLASS, cuBLASLt); auto: by the number of rows.",
+        note="squares of weights with scales of their own, and cards before Ada, have triton whatever is said",
+        later=("deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "aiter"), devices=("cuda",))] = "auto"
     fp4_gemm_backend: A[Literal["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"], on_device(
         "cuda", "Kernels of fp4 matrix products.")] = "flashinfer_cutlass"
     disable_flashinfer_autotune: A[bool, on_device("cuda", "Don't let FlashInfer measure its kernels at start.")] = False

@@ -136,6 +136,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     prefill_attention_backend: str
     decode_attention_backend: str
     sampling_backend: str
+    fp8_gemm_backend: str  # by_rows, triton, cutlass
+    moe_runner_backend: str
     grammar_backend: str
     grammar_timeout: float  # seconds
     disable_jump_forward: bool
@@ -205,7 +207,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device in ("cuda", "npu"):
-            own = {"collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem} if self.device == "cuda" else {}
+            own = {} if self.device == "npu" else {
+                "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend}
             return {"first": self.base_gpu_id, "step": self.gpu_id_step, **own}
         if self.device != "null":
             return {}
@@ -269,6 +272,8 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     for phase in ("prefill", "decode"):
         c.auto(f"{phase}_attention_backend", derive.phase_backend, c["attention_backend"])
     c.auto("sampling_backend", derive.sampling_backend, device)
+    c.auto("fp8_gemm_backend", derive.fp8_gemm_backend, device)
+    c.auto("moe_runner_backend", derive.moe_runner_backend, device)
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
     c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
            c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal")

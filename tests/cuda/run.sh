@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything that a card can check and measure, in less than ten minutes: kernels, the conformance suite, ranks and servers on the card,
-# then bench/gpu.py and bench/gpu_idle.py, whose results are in bench/results/. From the root of the repository:
-#     bash tests/cuda/run.sh [tests] [bench] [idle]        # without an argument: all of it
+# then bench/gpu.py, bench/gpu_gemm.py and bench/gpu_idle.py, whose results are in bench/results/. From the root of the repository:
+#     bash tests/cuda/run.sh [tests] [bench] [gemm] [idle]        # without an argument: all of it
 # What is missing is installed from .wheels/ (tests/cuda/wheels.sh) where that folder is, to a folder of its own.
 set -u
 cd "$(dirname "$0")/../.." || exit
@@ -12,7 +12,7 @@ if [ -d .wheels ]; then
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 "$PYTHON" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no card")' || exit
-parts=${*:-tests bench idle}
+parts=${*:-tests bench gemm idle}
 failed=""
 run() {  # name, seconds at most, command
     echo "== $1"
@@ -30,11 +30,12 @@ for part in $parts; do
     case $part in
     tests)
         run ranks 120 bash -c 'pytest tests/cuda -m cuda --durations=5'
-        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py -m 'not ascend' \
+        run kernels 200 bash -c "pytest tests/devices/cuda tests/devices/test_conformance.py tests/devices/test_schemes.py -m 'not ascend' \
             -k 'not cpu and not npu and not interpreter' $spread" ;;
     bench) run bench 300 "$PYTHON" -m bench.gpu ;;
+    gemm) run gemm 200 "$PYTHON" -m bench.gpu_gemm ;;
     idle) run idle 80 "$PYTHON" -m bench.gpu_idle ;;
-    *) echo "there is no part $part; choose tests, bench, idle"; exit 2 ;;
+    *) echo "there is no part $part; choose tests, bench, gemm, idle"; exit 2 ;;
     esac
 done
 [ -z "$failed" ] || { echo "FAILED:$failed"; exit 1; }

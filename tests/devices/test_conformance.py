@@ -35,7 +35,7 @@ def cuda_ops(dtype: torch.dtype) -> Ops:
 def cuda_experts(ops: Any) -> Experts:
     from runtime.devices.cuda.experts import CudaExperts
 
-    return CudaExperts()
+    return CudaExperts(ops.card)
 
 
 def ascend_ops(dtype: torch.dtype) -> Ops:

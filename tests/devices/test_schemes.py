@@ -18,6 +18,7 @@ CASES: list[Scheme] = [
     Codes(8, 16, has_zeros=True, is_ordered=True), Codes(4, 0, activations="token"), Codes(4, 16, activations="token"),
     Codes(4, 32), Codes(4, 32, has_zeros=True), Codes(8, 32, has_zeros=True), Codes(8, 0), Codes(4, 32, activations="token"),
 ]
+SAME = {"interpreter": "cuda"}
 SCHEME = pytest.mark.parametrize("scheme", CASES, ids=str)
 
 
@@ -29,10 +30,12 @@ def refuses(device: str, scheme: Scheme, *, in_experts: bool) -> bool:
 
 @pytest.fixture
 def bench(device: str, dtype: torch.dtype, scheme: Scheme, request: pytest.FixtureRequest) -> Bench:
-    if scheme.name not in FACTS[device].schemes:
+    if scheme.name not in FACTS[SAME.get(device, device)].schemes:
         pytest.skip(f"{device} refuses {scheme.name} at start")
     if refuses(device, scheme, in_experts=request.function.__name__ == "test_experts"):
         pytest.skip(f"{device} refuses such weights when it loads them")
+    if device == "interpreter" and dtype != torch.float32:
+        pytest.skip("the interpreter is slow; tests/devices/cuda/test_products.py has other types")
     return Bench(device, dtype)
 
 

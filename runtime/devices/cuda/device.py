@@ -49,9 +49,10 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(
         rank, start.tp_size, start.rendezvous, place, shares=start.device_options.get("shares", False))
     graphs = CudaGraphs(place, collects=start.device_options.get("collects", False)) if start.graph_sizes else None
-    experts = CudaExperts()
-    return Device(FACTS, place, CudaOps(dtype, card_of(place)), experts, CudaMemory(start.tp_size, place), ranks, graphs,
-                  start.ep_size, open_exchanges(start.exchange, start.exchange_mode, ranks, experts), streams=torch.cuda)
+    card = card_of(place)
+    ops, experts = CudaOps(dtype, card, start.device_options.get("fp8_gemm", "by_rows")), CudaExperts(card)
+    return Device(FACTS, place, ops, experts, CudaMemory(start.tp_size, place), ranks, graphs, start.ep_size,
+                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts), streams=torch.cuda)
 
 
 def executor(rank: int) -> Runner:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from runtime.devices.base import Draw, Quantized
 from runtime.devices.cuda import attention as paged
+from runtime.devices.cuda import products
 from runtime.devices.cuda.attention import AttentionPlan, Scores
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
@@ -17,18 +18,18 @@ from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
-from runtime.errors import ModelError
+from runtime.devices.cuda.weights import Packed, pack
 from runtime.messages import StepPlan
-
-NO_SCHEMES = "this model has quantised weights, which --device cuda does not multiply by yet; take the model without, or another --device"
 
 
 class CudaOps:
     """See devices/base.py for what each one means."""
 
-    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+    def __init__(self, dtype: torch.dtype, card: Card, fp8_gemm: str = "by_rows") -> None:
+        """`fp8_gemm`: of choices.NAMES."""
         self.dtype = dtype
         self.card = card
+        self.fp8_gemm = fp8_gemm
 
     def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
         return paged.plan_attention(plan, page_tables, page_size)
@@ -64,10 +65,12 @@ class CudaOps:
     def pack_linear(self, weight: Tensor) -> Any:
         return weight
 
-    def pack_quantized(self, weight: Quantized) -> Any:
-        raise ModelError(NO_SCHEMES)
+    def pack_quantized(self, weight: Quantized) -> Packed:
+        return pack(weight)
 
     def linear(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        if isinstance(packed, Packed):
+            return products.linear(x, packed, bias, self.card, self.fp8_gemm)
         return F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -7,6 +7,7 @@ from runtime.devices.base import Draw
 from runtime.devices.cuda import attention
 from runtime.devices.cuda.attention import AttentionPlan, Scores, Span
 from runtime.devices.cuda.copies import copy
+from runtime.devices.cuda.experts import CudaExperts
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kernels.logits import mask, penalise_rows
@@ -14,8 +15,12 @@ from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_qkv, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
+from runtime.devices.cuda.products import product
+from runtime.devices.cuda.weights import Packed, plain
+from runtime.models.schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.sparse import Routing
 
-CARDS = {80: Card(108, 167936), 89: Card(128, 102400), 90: Card(132, 233472)}  # A100, RTX 4090, H200
+CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}  # A100, RTX 4090, H200
 ROWS = 4
 
 
@@ -86,4 +91,56 @@ def logits(card: Card) -> None:
     penalise_rows(found, ids, ids, torch.zeros(2, 151936, dtype=torch.int32), torch.zeros(2, 151936, dtype=torch.bool), torch.zeros(2, 3))
 
 
-LAUNCHES = {"attend": attend, "llama": llama, "latent": latent, "rows": rows, "logits": logits}
+def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
+    """A packed weight without memory behind it."""
+    group = 0 if isinstance(scheme, Int8) else scheme.group
+    groups, bits = ins // group if group else 1, scheme.bits if isinstance(scheme, Codes) else 8
+    kind, inputs = {8: "fp8" if isinstance(scheme, Fp8) else "int8", 4: "codes4"}[bits], ""
+    if isinstance(scheme, Codes) and bits == 8:
+        kind = "codes8"
+    if scheme.activations != "none":
+        inputs = "fp8" if isinstance(scheme, Fp8) else "int8"
+    number = torch.int8 if kind == "int8" else torch.uint8
+    weight = torch.empty(1, dtype=number).expand(experts, outs, ins * bits // 8)
+    zeros = torch.empty(experts, groups, outs, dtype=torch.uint8) if isinstance(scheme, Codes) and scheme.has_zeros else None
+    return Packed(scheme.name, kind, inputs, weight, outs, ins, ins, group, group, 64 if kind == "codes4" else 128,
+                  torch.empty(experts, groups, outs), zeros)
+
+
+SCHEMES: list[Scheme] = [Fp8(), Fp8(activations="none"), Fp8(128), Int8(), Codes(4, 128, has_zeros=True), Codes(4, 0, activations="token"),
+                         Codes(4, 128, activations="token"), Codes(8, 128)]
+
+
+def linears(card: Card) -> None:
+    """A layer of Llama-3.1-8B, from one row to many."""
+    for scheme in SCHEMES:
+        for count in (1, 30, 64, 4096):
+            product(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), card)
+
+
+def experts(card: Card) -> None:
+    """Qwen3-30B-A3B, and how DeepSeek-V3 routes."""
+    layer = CudaExperts(card)
+    whole = tuple(plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape)) for shape in ((1536, 2048), (2048, 768)))
+    pairs = [whole, *((lacking(scheme, 128, 1536, 2048), lacking(scheme, 128, 2048, 768)) for scheme in SCHEMES)]
+    for pair in pairs:
+        for tokens in (1, 64, 4096):
+            ids, shares = torch.zeros(tokens, 8, dtype=torch.int64), torch.zeros(tokens, 8)
+            layer.apply(torch.empty(tokens, 2048, dtype=torch.bfloat16), ids, shares, pair)
+    layer.route(torch.zeros(2, 128), None, Routing(top_k=8, normalizes=True))
+    layer.route(torch.zeros(2, 256), torch.zeros(256), Routing(top_k=8, score="sigmoid", num_groups=8, top_groups=4,
+                                                               group_score="two largest", normalizes=True, scale=2.5))
+
+
+def hopper(card: Card) -> None:
+    """Of both the few that tests compile."""
+    for scheme, count in ((Fp8(), 4096), (Fp8(128), 1), (Int8(), 64), (Codes(4, 128, has_zeros=True), 1)):
+        product(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), card)
+    pair = tuple(plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape)) for shape in ((1536, 2048), (2048, 768)))
+    layer, ids = CudaExperts(card), torch.zeros(4096, 8, dtype=torch.int64)
+    layer.apply(torch.empty(4096, 2048, dtype=torch.bfloat16), ids, torch.zeros(4096, 8), pair)
+    layer.route(torch.zeros(2, 128), None, Routing(top_k=8, normalizes=True))
+
+
+LAUNCHES = {"attend": attend, "llama": llama, "latent": latent, "rows": rows, "logits": logits, "linears": linears, "experts": experts,
+            "hopper": hopper}

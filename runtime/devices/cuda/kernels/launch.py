@@ -21,6 +21,7 @@ class Card:
 
     num_cores: int  # multiprocessors
     shared_bytes: int  # that one of them has for all programs on it
+    has_fp8: bool = False  # whether its tensor cores take 8-bit floats
 
 
 INTERPRETER = Card(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
@@ -31,7 +32,8 @@ def card_of(place: torch.device) -> Card:
     if place.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(place)
-    return Card(properties.multi_processor_count, properties.shared_memory_per_multiprocessor)
+    return Card(properties.multi_processor_count, properties.shared_memory_per_multiprocessor,
+                (properties.major, properties.minor) >= (8, 9))
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

@@ -1,0 +1,113 @@
+"""Tokens to experts and back. A *slot* is one choice of one token: slot `token * k + i` is its i-th expert.
+
+Slots are listed by their experts, each expert's part filled up to whole tiles, so that a tile of a product reads one weight. Nothing is
+sorted and nothing is added by atomics: a program for each expert and part of the slots looks at all of that part, counts, and in a second
+launch writes where the counts before it say. So the order is always that of the slots. The host never learns the counts: grids are as
+large as the worst case needs, and tiles that nobody needs say so. Ids that are no expert's of this rank are found by no program.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.devices.cuda.kernels.launch import power
+
+PART = 4096  # slots of a program
+CHUNK = 1024  # of them at a time
+NOBODY = -1  # the expert of a tile that is not needed
+
+
+@triton.jit
+def count(ids: tl.tensor, counts: tl.tensor, num_slots: tl.tensor, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr) -> None:
+    """Grid (experts, parts): int32 counts [experts, PARTS]."""
+    expert, part = tl.program_id(0), tl.program_id(1)
+    total = tl.zeros((CHUNK,), tl.int32)
+    for at in range(0, PART, CHUNK):
+        slot = part * PART + at + tl.arange(0, CHUNK)
+        total += (tl.load(ids + slot, mask=slot < num_slots, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert * PARTS + part, tl.sum(total, 0))
+
+
+@triton.jit
+def place(ids: tl.tensor, counts: tl.tensor, slots: tl.tensor, owners: tl.tensor, num_slots: tl.tensor, num_tiles: tl.tensor,
+          EXPERTS: tl.constexpr, PARTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr, M: tl.constexpr, PART: tl.constexpr,
+          CHUNK: tl.constexpr) -> None:
+    """Grid (experts, parts): slots int32 [tiles * M], where no slot is `num_slots`, and owners int32 [tiles]."""
+    expert, part = tl.program_id(0), tl.program_id(1)
+    experts, parts = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_P)
+    is_there = (experts < EXPERTS)[:, None] & (parts < PARTS)[None, :]
+    known = tl.load(counts + experts[:, None] * PARTS + parts[None, :], mask=is_there, other=0)
+    tiles = (tl.sum(known, 1) + M - 1) // M
+    first = tl.sum(tl.where(experts < expert, tiles, 0), 0)
+    mine = tl.sum(tl.where((experts == expert)[:, None], known, 0), 0)
+    total, before = tl.sum(mine, 0), tl.sum(tl.where(parts < part, mine, 0), 0)
+    end = first + (total + M - 1) // M
+    if part == 0:
+        for at in range(first, end, BLOCK_E):
+            tl.store(owners + at + experts, expert + experts * 0, mask=at + experts < end)
+        padding = first * M + total + tl.arange(0, M)
+        tl.store(slots + padding, num_slots + tl.arange(0, M) * 0, mask=padding < end * M)
+        if expert == EXPERTS - 1:
+            for at in range(end, num_tiles, BLOCK_E):
+                tl.store(owners + at + experts, experts * 0 - 1, mask=at + experts < num_tiles)
+    at = first * M + before
+    for step in range(0, PART, CHUNK):
+        slot = part * PART + step + tl.arange(0, CHUNK)
+        is_mine = tl.load(ids + slot, mask=slot < num_slots, other=-1) == expert
+        order = tl.cumsum(is_mine.to(tl.int32), 0)
+        tl.store(slots + at + order - 1, slot, mask=is_mine)
+        at += tl.max(order, 0)
+
+
+@triton.jit
+def gather(x: tl.tensor, ids: tl.tensor, weights: tl.tensor, out: tl.tensor, size: tl.tensor, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
+           BLOCK: tl.constexpr) -> None:
+    """Grid (tokens, pieces of a row): float32 sums in the order of the choices."""
+    token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(TOP_K):
+        slot = token * TOP_K + i
+        expert = tl.load(ids + slot)
+        is_here = (expert >= 0) & (expert < EXPERTS)
+        found = tl.load(x + slot * size + at, mask=is_here & (at < size), other=0.0).to(tl.float32)
+        total += found * tl.where(is_here, tl.load(weights + slot), 0.0)
+    tl.store(out + token * size + at, total.to(out.dtype.element_ty), mask=at < size)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Which slots are multiplied by which expert's weight, a tile at a time."""
+
+    slots: Tensor  # int32 [tiles * size], the number of slots where there is none; or, with size 0, none: tile i has slot i alone
+    owners: Tensor  # [tiles]: an expert of this rank; what is none is not computed
+    size: int
+
+
+def spread(ids: Tensor, num_experts: int, size: int) -> Tiles:
+    """ids int64 [T, k]; with `size` 0 a tile for each slot, for steps so small that experts are rarely shared."""
+    if not size:
+        return Tiles(ids, ids, 0)
+    num_slots = ids.numel()
+    num_tiles = (num_slots + min(num_experts, num_slots) * (size - 1)) // size
+    parts = triton.cdiv(num_slots, PART)
+    counts, slots, owners = (torch.empty(number, dtype=torch.int32, device=ids.device)
+                             for number in (num_experts * parts, num_tiles * size, num_tiles))
+    part, chunk = min(PART, power(num_slots, 16)), min(CHUNK, power(num_slots, 16))
+    grid = (num_experts, parts)
+    count[grid](ids, counts, num_slots, PARTS=parts, PART=part, CHUNK=chunk, num_warps=4)
+    place[grid](ids, counts, slots, owners, num_slots, num_tiles, EXPERTS=num_experts, PARTS=parts, BLOCK_E=power(num_experts),
+                BLOCK_P=power(parts), M=size, PART=part, CHUNK=chunk, num_warps=4)
+    return Tiles(slots, owners, size)
+
+
+def join(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
+    """Rows of slots [T * k, N] -> weighted sums of tokens [T, N]."""
+    (num, top_k), size = ids.shape, x.shape[1]
+    out = x.new_empty(num, size)
+    if num:
+        block = min(1024, power(size, 16))
+        gather[(num, triton.cdiv(size, block))](x, ids, weights, out, size, EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, num_warps=4)
+    return out
