@@ -61,6 +61,8 @@ def choose_tile(rows: int, outs: int, numbers: Numbers, card: Card) -> Tile:
         n //= 2
     if numbers.is_grouped and m >= 64:
         warps = 8
+        if m > 64 and card.shared_bytes < 200 << 10:  # cards whose sums lie in registers with all else
+            n //= 2
     if m >= 64 and numbers.input_bytes == 1 and numbers.weight_bytes == 1 and not numbers.is_wide:
         k = 128
     k = numbers.piece if numbers.is_fixed else min(k, numbers.piece)
