@@ -93,6 +93,8 @@ ANSWERS: dict[str, Told] = {  # by path; a method before it where another one an
     "/pause_generation": Told((native.Done,)),
     "/continue_generation": Told((native.Done,)),
     "/abort_request": Told((native.Aborted,)),
+    "/load_lora_adapter": Told((native.Adapters,)),
+    "/unload_lora_adapter": Told((native.Adapters,)),
     "/start_profile": Told((native.Profiled,)),
     "/stop_profile": Told((native.Profiled,)),
 }
