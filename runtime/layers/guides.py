@@ -20,7 +20,9 @@ from runtime.messages import Admit
 from runtime.request import Guide
 
 KEPT = 64  # compiled grammars
-SHORTEST = 4  # run worth telling: with two steps in flight one of n tokens saves n - 2 steps, but its extend row is dearer than a decode
+# A run worth telling saves n - 2 steps with two in flight, and its extend row is dearer than a decode. Among more than FEW sequences it is
+# LONG, because the others take their steps anyway.
+FEW, SHORTEST, LONG = 2, 4, 8
 
 
 class Guided:
@@ -150,8 +152,9 @@ class Guides:
             self._fill(rows, lefts, bits)
             self._force(rows, lefts, bits)
             self._end(rows, lefts, bits)
+        shortest = SHORTEST if len(rows) <= FEW else LONG
         self.runs = {places[row]: rows[row].run for row, left in enumerate(lefts)
-                     if left >= SHORTEST and left == len(rows[row].run)} if self._jumps else {}
+                     if left >= shortest and left == len(rows[row].run)} if self._jumps else {}
         return places, bits
 
     def _fill(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:

@@ -130,6 +130,12 @@ def test_a_forced_run_is_told_once_and_holds_until_it_is_there(guides: Guides, m
     asked.admit(admit(0, "7", after=(5,), history=(4,)))
     asked.took([0], [5])
     assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, "where two bytes may come, nobody asks what is forced"
+    monkeypatch.setattr(Counting, "byte_ids", ())
+    many = Guides(SETUP, VOCAB)
+    for slot, text in enumerate(("7", "9", "9")):
+        many.admit(admit(slot, text))
+    many.masks([0, 1, 2], [1, 1, 1])
+    assert many.runs == {1: list(range(5, 13)), 2: list(range(5, 13))}, "among more sequences a run must be longer"
     off = Guides(GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False), VOCAB)
     off.admit(admit(0, "7"))
     assert allowed_at(off, 0, 1) == {5} and off.runs == {}
