@@ -113,7 +113,8 @@ async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> Non
                 steps.append(engine._core._scheduler.totals.steps - before)
     half = len(steps) // 2
     assert answers[:half] == answers[half:] and answers[0] == answers[1]
-    assert steps[0] < steps[half] * 0.8 and steps[1] == steps[half + 1] and steps[4:6] == steps[half + 4:half + 6]
+    assert steps[0] < steps[half] * 0.8
+    assert all(abs(steps[i] - steps[half + i]) <= 2 for i in (1, 4, 5))  # a step may be under way when each of the two answers ends
     assert steps[3] < steps[half + 3]
 
 
