@@ -6,12 +6,10 @@ from msgspec import Struct
 
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 from runtime.parsing.items import Item, begins_item, passed
-from runtime.parsing.reader import MAX_NAME, SPACE, Malformed, Markers, Read, Reader, markers
+from runtime.parsing.reader import SPACE, Malformed, Markers, Read, Reader, markers
 from runtime.parsing.typed import Tools
 
 MAX_SPENT = 2**18  # characters of an answer that may be read for calls that are none; above, nothing more is looked for
-
-MAX_KNOWN = 256  # functions whose names are looked for in the text of an answer
 
 
 class Section(Struct, frozen=True):
@@ -83,8 +81,7 @@ class Parser:
         self._is_fresh = True  # nothing stands before here, or only a call or thinking
         self._is_first = True  # nothing at all stands before here
         self._is_between = False  # a call stands in the middle of thinking
-        known = format.known if format is not None and len(tools) <= MAX_KNOWN else ()
-        self._known = tuple([begin.replace("NAME", name) for begin in known for name in tools if len(name) <= MAX_NAME])
+        self._known = tuple([begin.replace("NAME", name) for begin in (format.known if format is not None else ()) for name in tools])
         self._drops_marks = frozenset((*(format.drops if format is not None else ()), *(thinking.drops if thinking is not None else ())))
         self._has_calls = False  # since the last marker
         self._wants_known = False  # calls of functions that don't exist are none

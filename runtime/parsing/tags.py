@@ -9,7 +9,6 @@ from runtime.parsing.reader import MAX_NAME, Malformed, Read, Reader, markers
 from runtime.parsing.typed import Schema, as_json, child_of, items_of, kinds_of, parameters_of, value_of
 
 MAX_DEPTH = 32  # of elements in elements
-MAX_OTHERS = 64  # parameters that are looked for in a value which may lack its end
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _UNTYPED = {"true": True, "false": False, "null": None}
 
@@ -106,8 +105,7 @@ class Tagged(Struct, frozen=True, kw_only=True):
         if not self.unclosed:
             return ()
         root = scribe.tools.get(name)
-        keys = [key for key in parameters_of(root, root) if len(key) <= MAX_NAME][:MAX_OTHERS]
-        return (*self.unclosed, *[f"\n{self.key}{key}{self.key_end}" for key in keys])
+        return (*self.unclosed, *[f"\n{self.key}{key}{self.key_end}" for key in parameters_of(root, root)])
 
     def _cdata(self, reader: Reader) -> Read[str]:
         """What stands between a value and its end, besides white space."""

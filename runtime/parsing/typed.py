@@ -3,7 +3,7 @@
 import ast
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -19,26 +19,17 @@ MAX_DEPTH = 8  # of anyOf in anyOf, and of $ref to $ref
 MAX_PYTHON = 2**14  # characters of a value that is read as Python's
 
 
-def parameters_of(schema: Any, root: Schema | None) -> dict[str, list[Any]]:
+def parameters_of(schema: Any, root: Schema | None, depth: int = MAX_DEPTH) -> dict[str, list[Any]]:
     """What a schema, and the ones it is put together from, say of each property."""
-    found: dict[str, list[Any]] = {}
-    for part in _parts(schema, root, MAX_DEPTH, set()):
-        if isinstance(properties := part.get("properties"), Mapping):
-            for name, value in properties.items():
-                found.setdefault(name, []).append(value)
-    return found
-
-
-def _parts(schema: Any, root: Schema | None, depth: int, seen: set[int]) -> Iterator[Schema]:
-    """A schema and those it is put together from, each once: they may refer to each other in circles."""
     schema = _resolved(schema, root)
-    if not schema or not depth or id(schema) in seen:
-        return
-    seen.add(id(schema))
-    yield schema
-    for word in _JOINED:
-        for choice in schema[word] if isinstance(schema.get(word), list) else ():
-            yield from _parts(choice, root, depth - 1, seen)
+    found: dict[str, list[Any]] = {}
+    if isinstance(properties := schema.get("properties"), Mapping):
+        found = {name: [value] for name, value in properties.items()}
+    for word in _JOINED if depth else ():
+        for choice in _list(schema.get(word)):
+            for name, values in parameters_of(choice, root, depth - 1).items():
+                found.setdefault(name, []).extend(values)
+    return found
 
 
 def child_of(schema: Any, name: str, root: Schema | None) -> Any:
@@ -73,16 +64,26 @@ def _resolved(schema: Any, root: Schema | None) -> Schema:
 
 def kinds_of(schema: Any, root: Schema | None = None) -> frozenset[str]:
     """The types that a value may have; none when its schema does not say. `root` holds what it refers to."""
-    return frozenset({name for part in _parts(schema, root, MAX_DEPTH, set()) for name in _kinds(part)})
+    return _kinds(schema, root, MAX_DEPTH)
 
 
-def _kinds(schema: Schema) -> set[str]:
-    """What a schema says by itself."""
+def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
+    schema = _resolved(schema, root)
+    if not schema or not depth:
+        return frozenset()
     kind = schema.get("type")
     found = {kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)} if isinstance(kind, list) else set()
     if not found and isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
         found = {name for value in values for name in _TYPES.get(type(value), ())}
-    return {_WORDS.get(name, name) for name in found}
+    found = {_WORDS.get(name, name) for name in found}
+    for word in _JOINED:
+        for choice in _list(schema.get(word)):
+            found |= _kinds(choice, root, depth - 1)
+    return frozenset(found)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:

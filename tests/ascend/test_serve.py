@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+import torch
 
 from runtime import Engine
 from runtime.errors import StartError
@@ -131,3 +132,18 @@ async def test_a_start_that_cannot_be_is_told(environment: dict[str, str], optio
     with pytest.raises(StartError, match=message):
         async with Engine(**(OPTIONS | options)):
             pass
+
+
+def test_ranks_that_do_not_meet_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_npu
+
+    from runtime.devices.ascend import collectives
+
+    assert torch_npu
+
+    def alone(*_: Any, **__: Any) -> None:
+        raise torch.distributed.DistStoreError("Timed out waiting for 1 of 2\nand more")
+
+    monkeypatch.setattr(collectives.dist, "init_process_group", alone)
+    with pytest.raises(StartError, match=r"HCCL does not link rank 0 .*\(Timed out waiting for 1 of 2\).*HCCL_SOCKET_IFNAME"):
+        collectives.Hccl(0, 2, str(tmp_path / "store"), torch.device("npu", 0))

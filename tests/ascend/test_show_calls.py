@@ -15,6 +15,14 @@ QWEN3_32B = {
     "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 64, "vocab_size": 151936, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 40960, "rope_theta": 1000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61, "first_k_dense_replace": 3, "vocab_size": 129280,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8,
+    "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "max_position_embeddings": 163840, "rope_theta": 10000, "torch_dtype": "bfloat16",
+}
 WINDOWS = {"sliding_window": 1024, "use_sliding_window": True, "num_hidden_layers": 6,
            "layer_types": ["full_attention", "sliding_attention"] * 3}
 
@@ -38,3 +46,10 @@ def test_each_kind_of_layer_is_told_once(tmp_path: Path) -> None:
     text = shown(tmp_path, QWEN3_32B | WINDOWS, "--context", "3000")
     assert text.index("# 3 layers: full attention, dense") < text.index("# 3 layers: a window of 1024, dense")
     assert text.count("npu.npu_fused_infer_attention_score(") == 2 and text.count("atten_mask=") == 1
+
+
+def test_671_billion_weights(tmp_path: Path) -> None:
+    text = shown(tmp_path, DEEPSEEK_V3, "--batch", "4", "--tp-size", "16", "--ep-size", "16")
+    assert "# 3 layers: latent attention, dense\n" in text and "# 58 layers: latent attention, experts\n" in text
+    assert "npu.npu_grouped_matmul([bf16[32,7168]], [bf16[16,7168,4096]nz], group_list=i64[16]" in text, "16 of the 256 experts"
+    assert "left to the CPU" not in text

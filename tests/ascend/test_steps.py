@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.ascend.test_exact import LATENT
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
 
@@ -26,12 +27,34 @@ def record(name: str, planner: Planner, decodes: list[Row], extends: list[tuple[
     compare(name, trace.text())
 
 
-def test_qwen3(tmp_path: Path) -> None:
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"head_dim": 128}),
+    "qwen3": ("qwen3", {"head_dim": 128}),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 128}),
+    "deepseek-v3": ("deepseek_v3", LATENT | {"num_hidden_layers": 2}),  # one dense layer, one of experts
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_steps(model: str, tmp_path: Path) -> None:
     """A prompt beside a decode, then decodes, greedy."""
-    planner, short, long = begin(make_checkpoint("qwen3", tmp_path, head_dim=128))
+    family, overrides = MODELS[model]
+    planner, short, long = begin(make_checkpoint(family, tmp_path, **overrides))
     planner.run([], [(short, 3)])
-    record("qwen3-mixed", planner, [short], [(long, 200)])
-    record("qwen3-decode", planner, [short, long], [])
+    record(f"{model}-mixed", planner, [short], [(long, 200)])
+    record(f"{model}-decode", planner, [short, long], [])
+
+
+def test_a_captured_step(tmp_path: Path) -> None:
+    """What the host does for a replay: one copy, lengths for each layer, two graphs."""
+    executor, ready = start(make_checkpoint("qwen3", tmp_path, head_dim=128), device="npu", page_size=128, dtype="bfloat16", max_len=512,
+                            max_total_tokens=2048, graph_sizes=[2])
+    executor.capture(2)
+    planner = Planner(executor, ready, 128)
+    rows = [planner.row(0, [5, 9, 100], sampling()), planner.row(1, [7] * 200, sampling())]
+    for row in rows:
+        planner.prefill(row)
+    record("qwen3-captured", planner, rows, [])
 
 
 def test_windows_and_a_filtered_choice(tmp_path: Path) -> None:

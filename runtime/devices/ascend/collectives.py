@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.errors import StartError
+
 
 class Alone:
     """The collectives of a single rank: every exchange gives back what it got."""
@@ -40,10 +42,16 @@ class Hccl:
     """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
 
     def __init__(self, rank: int, size: int, rendezvous: str, place: torch.device) -> None:
+        """Raises StartError where the ranks do not find each other."""
         self.rank = rank
         self.size = size
-        dist.init_process_group("hccl", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size)
-        self.all_reduce(torch.zeros(1, device=place)).cpu()
+        try:
+            dist.init_process_group("hccl", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size)
+            self.all_reduce(torch.zeros(1, device=place)).cpu()
+        except RuntimeError as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise StartError(f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check doctor, "
+                             "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT") from error
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)

@@ -14,7 +14,9 @@ run, or the reset of one step would swallow the event of the next. Lengths are a
 read is written.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +59,7 @@ class AscendGraphs:
         self.called = []
         torch.npu.synchronize()
         try:
-            with torch.npu.stream(self.stream), graph.graph_dispatch_mode:
+            with _without_collection(), torch.npu.stream(self.stream), graph.graph_dispatch_mode:
                 # only what this thread does is captured: another one waits for the results of steps meanwhile
                 graph.capture_begin(pool=None if self.first is None else self.first.pool(), capture_error_mode="thread_local")
                 try:
@@ -83,6 +85,19 @@ class AscendGraphs:
 
     def _seen(self, lengths: Any, window: int) -> list[int]:
         return (lengths - _first_pages(lengths, window, self.page_size) * self.page_size if window else lengths).tolist()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """What the garbage collector frees, such as another graph, may be what a capture forbids."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _first_pages(lengths: Any, window: int, page_size: int) -> Any:
