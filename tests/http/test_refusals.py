@@ -145,7 +145,7 @@ async def test_unknown_fields_suggest_the_nearest() -> None:
 
 @pytest.mark.parametrize(("method", "path", "status"), [
     ("GET", CHAT, 405), ("DELETE", GENERATE, 405), ("POST", "/health", 405), ("POST", "/v1/models", 405), ("GET", "/nowhere", 404),
-    ("POST", "/v1/nothing", 404), ("GET", "/v1/models/gpt-4", 404), ("GET", "/", 404),
+    ("POST", "/v1/nothing", 404), ("GET", "/v1/models/gpt-4", 404), ("POST", "/", 405),
 ])
 async def test_wrong_routes(method: str, path: str, status: int) -> None:
     async with client(FakeService()) as http:
