@@ -73,7 +73,6 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     host_copies: tuple[str, ...] = ("direct", "kernel")  # what can copy pages to and from host memory
     is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
     schemes: tuple[str, ...] = ()  # of quantised weights, of models/schemes.py
-    has_adapters: bool = True
     has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
 
@@ -91,7 +90,7 @@ DEVICES = {
     "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.85,
                        memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
                        attention_backend="ascend", sampling_backend="ascend", graph_max_running=128, page_sizes=(128, 256, 384, 512),
-                       latent_page_sizes=(128,), has_kv_dtypes=False, has_adapters=False, is_numbered=True,
+                       latent_page_sizes=(128,), has_kv_dtypes=False, is_numbered=True,
                        host_copies=("direct", "kernel", "kernel_ascend"),
                        schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8")),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,

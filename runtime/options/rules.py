@@ -240,12 +240,6 @@ def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
-def adapters_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.enable_lora and not device.has_adapters:
-        return f"--enable-lora is not possible on {device.name} in this version; leave it and --lora-paths out"
-    return None
-
-
 RULES: tuple[Rule, ...] = (
     graphs_have_a_device,
     options_suit_the_device,
@@ -273,5 +267,4 @@ RULES: tuple[Rule, ...] = (
     texts_stay_whole,
     hidden_states_are_computed,
     texts_are_computed,
-    adapters_have_a_device,
 )

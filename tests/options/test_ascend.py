@@ -23,6 +23,7 @@ NPU, CPU = (msgspec.structs.replace(DEVICES[name], dtypes=("bfloat16", "float16"
 VALUES = {
     "--fastapi-root-path": "/llm", "--max-total-tokens": "4096", "--tensor-parallel-size": "2", "--preferred-sampling-params": "{}",
     "--constrained-json-whitespace-pattern": " ?", "--log-level": "debug", "--host": "0.0.0.0", "--device": "npu",
+    "--lora-paths": "name=/adapter",
 }
 BESIDE = {
     "--expert-parallel-size": "--tensor-parallel-size 1", "--constrained-json-whitespace-pattern": "--grammar-backend llguidance",
@@ -34,7 +35,6 @@ BESIDE = {
 }
 # of what the reference names: the choices that are refused, with the reason
 OTHERWISE = {
-    ("--lora-paths", "1"): "--enable-lora is not possible on npu in this version",
     ("--sampling-backend", "pytorch"): "npu, which has ascend",  # it would make the host wait at each step
 }
 
