@@ -126,7 +126,7 @@ async def test_ranks_write_profiles(tmp_path: Path, num_steps: int | None) -> No
             with pytest.raises(InvalidRequest, match="already"):
                 core.control.start_profile(Profile())
             assert core.control.stop_profile() == str(folder)
-        await until(lambda: (folder / "rank-0.txt").is_file() and "(step)" in (folder / "rank-0.txt").read_text())
+        await until(lambda: (folder / "rank-0.txt").is_file() and "(launch)" in (folder / "rank-0.txt").read_text())
         with pytest.raises(InvalidRequest, match="no profile"):
             core.control.stop_profile()
 

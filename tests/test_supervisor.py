@@ -168,7 +168,7 @@ async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(ca
         assert got == answer([1, 2], 3, 2) and engine._core._supervisor.generation == 1
         assert sample(engine.metrics(), "runtime_rank_restarts_total") == 0
     said = capfd.readouterr().err
-    assert "null/device.py" in said and "in step" in said
+    assert "null/device.py" in said and "in result" in said
 
 
 def test_the_watchdog_bites_only_when_a_step_hangs() -> None:

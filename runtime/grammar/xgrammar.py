@@ -16,6 +16,7 @@ from runtime.grammar.tags import by_tokens
 UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",
                     "dependentSchemas", "$dynamicRef", "$recursiveRef"})
 _TOP = "above_root"
+FOLLOWING = ('"', "a", " ", "1", "\n", "}", "]", ",", ":", "{", "[", '{"', "\\", "-")  # what may come after a forced text
 KEPT, SHORT = 1024, 256  # forced texts whose tokens are kept, letters of each
 NO_TEXT = b"\xff"  # no text in UTF-8 has this byte
 
@@ -88,13 +89,20 @@ class Writer:
         self._short = lru_cache(KEPT)(self._write)
 
     def write(self, text: str) -> list[int]:
-        """All but the last token, which may be written together with what follows."""
+        """Those tokens that stay whatever follows: the last ones may be written together with it, as models have learnt to."""
         return (self._short if len(text) <= SHORT else self._write)(text)
 
     def _write(self, text: str) -> list[int]:
         tokens = self._terms.encode(text)
         is_text = b"".join(map(self._terms.tokens.__getitem__, tokens)) == text.encode()  # some tokenizers put a blank before
-        return tokens[:-1] if is_text else []
+        if not is_text:
+            return []
+        length = len(tokens) - 1
+        for more in FOLLOWING:
+            others = self._terms.encode(text + more)
+            length = next((i for i, (one, other) in enumerate(zip(tokens[:length], others, strict=False)) if one != other),
+                          min(length, len(others)))
+        return tokens[:length]
 
 
 class XCompiled:

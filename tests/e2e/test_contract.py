@@ -64,7 +64,7 @@ def test_bodies_made_from_the_document(server: Server, schema: Any, operation: O
 
 
 def check(status: int, kind: str, text: str, path: str) -> None:
-    assert status < 500, text
+    assert status < 500 or (status == 503 and "time was up" in text), text  # of a request that gives itself no time
     if status >= 400:
         error = json.loads(text)["error"]
         assert isinstance(error, str) == path.startswith("/api/"), text

@@ -23,8 +23,8 @@ EOS = 0
 
 
 def greedy(text: str) -> list[int]:
-    """The longest token first."""
-    data, ids = text.encode(), []
+    """The longest token first; letters that are none are left out."""
+    data, ids = bytes(letter for letter in text.encode() if letter in LETTERS), []
     while data:
         ids.append(max((i for i, token in enumerate(TOKENS) if token and data.startswith(token)), key=lambda i: len(TOKENS[i])))
         data = data[len(TOKENS[ids[-1]]):]

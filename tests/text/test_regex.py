@@ -5,7 +5,7 @@ import re
 from time import perf_counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequest
@@ -51,7 +51,11 @@ def searched(regexes: list[str], text: str, keep: bool = False) -> tuple[str, st
 @settings(max_examples=600, deadline=None)
 @given(st.lists(REGEXES, min_size=1, max_size=3, unique=True), PIECES, st.booleans())
 def test_any_cut_gives_the_result_of_the_whole_text(regexes: list[str], pieces: list[str], keep: bool) -> None:
-    assert run(StopRegexes(regexes), pieces, keep) == searched(regexes, "".join(pieces), keep)
+    try:
+        expressions = StopRegexes(regexes)
+    except InvalidRequest:  # too large together for what they may match
+        reject()
+    assert run(expressions, pieces, keep) == searched(regexes, "".join(pieces), keep)
 
 
 @settings(max_examples=400, deadline=None)

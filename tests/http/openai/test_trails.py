@@ -70,7 +70,7 @@ async def test_events_that_are_not_kept_are_a_400() -> None:
             with pytest.raises(openai.BadRequestError, match="not kept"):
                 await client.responses.retrieve(response.id, stream=True)
         events = await said(await client.responses.create(**ASK, background=True, stream=True))
-        for wrong in ("-1", "x", ""):
+        for wrong in ("-1", "x"):
             with pytest.raises(openai.BadRequestError, match="starting_after"):
                 await client.responses.retrieve(events[0].response.id, stream=True, extra_query={"starting_after": wrong})
 
