@@ -1,0 +1,118 @@
+"""What a constrained step costs the rank, and how much of it is the grammar library's: 32 decoding rows of pocket, one thread, its own CPU.
+
+    python -m bench.grammar_step [--rows 32] [--rounds 9]
+
+`free` steps have no grammar. `anything` steps have one whose library does nothing (it lets every token follow): what is dearer in them is
+ours. The rest, with `xgrammar` and `llguidance`, is what these take to accept a token of each row and to fill its next mask.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from time import thread_time
+
+import numpy as np
+
+import runtime
+from bench.grammar import ENDLESS, EOS, SIZE
+from bench.record import record
+from runtime.constraint import Grammar, GrammarSetup, grammar_of
+from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.facts import FACTS
+from runtime.devices.runner import Runner
+from runtime.grammar.backend import BACKENDS, Terms, find_byte_ids
+from runtime.messages import Admit, SlotSampling, StartRank, StepPlan
+from runtime.request import Guide
+
+POCKET = Path(runtime.__file__).parent / "pocket"
+PAGE, STEPS, SKIPPED = 16, 120, 20
+BACKENDS["anything"] = ("bench.grammar_step", "nothing")
+
+
+class Anything:
+    """A Backend, Compiled and Matcher that bans nothing."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.byte_ids = find_byte_ids(terms)
+
+    def compile(self, grammar: Grammar) -> "Anything":
+        return self
+
+    def matcher(self) -> "Anything":
+        return self
+
+    def accept(self, token: int) -> bool:
+        return True
+
+    def fill(self, matchers: "list[Anything]", bits: np.ndarray) -> list[int]:
+        bits.fill(-1)
+        return []
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def open_terms(terms: Terms) -> Anything:
+    return Anything(terms)
+
+
+def start(rows: int, backend: str) -> Runner:
+    runner = Runner(0, open_cpu, FACTS)
+    setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
+    runner.start(StartRank(
+        device="cpu", model_path=str(POCKET), dtype="float32", load_format="auto", tp_size=1, page_size=PAGE, max_slots=rows, max_len=512,
+        max_step_tokens=rows * 32, memory_fraction=0.5, max_total_tokens=rows * 512, num_threads=1, rendezvous="", seed=0, grammar=setup),
+        lambda phase, fraction: None)
+    return runner
+
+
+def admit(slot: int, guide: Guide | None) -> Admit:
+    sampling = SlotSampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0,
+                            repetition_penalty=1.0, seed=slot, bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1,
+                            prompt_logprobs=-1)
+    return Admit(slot, sampling, 1, np.empty(0, np.int32) if guide is None else np.full(1, 5, np.int32), guide)
+
+
+def plan(step: int, rows: int, guide: Guide | None) -> StepPlan:
+    """All rows at position `step`; the first one admits them."""
+    slots, empty, takes = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step % PAGE == 0
+    return StepPlan(
+        step, rows if step else 0, [] if step else [admit(slot, guide) for slot in range(rows)], slots, np.full(rows, step, np.int32),
+        np.ones(rows, np.int32), np.ones(rows, np.uint8), empty if step else np.full(rows, 5, np.int32), slots if takes else empty,
+        np.full(rows, step // PAGE, np.int32) if takes else empty, (1 + slots * 32 + step // PAGE).astype(np.int32) if takes else empty, empty)
+
+
+def measure(rows: int, backend: str | None) -> float:
+    """The middle step's CPU, µs."""
+    runner = start(rows, backend or "anything")
+    guide = None if backend is None else Guide(grammar_of(ENDLESS), (), (EOS,))
+    times = []
+    for step in range(STEPS):
+        begin = thread_time()
+        runner.launch(plan(step, rows, guide)).result()
+        times.append(thread_time() - begin)
+    runner.close()
+    return statistics.median(times[SKIPPED:]) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    kinds = {"free": None, "anything": "anything", "xgrammar": "xgrammar", "llguidance": "llguidance"}
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(given.rounds):
+        for name, backend in kinds.items():
+            found[name].append(measure(given.rows, backend))
+    free = found["free"]
+    results = {"rows": given.rows, "step_cpu_us": {name: round(statistics.median(times)) for name, times in found.items()},
+               "dearer_percent": {name: round(100 * statistics.median(time / base - 1 for time, base in zip(times, free, strict=True)), 1)
+                                  for name, times in found.items() if name != "free"}}
+    print(json.dumps(results, indent=2))
+    print(record("grammar_step", results))
+
+
+if __name__ == "__main__":
+    main()
