@@ -76,11 +76,12 @@ def admit(slot: int, guide: Guide | None) -> Admit:
 
 def plan(step: int, rows: int, guide: Guide | None) -> StepPlan:
     """All rows at position `step`; the first one admits them."""
-    slots, empty, takes = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step % PAGE == 0
+    slots, empty, page = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step // PAGE
+    takers = empty if step % PAGE else slots  # of a page
     return StepPlan(
         step, rows if step else 0, [] if step else [admit(slot, guide) for slot in range(rows)], slots, np.full(rows, step, np.int32),
-        np.ones(rows, np.int32), np.ones(rows, np.uint8), empty if step else np.full(rows, 5, np.int32), slots if takes else empty,
-        np.full(rows, step // PAGE, np.int32) if takes else empty, (1 + slots * 32 + step // PAGE).astype(np.int32) if takes else empty, empty)
+        np.ones(rows, np.int32), np.ones(rows, np.uint8), empty if step else np.full(rows, 5, np.int32), takers,
+        np.full(len(takers), page, np.int32), (1 + takers * 32 + page).astype(np.int32), empty)
 
 
 def measure(rows: int, backend: str | None) -> float:
