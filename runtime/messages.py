@@ -194,7 +194,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     window_ratio: float = 0.0  # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
-    host_layout: str = "layer_first"  # or page_first: which of the two stands outside in host memory (devices/host.py)
+    host_layout: str = "layer_first"  # what stands outside in host memory: a row of LAYOUTS in devices/host.py
     host_copies: str = "kernel"  # or direct: what copies pages to and from it, on devices that have both
     host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
     ep_size: int = 1  # groups of ranks that whole experts are spread over

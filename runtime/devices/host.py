@@ -5,23 +5,41 @@ and both sides map them: the rank copies pages between here and its device, and 
 
 A host page has the same parts on every layout: for each layer the keys of its tokens, then their values. Layouts say where a part stands:
 
-    layer_first   part by part, in it page by page     a layer of many pages is one piece of memory
-    page_first    page by page, in it part by part     a page is one piece of memory: what reads and writes files wants
+    layer_first           part by part, in it page by page       a layer of many pages is one piece of memory
+    page_first            page by page, in it part by part       a page is one piece of memory: what reads and writes files wants
+    page_first_kv_split   the same for all keys, then for all    the keys of a page are one piece of memory, and so are its values
+                          values
 
 Imports no torch: it is read on both sides.
 """
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from runtime.errors import StartError
 from runtime.messages import StartRank
 
-LAYOUTS = ("layer_first", "page_first")
+Groups = Callable[[range], list[range]]
+LAYOUTS: dict[str, Groups] = {  # which parts stand together: group by group, in it page by page, in it part by part
+    "layer_first": lambda parts: [range(part, part + 1) for part in parts],
+    "page_first": lambda parts: [parts],
+    "page_first_kv_split": lambda parts: [parts[0::2], parts[1::2]],
+}
 MOST = 0.9  # of the memory that is free: the rest of the machine wants to live, too
+
+
+class Place(NamedTuple):
+    """Where a part, or a piece of several, stands: its group begins at `begin`, in which each page takes `stride` bytes."""
+
+    begin: int
+    stride: int
+    offset: int  # within a page
+    size: int
 
 
 class HostPages:
@@ -33,12 +51,26 @@ class HostPages:
         self.num_pages = num_pages
         self.part_bytes = part_bytes
         self.page_bytes = sum(part_bytes)
-        self.layout = layout
         self._memory = mmap.mmap(fd, num_pages * self.page_bytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._memory, np.uint8)
-        self._offsets = [sum(part_bytes[:part]) for part in range(len(part_bytes))]  # of a part within a page
+        self._places = self._place(LAYOUTS[layout](range(len(part_bytes))))
+        self._pieces: list[Place] = []  # neighbours joined
+        for place in map(self._places.__getitem__, range(len(part_bytes))):
+            last = self._pieces[-1] if self._pieces else None
+            if last is not None and last.begin == place.begin and last.offset + last.size == place.offset:
+                self._pieces[-1] = last._replace(size=last.size + place.size)
+            else:
+                self._pieces.append(place)
+
+    def _place(self, groups: list[range]) -> dict[int, "Place"]:
+        places, begin = {}, 0
+        for group in groups:
+            sizes = [self.part_bytes[part] for part in group]
+            places |= {part: Place(begin, sum(sizes), sum(sizes[:at]), sizes[at]) for at, part in enumerate(group)}
+            begin += self.num_pages * sum(sizes)
+        return places
 
     @property
     def address(self) -> int:
@@ -51,20 +83,16 @@ class HostPages:
 
     def part(self, index: int) -> np.ndarray:
         """One part of all pages: uint8 [num_pages, part_bytes[index]], rows contiguous, shared with the memory."""
-        size, offset = self.part_bytes[index], self._offsets[index]
-        if self.layout == "page_first":
-            return self._bytes.reshape(self.num_pages, self.page_bytes)[:, offset : offset + size]
-        begin = self.num_pages * offset
-        return self._bytes[begin : begin + self.num_pages * size].reshape(self.num_pages, size)
+        begin, stride, offset, size = self._places[index]
+        group = self._bytes[begin : begin + self.num_pages * stride].reshape(self.num_pages, stride)
+        return group[:, offset : offset + size]
 
     def views(self, page: int) -> list[memoryview]:
         """The bytes of a page in as few contiguous pieces as the layout allows; joined they are the parts in order."""
         assert 0 <= page < self.num_pages, page
         whole = memoryview(self._memory)
-        if self.layout == "page_first":
-            return [whole[page * self.page_bytes : (page + 1) * self.page_bytes]]
-        begins = [self.num_pages * offset + page * size for offset, size in zip(self._offsets, self.part_bytes, strict=True)]
-        return [whole[begin : begin + size] for begin, size in zip(begins, self.part_bytes, strict=True)]
+        begins = [(begin + page * stride + offset, size) for begin, stride, offset, size in self._pieces]
+        return [whole[begin : begin + size] for begin, size in begins]
 
 
 def open_host(start: StartRank, rank: int, num_device_pages: int, part_bytes: tuple[int, ...], free_bytes: int) -> HostPages | None:

@@ -98,7 +98,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     hicache_size: int  # gigabytes of each rank; 0: as hicache_ratio says
     hicache_write_policy: str
     hicache_io_backend: str
-    hicache_mem_layout: str  # layer_first, page_first
+    hicache_mem_layout: str  # a row of LAYOUTS in devices/host.py
     quantization: str | None  # None: as the checkpoint is
     kv_cache_dtype: str  # bfloat16, fp8_e4m3, fp8_e5m2; or that of the activations
     max_running_requests: int

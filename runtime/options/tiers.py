@@ -20,8 +20,9 @@ class Tiers(Group, frozen=True, kw_only=True):
         "What copies pages between host and device.",
         note="the same copies on a CPU and on an NPU, where kernel_ascend is possible too")] = "kernel"
     hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], option(
-        "Order of pages and layers in host memory.", later=("page_first_kv_split", "page_head"),
-        note="page_first suits storage: a page is one piece; page_first_direct means the same here")] = "layer_first"
+        "Order of pages and layers in host memory.", later=("page_head",),
+        note="page_first suits storage: a page is one piece; page_first_direct means the same here; page_first_kv_split keeps all keys "
+             "before all values")] = "layer_first"
     disable_hicache_numa_detect: A[bool, superseded(
         "Don't bind host pages to the device's NUMA node.", "host pages are bound to no node.")] = False
     hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, option(

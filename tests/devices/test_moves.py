@@ -237,12 +237,15 @@ def test_layouts_agree_and_lose_no_byte() -> None:
     """Parts of different sizes; each byte of the memory belongs to one part of one page."""
     for layout in LAYOUTS:
         fd = os.memfd_create("host-test")
-        os.ftruncate(fd, 5 * 12)
-        pages = HostPages(fd, 5, (4, 2, 6), layout)
+        os.ftruncate(fd, 5 * 15)
+        pages = HostPages(fd, 5, (4, 2, 6, 3), layout)
         os.close(fd)
-        for part in range(3):
-            pages.part(part)[:] = np.arange(5, dtype=np.uint8)[:, None] * 3 + part
+        for part in range(4):
+            pages.part(part)[:] = np.arange(5, dtype=np.uint8)[:, None] * 4 + part
         for page in range(5):
             joined = b"".join(pages.views(page))
-            assert joined == bytes([3 * page] * 4 + [3 * page + 1] * 2 + [3 * page + 2] * 6)
-        assert len(pages.views(0)) == (1 if layout == "page_first" else 3)
+            assert joined == bytes([4 * page] * 4 + [4 * page + 1] * 2 + [4 * page + 2] * 6 + [4 * page + 3] * 3)
+        assert len(pages.views(0)) == (1 if layout == "page_first" else 4)
+    assert [pages.part(part)[:2].tobytes() for part in (2, 3)] == [bytes([2] * 6 + [6] * 6), bytes([3] * 3 + [7] * 3)]
+    stands = [pages.part(part).ctypes.data - pages.address for part in range(4)]
+    assert stands == [0, 50, 4, 52], "keys of a page, then of the next; behind all keys the values"

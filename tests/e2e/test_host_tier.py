@@ -29,7 +29,8 @@ async def ask(engine: Engine, i: int) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"hicache_mem_layout": "page_first", "hicache_write_policy": "write_back"}, {"hicache_write_policy": "write_through_selective"},
+    {}, {"hicache_mem_layout": "page_first", "hicache_write_policy": "write_back"},
+    {"hicache_mem_layout": "page_first_kv_split", "hicache_write_policy": "write_through_selective"},
     {"hicache_mem_layout": "page_first_direct", "hicache_io_backend": "direct",
      "disable_overlap_schedule": True}])
 async def test_prompts_come_back(options: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate) -> None:
