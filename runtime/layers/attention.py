@@ -20,20 +20,22 @@ class Attention:
         self.pool = -1 if window else 0  # layers with a window have the last one, which may be the only one
         self.scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """q [T, H, D], k and v [T, K, D] -> [T, H * D]; writes k and v to the cache first."""
+    def store(self, k: Tensor, v: Tensor, batch: Batch) -> None:
+        """k and v [T, K, D] to the cache. With scales it has k / k_scale and v / v_scale: scores are linear in q, and results in v, so
+        devices need not know."""
+        k_cache, v_cache = batch.kv[self.index]
+        if self.scales is not None and k_cache.dtype.itemsize == 1:
+            k, v = k / self.scales[0], v / self.scales[1]
+        self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
+
+    def forward(self, q: Tensor, batch: Batch) -> Tensor:
+        """q [T, H, D] over what is in the cache, the step's own tokens among it -> [T, H * D]"""
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
-        if self.scales is not None and k_cache.dtype.itemsize == 1:
-            return self._scaled(q, k, v, batch, *self.scales)
-        self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
-        return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)
-
-    def _scaled(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, k_scale: float, v_scale: float) -> Tensor:
-        """The cache has k / k_scale and v / v_scale. Scores are linear in q, and results in v, so devices need not know."""
-        k_cache, v_cache = batch.kv[self.index]
-        self.ops.store_kv(k / k_scale, v / v_scale, k_cache, v_cache, batch.locations[self.pool])
+        if self.scales is None or k_cache.dtype.itemsize > 1:
+            return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)
+        k_scale, v_scale = self.scales
         return self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.window).flatten(1) * v_scale
 
 
@@ -51,10 +53,12 @@ class LatentAttention:
         self.value_dim = latent.rope_dim
         self.scale = scale
 
-    def forward(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Any, batch: Batch) -> Tensor:
-        """q [T, H, N], q_rope [T, H, P], latents [T, 1, R], ropes [T, 1, P] -> [T, H * V]; writes the last two to the cache first."""
+    def store(self, latents: Tensor, ropes: Tensor, batch: Batch) -> None:
+        """latents [T, 1, R] and ropes [T, 1, P] to the cache."""
+        self.ops.store_kv(latents, ropes, *batch.kv[self.index], batch.locations[self.pool])
+
+    def forward(self, q: Tensor, q_rope: Tensor, up: Any, batch: Batch) -> Tensor:
+        """q [T, H, N] and q_rope [T, H, P] over what is in the cache -> [T, H * V]"""
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
-        caches = batch.kv[self.index]
-        self.ops.store_kv(latents, ropes, *caches, batch.locations[self.pool])
-        return self.ops.latent_attention(q, q_rope, *caches, up, batch.attention, self.scale).flatten(1)
+        return self.ops.latent_attention(q, q_rope, *batch.kv[self.index], up, batch.attention, self.scale).flatten(1)

@@ -59,14 +59,23 @@ class LatentSelfAttention(Layer):
             queries = rows[: heads * (latent.nope_dim + latent.rope_dim)]
             unpair(queries.unflatten(0, (heads, -1))[:, latent.nope_dim :])
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """Queries and their rotary parts, latents and theirs."""
         q, latents, ropes = self.qkv_a_proj.forward(x).split(self.split, dim=1)
         if self.q_b_proj is not None and self.q_a_layernorm is not None:
             q = self.q_b_proj.forward(self.q_a_layernorm.forward(q))
         q, q_rope = q.unflatten(1, (self.num_heads, -1)).split((self.latent.nope_dim, self.latent.rope_dim), dim=2)
         latents = self.kv_a_layernorm.forward(latents).unsqueeze(1)
-        q_rope, ropes = self.ops.rotary(q_rope, cos, sin), self.ops.rotary(ropes.unsqueeze(1), cos, sin)
-        return self.o_proj.forward(self.attention.forward(q, q_rope, latents, ropes, self.up, batch))
+        return q, self.ops.rotary(q_rope, cos, sin), latents, self.ops.rotary(ropes.unsqueeze(1), cos, sin)
+
+    def store(self, projected: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """To the cache what belongs there. -> the rest, which attention is asked with"""
+        q, q_rope, latents, ropes = projected
+        self.attention.store(latents, ropes, batch)
+        return q, q_rope
+
+    def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        return self.attention.forward(*queries, self.up, batch)
 
 
 def unpair(rows: Tensor) -> None:

@@ -4,6 +4,7 @@ Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU fe
 which config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalises each head of q and k; Mistral and Qwen slide a window.
 """
 
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from runtime.layers.rows import Picks
 from runtime.layers.weight import Layer, cache_scale
 from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
+
+Pieces = Generator[tuple[Any, tuple[Tensor, ...]], Tensor, Tensor]  # yields who attends and with what, is sent what was found
 
 
 def sums_of(device: Device) -> Sums:
@@ -57,13 +60,23 @@ class SelfAttention(Layer):
             self.attention.scales = None if scales == (1, 1) else scales
             self.k_scale = self.v_scale = None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values."""
         q_heads, kv_heads, _ = self.qkv_proj.heads
         qk, v = self.qkv_proj.forward(x).view(len(x), -1, self.head_dim).split((q_heads + kv_heads, kv_heads), dim=1)
         if self.qk_weight is not None:
             qk = self.ops.rms_norm(qk, self.qk_weight, self.eps)
         q, k = self.ops.rotary(qk, cos, sin).split((q_heads, kv_heads), dim=1)
-        return self.o_proj.forward(self.attention.forward(q, k, v, batch))
+        return q, k, v
+
+    def store(self, projected: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+        """To the cache what belongs there. -> the rest, which attention is asked with"""
+        q, k, v = projected
+        self.attention.store(k, v, batch)
+        return (q,)
+
+    def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        return self.attention.forward(*queries, batch)
 
 
 def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForward | SparseFeedForward:
@@ -83,11 +96,15 @@ class Decoder(Layer):
         self.mlp = feed_forward(device, dtype, config, index)
         self.parts = None if device.exchanges is None else Parts(device.collectives)
 
-    def forward(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """`x` is what the previous block adds to `residual`; returns the same pair. Of all tokens, or of this rank's part of them."""
+    def before(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+        """`x` is what the previous block adds to `residual`; of all tokens, or of this rank's part of them. -> projections of all tokens,
+        and the sum"""
         x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn.forward(self.joined(x, batch), cos, sin, batch)
-        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.self_attn.project(self.joined(x, batch), cos, sin), residual
+
+    def after(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """From what attention found to the pair that the next block begins with."""
+        x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
         if isinstance(self.mlp, SparseFeedForward):
             return self.mlp.forward(x, batch), residual
         return self.mlp.forward(self.joined(x, batch)), residual
@@ -127,6 +144,17 @@ class Llama(Layer):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, hidden] before the last norm."""
+        pieces = self.pieces(batch)
+        attention, queries = next(pieces)
+        try:
+            while True:
+                attention, queries = pieces.send(attention.attend(queries, batch))
+        except StopIteration as end:
+            hidden: Tensor = end.value
+            return hidden
+
+    def pieces(self, batch: Batch) -> Pieces:
+        """The same with the attentions left to the caller: it runs from one to the next, which may lie in different graphs."""
         cos, sin = self.rotary.tables(batch.positions)
         x = self.embed_tokens.forward(batch.token_ids)
         if batch.embeds is not None:
@@ -134,7 +162,9 @@ class Llama(Layer):
         x = x if self.parts is None else self.parts.cut(x)
         residual = torch.zeros_like(x)
         for layer in self.layers:
-            x, residual = layer.forward(x, residual, cos, sin, batch)
+            projected, residual = layer.before(x, residual, cos, sin, batch)
+            attended = yield layer.self_attn, layer.self_attn.store(projected, batch)
+            x, residual = layer.after(attended, residual, batch)
         x = x + residual
         return x if self.parts is None else self.parts.join(x, len(batch.positions))
 
