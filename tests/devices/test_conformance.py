@@ -151,7 +151,7 @@ ROWS = {  # starts and counts; the first so many are decodes
     "decodes of all lengths": (6, [(0, 1), (3, 1), (4, 1), (60, 1), (63, 1), (12, 1)]),
     "fresh extend": (0, [(0, 13)]),
     "extend after prefix": (0, [(21, 9)]),
-    "extends of several tiles": (0, [(5, 600), (0, 300)]),
+    "extends of several tiles": (0, [(5, 300), (0, 200)]),
     "mixed": (3, [(9, 1), (50, 1), (1, 1), (0, 7), (33, 20), (8, 1)]),
 }
 
@@ -164,11 +164,16 @@ SHAPES = {  # heads, key/value heads, page size, head size
 }
 
 
-@pytest.mark.parametrize("window", [0, 1, 6, 290])
+FEW = [("mixed", 0), ("mixed", 6), ("decodes of all lengths", 0)]  # what every shape and dtype is asked for, however slow the device
+
+
+@pytest.mark.parametrize("window", [0, 1, 6, 130])
 @pytest.mark.parametrize("case", ROWS)
 @pytest.mark.parametrize("shape", range(3))
 def test_attention(bench: Bench, device: str, case: str, window: int, shape: int) -> None:
     """Pages in scrambled order; what no row may see is NaN, so that looking at it shows."""
+    if device == "interpreter" and (shape + (bench.dtype != torch.float32) > 0) and (case, window) not in FEW:
+        pytest.skip("the interpreter is slow: windows and rows of all kinds meet in one shape and dtype")
     num_decodes, rows = ROWS[case]
     heads, kv_heads, page_size, dim = SHAPES[device][shape]
     num_pages = -(-1000 // page_size)
@@ -210,6 +215,8 @@ LATENTS = {"npu": (4, 128)}  # heads and page size, where a device has limits
     (16, 8, 4, 8), (8, 12, 4, 24), (64, 8, 8, 16), (64, 48, 16, 48)])
 def test_latent_attention(bench: Bench, device: str, case: str, rank: int, nope_dim: int, rope_dim: int, value_dim: int) -> None:
     """Latents that are always, sometimes and hardly ever worth expanding."""
+    if device == "interpreter" and bench.dtype != torch.float32 and case != "mixed":
+        pytest.skip("the interpreter is slow: rows of all kinds are float32's")
     num_decodes, rows = ROWS[case]
     heads, page_size = LATENTS.get(device, (3, 8))
     num_pages = -(-1000 // page_size)

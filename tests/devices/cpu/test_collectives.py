@@ -1,9 +1,5 @@
 """Two ranks over gloo, in processes of their own, against one rank: the same tokens in fp32."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ from runtime.errors import ModelError
 from runtime.layers.weight import Share, even_share, kv_share
 from runtime.models.config import read_config
 from runtime.options.footprint import float_bytes, weight_count
+from tests.devices.cpu.ranks import RunRanks
 from tests.models.make import make_checkpoint
 
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -30,21 +27,11 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run_ranks(size: int, folders: list[Path], meeting: Path, ep_size: int = 1, device: str = "cpu",
-              mode: str = "none") -> list[list[dict[str, Any]]]:
-    """What each rank printed, one entry per model; two ranks first try each collective."""
-    pairs = [word for i, folder in enumerate(folders) for word in (str(folder), str(meeting / f"{size}-{ep_size}-{device}-{mode}-{i}"))]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "tests.devices.cpu.tp_rank"]
-    own = [str(size), str(ep_size), device, mode, str(meeting / f"methods-{ep_size}-{device}-{mode}")]
-    ranks = [subprocess.Popen([*program, str(rank), *own, *pairs], env=environment, text=True,
-                              stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) for rank in range(size)]
-    outputs = [rank.communicate()[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * size
-    return [[json.loads(line) for line in output.splitlines() if line.startswith("{")] for output in outputs]
+def test_each_method_on_two_ranks(tmp_path: Path, run_ranks: RunRanks) -> None:
+    assert run_ranks(2, [], tmp_path) == [[], []], "ranks that have no models try them, and say what was wrong"
 
 
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
+def test_two_ranks_equal_one(tmp_path: Path, run_ranks: RunRanks) -> None:
     folders = [make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MODELS)]
     (alone,), (first, second) = run_ranks(1, folders, tmp_path), run_ranks(2, folders, tmp_path)
     assert len(alone) == len(first) == len(second) == len(MODELS)
@@ -54,7 +41,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         assert zero["bytes"] == other["bytes"] < 0.75 * one["bytes"]
 
 
-def test_experts_are_spread_and_split(tmp_path: Path) -> None:
+def test_experts_are_spread_and_split(tmp_path: Path, run_ranks: RunRanks) -> None:
     """Whole experts on each rank, halves of each on both, and both at once on four ranks."""
     folders = [make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MIXTURES)]
     (alone,) = run_ranks(1, folders, tmp_path)
@@ -67,7 +54,7 @@ def test_experts_are_spread_and_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "mode"), [(2, "normal"), (4, "auto")])
-def test_tokens_travel_to_their_experts(size: int, mode: str, tmp_path: Path) -> None:
+def test_tokens_travel_to_their_experts(size: int, mode: str, tmp_path: Path, run_ranks: RunRanks) -> None:
     """One of the three sequences goes on alone, so some parts are empty."""
     folders = [make_checkpoint(family, tmp_path / str(i), **overrides) for i, (family, overrides) in enumerate(MIXTURES[:3])]
     folders.append(make_checkpoint("qwen3_moe", tmp_path / "dense", mlp_only_layers=[0], attention_bias=True))
@@ -80,7 +67,7 @@ def test_tokens_travel_to_their_experts(size: int, mode: str, tmp_path: Path) ->
         assert found["bytes"] == 4 * weight_count(config, size, size, 1) + float_bytes(config)
 
 
-def test_two_ranks_with_graphs_equal_one_without(tmp_path: Path) -> None:
+def test_two_ranks_with_graphs_equal_one_without(tmp_path: Path, run_ranks: RunRanks) -> None:
     folders = [make_checkpoint(family, tmp_path / family) for family in ("llama", "qwen3_moe")]
     (alone,) = run_ranks(1, folders, tmp_path)
     for pair in (run_ranks(2, folders, tmp_path, 2, "taped"), run_ranks(2, folders, tmp_path, 2, "taped", "auto")):

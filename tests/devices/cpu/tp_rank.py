@@ -1,12 +1,11 @@
-"""One rank of a tensor-parallel pair, run as a process by test_collectives.py: plans the same steps on every rank.
+"""One of the processes of ranks.py: reads a job a line, plans the same steps on every rank, and answers with a line of JSON.
 
-Arguments: rank, number of ranks, in how many groups whole experts are spread over them, the device, the mode of exchange (or none), a
-rendezvous file for the collectives alone, then a model folder and a rendezvous file for each model. Prints a JSON line per model:
-tokens as far as this rank knows them, and its own weights' bytes.
+Of each model: tokens as far as this rank knows them, its last tokens, its own weights' bytes, and log probabilities.
 """
 
 import json
 import sys
+from typing import Any
 
 import torch
 
@@ -33,31 +32,35 @@ def exchange(rank: int, rendezvous: str) -> None:
     ranks.close()
 
 
-def main() -> None:
-    rank, size, ep_size = (int(word) for word in sys.argv[1:4])
-    device, mode = sys.argv[4:6]
+def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str) -> dict[str, Any]:
     way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
+    executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
+                            **way, graph_sizes=[] if device == "cpu" else [2, 4])
+    planner = Planner(executor, ready, 4)
+    random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
+    wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
+    rows = [planner.row(slot, prompt, wish) for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))]
+    for i, row in enumerate(rows):
+        planner.run(rows[:i], [(row, row.prompt_len)])
+    for batch in (rows, rows[:1]):
+        for _ in range(8):
+            planner.run(batch, [])
+    if device == "taped":
+        assert executor.tapes.replays == 8 + 2 * 8, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
+    last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
+    probabilities = [round(result[1], 3) for result in rows[1].results]
+    executor.close()
+    return {"tokens": [row.tokens for row in rows], "last": last, "bytes": ready.weights_bytes, "logprobs": probabilities}
+
+
+def main() -> None:
     base.DEVICES["taped"] = "tests.devices.taped"
-    if size == 2:
-        exchange(rank, sys.argv[6])
-    for folder, rendezvous in zip(sys.argv[7::2], sys.argv[8::2], strict=True):
-        executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
-                                **way, graph_sizes=[] if device == "cpu" else [2, 4])
-        planner = Planner(executor, ready, 4)
-        random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
-        wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
-        rows = [planner.row(slot, prompt, wish) for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))]
-        for i, row in enumerate(rows):
-            planner.run(rows[:i], [(row, row.prompt_len)])
-        for batch in (rows, rows[:1]):
-            for _ in range(8):
-                planner.run(batch, [])
-        if device == "taped":
-            assert executor.tapes.replays == 8 + 2 * 8, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
-        last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
-        probabilities = [round(result[1], 3) for result in rows[1].results]
-        print(json.dumps({"tokens": [row.tokens for row in rows], "last": last, "bytes": ready.weights_bytes, "logprobs": probabilities}))
-        executor.close()
+    for line in sys.stdin:
+        job = json.loads(line)
+        models, methods = job.pop("models"), job.pop("methods")
+        if not models:
+            exchange(job["rank"], methods)
+        print(json.dumps([answer(folder, rendezvous, **job) for folder, rendezvous in models]), flush=True)
 
 
 if __name__ == "__main__":

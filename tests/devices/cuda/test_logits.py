@@ -55,14 +55,14 @@ def check(logits: Tensor, rows: list[Settings], uniforms: list[float], chunk: in
 
 SETTINGS: list[Settings] = [
     (0.0, 1.0, 0, 0.0), (1.0, 1.0, 0, 0.0), (0.5, 0.9, 0, 0.0), (1.0, 0.3, 0, 0.0), (1.0, 1.0, 3, 0.0), (1.0, 0.7, 5, 0.0),
-    (1.0, 1.0, 0, 0.2), (1.0, 0.9, 10, 0.1), (1.0, 1e-6, 0, 0.0), (1.0, 0.8, 10**9, 0.0), (50.0, 0.99, 0, 0.0), (1.0, 0.95, 150, 0.0)]
+    (1.0, 1.0, 0, 0.2), (1.0, 0.9, 10, 0.1), (1.0, 1e-6, 0, 0.0), (1.0, 0.8, 10**9, 0.0), (50.0, 0.99, 0, 0.0), (1.0, 0.95, 140, 0.0)]
 
 
 @pytest.mark.parametrize("spread", [0.01, 4.0])
 def test_same_token_as_a_sort(spread: float) -> None:
     """Flat rows have more candidates than registers hold; steep ones few."""
     generator = torch.Generator().manual_seed(int(spread * 100))
-    logits = torch.randn(len(SETTINGS), 200, generator=generator) * spread
+    logits = torch.randn(len(SETTINGS), 150, generator=generator) * spread
     check(logits, SETTINGS, torch.rand(len(SETTINGS), generator=generator, dtype=torch.float64).tolist(), 64, 128)
 
 
