@@ -13,6 +13,7 @@ from msgspec import structs
 
 from runtime.actors.router import Router
 from runtime.actors.tokenizer import TokenizerActor
+from runtime.balance import Balance
 from runtime.errors import InvalidRequest, RankDied, RequestError, Unavailable
 from runtime.messages import Continue, Flush, Pause, PauseMode, Profile, Prompt, ToScheduler
 from runtime.metrics import Metrics
@@ -46,10 +47,12 @@ async def no_storage() -> int:
 class Control:
     """The Controls protocol (service.py). `scheduler` and `tokenizer` are there as soon as they are loaded."""
 
-    def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics, supervisor: Supervisor) -> None:
+    def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics, supervisor: Supervisor,
+                 experts: Balance) -> None:
         self.scheduler: Scheduler | None = None
         self.tokenizer: TokenizerActor | None = None
         self.clear_storage: Callable[[], Awaitable[int]] = no_storage  # that of the storage tier, where there is one
+        self.experts = experts
         self._router = router
         self._to_scheduler = to_scheduler
         self._metrics = metrics

@@ -25,6 +25,7 @@ from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
 from runtime.actors.tokenizer import TokenizerActor
+from runtime.balance import Balance
 from runtime.cache.journal import Journal
 from runtime.channels import Channel
 from runtime.control import Control
@@ -97,7 +98,9 @@ class Core:
         self._supervisor = Supervisor(start_rank(plan, self.model, self.adapters), self._metrics, plan.watchdog_timeout,
                                       plan.soft_watchdog_timeout or 0.0,
                                       None if self.adapters is None else self.adapters.setup)
-        self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor)
+        self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor,
+                               Balance(self._supervisor, self._metrics, num_groups=plan.expert_parallel_size,
+                                       records=plan.expert_distribution_recorder_mode is not None))
         self._outputs.on_close(self.control.sessions.ended)
         if self.adapters is not None:
             self.adapters.connect(self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter)))
@@ -181,8 +184,8 @@ class Core:
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages,
                                       self._supervisor.num_window_pages, self._supervisor.num_state_slots)
             journal = None if events is None else Journal(config.page_size)
-            self._scheduler = self.control.scheduler = Scheduler(config, journal)
-            if (delayer := self._scheduler.planner.delayer) is not None:
+            scheduler = self._scheduler = self.control.scheduler = Scheduler(config, journal)
+            if (delayer := scheduler.planner.delayer) is not None:
                 delayer.on_admit = self._meter.delayed
             actor = SchedulerActor(
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
@@ -193,6 +196,8 @@ class Core:
                 self.control.clear_storage = self._storage.clear
                 actor.attach(self._storage)
                 tasks.start_soon(self._storage.run)
+            if self.plan.enable_expert_distribution_metrics:
+                tasks.start_soon(self.control.experts.run, lambda: scheduler.totals.steps)
             tasks.start_soon(actor.run)
             tasks.start_soon(get_ready)
             await self._supervisor.run(actor)

@@ -19,6 +19,7 @@ from msgspec import Struct
 from runtime.adapters.wire import AdapterLoaded, AdapterSetup, LoadAdapter, Seating
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
+from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.moves import Moves, StateMoves, WindowPages
 from runtime.prompts import Chat, Embeds, Infill, Pair, Text, Tokens
 from runtime.request import NOTHING_LOADED, AdapterRef, FinishReason, Guide, Loaded, Request, TokenLogprob
@@ -209,6 +210,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
+    expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
 
 
 class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
@@ -300,7 +302,7 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | StopRank
+ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | StopRank
 
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 
@@ -384,4 +386,4 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     num_tokens: np.ndarray | None = None  # int32: of each row that samples; None: one each
 
 
-FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | StepResult
+FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | ExpertCounts | StepResult

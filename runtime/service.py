@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
+from runtime.expert_load import ExpertCounts, Wish
 from runtime.messages import Ask, PauseMode, Profile, Prompt
 from runtime.parsing.choose import Formats
 from runtime.pooling import Pooling
@@ -95,11 +96,22 @@ class Load(Struct, frozen=True, kw_only=True):
     pages_bytes: int = 0
 
 
+class ExpertControls(Protocol):
+    """What ranks record of experts."""
+
+    async def count(self, wish: Wish, folder: str = "") -> ExpertCounts:
+        """Tells the counts so far, after `wish` was done. Raises InvalidRequest where nothing is recorded, Unavailable."""
+        ...
+
+
 class Controls(Protocol):
     """What may be asked of the runtime besides answers, by operators mostly.
 
     Everything raises Unavailable while the model loads, and when it cannot be served any more.
     """
+
+    @property
+    def experts(self) -> ExpertControls: ...
 
     async def pause(self, mode: PauseMode) -> None:
         """No steps are planned from now on; returns when none is in flight. Requests that come wait."""

@@ -59,6 +59,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
         adapters=None if loras is None else loras.setup(),
+        expert_steps=plan.expert_steps,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
 
 

@@ -24,6 +24,7 @@ from runtime.adapters.wire import AdapterSetup, LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.host import HostPages
 from runtime.errors import InvalidRequest, RankDied, Unavailable
+from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import LoadProgress, Prepare, RankReady, StartRank
 from runtime.metrics import Metrics
 from runtime.scheduling.scheduler import Scheduler
@@ -124,6 +125,13 @@ class Supervisor:
             raise Unavailable("the ranks cannot be told now; try again in a moment")
         if error := await self.ranks.adapters.wait(load.id):
             raise InvalidRequest(error, param="lora_path")
+
+    async def count_experts(self, question: CountExperts) -> ExpertCounts:
+        """Raises Unavailable."""
+        ranks = self.ranks
+        if not self.readies or self.is_recovering or ranks.died is not None or not ranks.submit(question):
+            raise Unavailable("the ranks cannot be asked now; try again in a moment")
+        return await ranks.counts.take(question.id)
 
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""

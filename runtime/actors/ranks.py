@@ -24,10 +24,12 @@ import anyio
 import msgspec
 
 from runtime.actors.adapters import AdapterAnswers
+from runtime.actors.counts import CountAnswers
 from runtime.adapters.wire import AdapterLoaded, LoadAdapter
 from runtime.children import environment
 from runtime.devices import ring
 from runtime.errors import RankDied, RingError, StartError
+from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import (
     Capture,
     Captured,
@@ -57,7 +59,7 @@ class _Rank:
     """One rank: its process, and what it has said."""
 
     def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader,
-                 captured: list[Captured], adapters: AdapterAnswers) -> None:
+                 captured: list[Captured], adapters: AdapterAnswers, counts: CountAnswers) -> None:
         self.index = index
         self.process = process
         self.pidfd = pidfd
@@ -68,6 +70,7 @@ class _Rank:
         self.exited = asyncio.Event()
         self.captured = captured
         self.adapters = adapters
+        self.counts = counts
         self._wire = Wire[FromRank](FromRank)
 
     def hear(self) -> list[StepResult]:
@@ -82,6 +85,8 @@ class _Rank:
                         self.captured.append(captured)
                     case AdapterLoaded() as loaded:
                         self.adapters.add(loaded)
+                    case ExpertCounts() as counts:
+                        self.counts.add(counts)
                     case LoadProgress() as progress:
                         self.progress.append(progress)
                     case RankReady() as ready:
@@ -112,6 +117,7 @@ class Ranks:
         self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
         self.captured: list[Captured] = []  # what became of captures; whoever reads it empties it
         self.adapters = AdapterAnswers(start.tp_size)
+        self.counts = CountAnswers()
         self._start = start
         self._generation = generation
         self._ring_bytes = ring_bytes
@@ -152,9 +158,9 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter) -> bool:
-        """Hands a step, one to capture, a wish for a profile, a grammar to prepare or an adapter to all ranks. False: the rings are full;
-        try again at the next wake.
+    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts) -> bool:
+        """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter or a question to all ranks. False: the rings
+        are full; try again at the next wake.
 
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
         """
@@ -251,7 +257,7 @@ class Ranks:
             process_group=0)  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)
-        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters)
+        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters, self.counts)
         self._ranks.append(rank)
         for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)
@@ -290,6 +296,7 @@ class Ranks:
         rank.process.wait()
         rank.exited.set()
         self.adapters.end()
+        self.counts.end()
         if self._is_ready and not self._is_stopping and self.died is None:
             self.died = rank.death()
             if self._wake is not None:

@@ -26,7 +26,9 @@ from runtime.adapters.wire import LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.exchange import Exchanges
 from runtime.devices.host import HostPages
+from runtime.devices.tiers import Arrivals, Copies
 from runtime.errors import StartError
+from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.schemes import Scheme
 from runtime.models.sparse import Routing
@@ -49,13 +51,13 @@ DEVICES = {
 
 
 class Pending(Protocol):
-    """A step that was launched. Many devices compute it while the host launches the next."""
+    """A step that was launched, or a question that follows it. Many devices compute it while the host launches the next."""
 
     def is_done(self) -> bool:
         """Whether `result` returns at once."""
         ...
 
-    def result(self) -> StepResult | None:
+    def result(self) -> StepResult | ExpertCounts | None:
         """Waits for the step, in any thread and as often as you like; the ranks that do not report return None at once."""
         ...
 
@@ -84,6 +86,10 @@ class Executor(Protocol):
 
     def load_adapter(self, load: LoadAdapter) -> None:
         """Reads an adapter to host memory; in any thread, beside steps. Raises ModelError."""
+
+    def count_experts(self, wish: CountExperts) -> Pending:
+        """Tells, behind the steps launched so far, how their tokens spread over experts. Every rank is asked between the same steps."""
+        ...
 
     def close(self) -> None: ...
 
@@ -115,9 +121,10 @@ class Batch:
     kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
     attention: Any  # what Ops.plan_attention made of the step
     types: "Tensor | None" = None  # int64 [T]: of each token's segment, for encoders
-    arrivals: "Arrivals | None" = None  # of pages that this step loads from host memory
+    arrivals: Arrivals | None = None  # of pages that this step loads from host memory
     embeds: "tuple[Tensor, Tensor] | None" = None  # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
     is_decode: bool = False  # every row decodes
+    is_real: "Tensor | None" = None  # bool [T]: tokens that are somebody's; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,43 +266,6 @@ class Experts(Protocol):
         Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
         """
         ...
-
-
-class Arrivals(Protocol):
-    """The loads of one step, on their way while the forward runs."""
-
-    def wait(self, layer: int) -> None:
-        """Called where the attention of a layer begins: what follows on this device sees the loaded pages of that layer.
-
-        The cpu waits here; a device with streams lets its stream wait, and the host goes on. Raises what went wrong in the copy.
-        """
-        ...
-
-
-class Copies(Protocol):
-    """Page copies between a rank's cache and its host memory. A step calls `save`, then `load`, each at most once, and `finish` last.
-
-    All of it is ordered with the step's other work: a save reads what the steps before have computed, and a page that it
-    has read may be overwritten by this step's loads and forward. A save is complete before this rank's part in any later collective
-    is: so rank 0's result says that every rank has saved. On a device with streams: copies run on a stream of their own, which first
-    waits for the main one; the main one waits for the saves before the forward, and for each layer's loads in `Arrivals.wait`. The host
-    memory is the mapping that both processes have; a device that wants it pinned registers that.
-    """
-
-    def save(self, pages: "np.ndarray", hosts: "np.ndarray") -> None:
-        """Device pages to host pages, in all layers; int32 [N] each."""
-        ...
-
-    def load(self, hosts: "np.ndarray", pages: "np.ndarray") -> Arrivals:
-        """Host pages to device pages, layer by layer; may return before any of them is there."""
-        ...
-
-    def finish(self) -> None:
-        """Called behind the step's other work: what is launched later, the way of the step's result to the host included, follows every
-        copy of the step. The cpu waits here and raises what went wrong in one; a device with streams lets its main stream wait."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Memory(Protocol):

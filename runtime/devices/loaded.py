@@ -15,6 +15,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
+from runtime.devices.counting import ExpertLoad
 from runtime.devices.decoding import DecodeGraphs
 from runtime.devices.transfers import Direct, Fetched, Streamed, Transfers
 from runtime.layers.adapters import Adapters
@@ -94,6 +95,7 @@ class Loaded:
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
         self.adapters: Adapters | None = None
+        self.load: ExpertLoad | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
         self.sampled_step = -1  # the latest step whose tokens are their slots' last ones
         self.ended_s = 0.0  # when the latest result had come
@@ -108,6 +110,7 @@ class Loaded:
         size = None if self.graphs is None or is_adapted else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
             hidden = self.graphs.forward(size, plan)
+            self.count(plan)
             shown = self.shown(plan, hidden)
             tokens = self.graphs.choose(size, plan)
             self.sampled_step = plan.step if tokens is not None else self.sampled_step
@@ -116,12 +119,17 @@ class Loaded:
         if len(plan.slots) == 0:
             return self.finish_moves(plan, begin)
         hidden = self.model.forward(self.batch(plan, arrivals))
+        self.count(plan)
         if self.pooling is not None:
             return self.pool(plan, hidden, self.pooling, begin)
         prompt = list(self.prompt_logprobs(plan, hidden))
         shown = self.shown(plan, hidden)
         tokens, found = self.sample(plan, hidden)
         return self.report(plan, tokens, found, prompt, shown, begin)
+
+    def count(self, plan: StepPlan) -> None:
+        if self.load is not None:
+            self.load.ended(plan)
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         """Hidden states that somebody wants to see."""
@@ -158,6 +166,7 @@ class Loaded:
         if sizes and self.device.graphs is not None and self.kv and self.pooling is None:
             self.graphs = DecodeGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
                                        self.transfers, sizes, pads=pads)
+            self.graphs.masks = self.load is not None
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where somebody must be told them."""

@@ -15,10 +15,12 @@ from runtime.adapters.wire import LoadAdapter
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.constraint import Grammar
 from runtime.devices.base import Device, Facts, Pending, Progress
+from runtime.devices.counting import open_load
 from runtime.devices.host import HostPages, open_host
 from runtime.devices.loaded import Loaded
 from runtime.devices.rehearsal import rehearse
 from runtime.errors import StartError
+from runtime.expert_load import CountExperts
 from runtime.layers.adapters import Adapters
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
@@ -59,6 +61,7 @@ class Runner:
         weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress,
                              getattr(model, "renames", ()))
         adapters = None if start.adapters is None else Adapters(device, model, config, start.adapters, start.max_slots)
+        experts = open_load(device, [layer.mlp for layer in model.layers] if config.mixture is not None else [], start.expert_steps)
         weights_bytes += adapters.num_bytes if adapters is not None else 0
         device.memory.settle()
         times.append(perf_counter())
@@ -67,7 +70,8 @@ class Runner:
         token_bytes = [0, 0]  # of full layers, and of those with a window
         for layer in model.attentions:
             token_bytes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
-        room = min(budget - weights_bytes, self.room_beside_steps(device, model, start, config, kv_dtype))
+        beside = experts.num_bytes if experts is not None else 0
+        room = min(budget - weights_bytes - beside, self.room_beside_steps(device, model, start, config, kv_dtype))
         pools = count_pages(start, config.windows, room, (token_bytes[0], token_bytes[1]))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
         kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
@@ -78,7 +82,9 @@ class Runner:
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
         self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
-        self.loaded.adapters = adapters
+        self.loaded.adapters, self.loaded.load = adapters, experts
+        if experts is not None:
+            experts.step.zero_()  # of the rehearsal
         for load_adapter in start.adapters.loaded if start.adapters is not None else ():
             self.load_adapter(load_adapter)
         self.loaded.open_graphs(start.graph_sizes, pads=start.graph_pads)
@@ -144,6 +150,11 @@ class Runner:
         assert self.loaded is not None and self.loaded.adapters is not None, "an adapter where there are none"
         with torch.inference_mode():
             self.loaded.adapters.load(load.id, load.folder)
+
+    def count_experts(self, wish: CountExperts) -> Pending:
+        assert self.loaded is not None and self.loaded.load is not None, "a question of experts where nobody counts"
+        with torch.inference_mode():
+            return self.loaded.load.serve(wish, self.loaded.transfers)
 
     def close(self) -> None:
         if self.loaded is not None:

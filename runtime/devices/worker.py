@@ -26,6 +26,7 @@ from runtime.adapters.wire import AdapterLoaded, LoadAdapter
 from runtime.devices.base import Executor, Pending, open_device
 from runtime.devices.ring import Reader, RingFds, Writer
 from runtime.errors import ModelError, RingError, StartError
+from runtime.expert_load import CountExperts
 from runtime.messages import Capture, FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
 from runtime.wire import Wire
 
@@ -86,7 +87,7 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare | LoadAdapter):
+            while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts):
                 if isinstance(plan, Capture):
                     self._capture(executor, plan.size)
                     continue
@@ -95,6 +96,9 @@ class Rank:
                     continue
                 if isinstance(plan, LoadAdapter):
                     Thread(target=self._load_adapter, args=(executor, plan), name="adapter", daemon=True).start()
+                    continue
+                if isinstance(plan, CountExperts):
+                    self._deliver(executor.count_experts(plan))
                     continue
                 if isinstance(plan, Profile):
                     self._profile(executor, plan)
@@ -113,16 +117,19 @@ class Rank:
             return self._fail(error, doing)
 
     def _launch(self, executor: Executor, plan: StepPlan) -> None:
-        step = executor.launch(plan)
+        self._deliver(executor.launch(plan))
+        if self._profile_until == plan.step:
+            self._profile(executor, Profile())
+        self._last_step = plan.step
+
+    def _deliver(self, step: Pending) -> None:
+        """Its result is sent in its turn, as soon as it has come."""
         if self._later is None and not step.is_done():
             self._later = Later(self._report, self._end)
         if self._later is None:
             self._report(step)
         else:
             self._later.put(step)
-        if self._profile_until == plan.step:
-            self._profile(executor, Profile())
-        self._last_step = plan.step
 
     def _capture(self, executor: Executor, size: int) -> None:
         captured = executor.capture(size)

@@ -97,6 +97,7 @@ ANSWERS: dict[str, Told] = {  # by path; a method before it where another one an
     "/unload_lora_adapter": Told((native.Adapters,)),
     "/start_profile": Told((native.Profiled,)),
     "/stop_profile": Told((native.Profiled,)),
+    **dict.fromkeys((f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump")), Told((native.ExpertRecord,))),
 }
 NOTHING = {  # refused, or empty
     "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}", "/close_session"}

@@ -16,7 +16,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
-from runtime.http import adapters, admin, errors, openapi, socket
+from runtime.http import adapters, admin, errors, experts, openapi, socket
 from runtime.http.adapters import adapter_named
 from runtime.http.anthropic.answers import TokenCount
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
@@ -109,6 +109,7 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         *openapi.routes(),
         *admin.routes(service, face),
         *adapters.routes(service, face),
+        *experts.routes(service, face),
         socket.route(service, face, served(face)),
     ]
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from runtime.http import adapters, admin
+from runtime.http import adapters, admin, experts
 from runtime.http.anthropic import types as anthropic
 from runtime.http.native import info, parse
 from runtime.http.native.types import GenerateBody
@@ -140,5 +140,8 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         Operation("POST", "/v1/unload_lora_adapter", "The same, as vLLM has it", adapters.UnloadBody, {"lora_name": "x"}, "text"),
         Operation("GET POST", "/start_profile", "Record where the ranks' time goes", admin.ProfileBody, {"num_steps": 5}),
         Operation("GET POST", "/stop_profile", "Write what was recorded"),
+        Operation("GET POST", "/start_expert_distribution_record", "Record how tokens spread over experts"),
+        Operation("GET POST", "/stop_expert_distribution_record", "Stop recording that"),
+        Operation("GET POST", "/dump_expert_distribution_record", "Write what was recorded of experts, and forget it", experts.DumpBody),
     ),
 }

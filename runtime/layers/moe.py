@@ -137,6 +137,7 @@ class SparseFeedForward(Layer):
         self.shared_expert_gate = Linear(device, dtype, hidden, {"": 1}, shard="whole") if mixture.has_shared_gate else None
         self.is_rounded = False  # what these experts are given, by themselves, to int8
         self.packed: Any = None
+        self.counts: Tensor | None = None  # int32 [experts]: tokens that chose each are added here
 
     def open(self, lookup: Lookup) -> None:
         found = {(lookup(f"experts.{i}.gate_up_proj"), lookup(f"experts.{i}.down_proj")) for i in range(self.local.full)}
@@ -155,12 +156,20 @@ class SparseFeedForward(Layer):
         ids, weights = self.gate.forward(x)
         if self.parts is not None and self.device.exchanges is not None:
             ids = self.parts.hide(ids, len(batch.positions))
+            self.count(ids, None if batch.is_real is None else self.parts.cut(batch.is_real.unsqueeze(1)).squeeze(1))
             exchange = self.device.exchanges.of(batch.is_decode)
             return self.add_shared(exchange.apply(x, ids, weights, self.local.size, self.packed, self.is_rounded), x)
+        self.count(ids, batch.is_real)
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
         return self.device.collectives.all_reduce(self.add_shared(out, x))
+
+    def count(self, ids: Tensor, is_real: Tensor | None) -> None:
+        """Ids below 0 are nobody's."""
+        if self.counts is not None:
+            chosen = ids >= 0 if is_real is None else (ids >= 0) & is_real.unsqueeze(1)
+            self.counts.scatter_add_(0, ids.clamp(min=0).flatten(), chosen.flatten().to(torch.int32))
 
     def add_shared(self, out: Tensor, x: Tensor) -> Tensor:
         """May overwrite `out`."""

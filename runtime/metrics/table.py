@@ -84,6 +84,11 @@ class Metrics:
         self.captured_sizes = Gauge("runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs.")
         self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of decode steps took.")
         self.capture_failures = Counter("runtime_capture_failures_total", "Captures of decode steps that failed.")
+        self.expert_choices = Labelled("runtime_expert_choices_total", "Tokens times experts of each, by layer.", label="layer")
+        self.expert_imbalance = Labelled("runtime_expert_imbalance", "Tokens of the busiest expert, by those of the average one.",
+                                         label="layer", kind="gauge")
+        self.expert_rank_imbalance = Labelled("runtime_expert_rank_imbalance", "The same of the groups of ranks that hold experts.",
+                                              label="layer", kind="gauge")
         self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")
         self.cpu_s = Labelled("runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process")
 

@@ -35,9 +35,11 @@ class Experts(Group, frozen=True, kw_only=True):
     eplb_rebalance_num_iterations: A[Count, planned("Steps between two rebalances.")] = 1000
     eplb_rebalance_layers_per_chunk: A[Count | None, planned("Layers that move at a time.")] = None
     eplb_min_rebalancing_utilization_threshold: A[Amount, planned("Balance above which nothing moves.")] = 1.0
-    expert_distribution_recorder_mode: A[Literal["stat", "stat_approx", "per_pass", "per_token"] | None, planned(
-        "What is recorded of how tokens spread over experts.")] = None
-    expert_distribution_recorder_buffer_size: A[Count | None, planned("Steps that the record holds.")] = None
+    expert_distribution_recorder_mode: A[Literal["stat", "stat_approx", "per_pass", "per_token"] | None, option(
+        "Let operators record how tokens spread over experts: counts of each step, layer and expert.", later=("per_token",),
+        note="stat, stat_approx and per_pass are the same here: exact, step by step; see experts.md")] = None
+    expert_distribution_recorder_buffer_size: A[Count, option(
+        "Steps that the record holds, the latest ones.", note="4 bytes for each layer and expert, on the device")] = 1000
     deepep_config: A[str | None, on_device("cuda", "Tuned settings of DeepEP, as JSON.")] = None
     moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of a mixture model.")] = None
     elastic_ep_backend: A[Literal["none", "mooncake"] | None, on_device("cuda", "What detects and replaces failed expert ranks.")] = None

@@ -29,4 +29,4 @@ class Observe(Group, frozen=True, kw_only=True):
     otlp_traces_endpoint: A[str, planned("Collector of the traces.", aliases=("--oltp-traces-endpoint",))] = "localhost:4317"
     export_metrics_to_file: A[bool, planned("Write the figures of each request to files.")] = False
     export_metrics_to_file_dir: A[str | None, planned("Folder of these files.")] = None
-    enable_expert_distribution_metrics: A[bool, planned("Metrics of how tokens spread over experts.")] = False
+    enable_expert_distribution_metrics: A[bool, option("Metrics of how evenly tokens spread over experts.")] = False

@@ -72,6 +72,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     expert_parallel_size: int  # divides tensor_parallel_size
     moe_a2a_backend: str
     deepep_mode: str
+    expert_distribution_recorder_mode: str | None
+    expert_distribution_recorder_buffer_size: int  # steps
+    enable_expert_distribution_metrics: bool
     num_ranks: int
     base_gpu_id: int
     gpu_id_step: int
@@ -186,6 +189,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     def exchanges_tokens(self) -> bool:
         """Ranks have parts of a step's tokens between attentions, and whole shared experts."""
         return self.moe_a2a_backend != "none"
+
+    @property
+    def expert_steps(self) -> int | None:
+        """Steps that a record of expert load holds; None: nobody counts."""
+        if self.expert_distribution_recorder_mode is not None:
+            return self.expert_distribution_recorder_buffer_size
+        return 0 if self.enable_expert_distribution_metrics else None
 
     @property
     def window_ratio(self) -> float:

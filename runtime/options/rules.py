@@ -60,6 +60,16 @@ def exchanges_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
+def counts_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What is counted are experts that compute."""
+    if plan.expert_steps is None or (model.mixture is not None and device.name != "null"):
+        return None
+    flag = ("--expert-distribution-recorder-mode" if plan.expert_distribution_recorder_mode is not None
+            else "--enable-expert-distribution-metrics")
+    what = "this model" if model.mixture is None else "the null device"
+    return f"{flag} counts the tokens of experts, and {what} has none; leave it out"
+
+
 def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     possible = (*device.dtypes, *device.other_dtypes)
     if plan.dtype not in ("auto", *possible):
@@ -250,6 +260,7 @@ RULES: tuple[Rule, ...] = (
     kv_heads_divide,
     experts_divide,
     exchanges_have_experts,
+    counts_have_experts,
     dtype_known,
     pages_fit_the_kernels,
     kv_dtype_known,

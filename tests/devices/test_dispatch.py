@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.devices.cpu.collectives import Alone
+from runtime.devices.alone import Alone
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.dispatch import open_exchanges, pack, unpack

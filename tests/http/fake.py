@@ -8,7 +8,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from runtime.errors import InvalidRequest, RequestError
+from runtime.expert_load import ExpertCounts
 from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
 from runtime.parsing.choose import Formats
 from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Loaded, Sink, TokenLogprob
@@ -83,6 +86,14 @@ class FakeControls:
     def stop_profile(self) -> str:
         self.tell("stop")
         return "drawn"
+
+    @property
+    def experts(self) -> "FakeControls":
+        return self
+
+    async def count(self, wish: str, folder: str = "") -> ExpertCounts:
+        self.tell((wish, folder))
+        return ExpertCounts(1, (1, 3), np.arange(4), 7, "x/y.safetensors" if wish == "dump" else "")
 
     def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
         self.tell(("open", capacity, session_id, idle_s, is_line))

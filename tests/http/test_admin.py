@@ -29,6 +29,9 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
     ("/open_session", {"capacity_of_str_len": 9, "session_id": "s", "timeout": 5, "streaming": True}, ("open", 9, "s", 5.0, True)),
     ("/start_profile", {"output_dir": "x", "num_steps": 3}, Profile(folder="x", num_steps=3)),
     ("/stop_profile", {}, "stop"),
+    ("/start_expert_distribution_record", {}, ("start", "")),
+    ("/stop_expert_distribution_record", {}, ("stop", "")),
+    ("/dump_expert_distribution_record", {"output_dir": "x"}, ("dump", "x")),
     ("/close_session", {"session_id": "s"}, ("close", "s")),
 ])
 async def test_orders_reach_the_service(path: str, body: dict[str, Any], told: Any) -> None:

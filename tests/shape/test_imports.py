@@ -11,7 +11,8 @@ from tests.shape import source
 
 # The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("runtime", "runtime.errors", "runtime.constraint", "runtime.children", "runtime.moves", "runtime.pooling", "runtime.prompts"),
+    ("runtime", "runtime.errors", "runtime.expert_load", "runtime.constraint", "runtime.children", "runtime.moves", "runtime.pooling",
+     "runtime.prompts"),
     ("runtime.sampling", "runtime.parsing", "runtime.adapters"),
     ("runtime.request",),
     ("runtime.messages",),
@@ -21,13 +22,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.models.adaptable",),
     ("runtime.options", "runtime.pocket"),
-    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.exchange", "runtime.devices.figures",
-     "runtime.outputs", "runtime.sessions", "runtime.loras"),
+    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.alone", "runtime.devices.exchange",
+     "runtime.devices.figures", "runtime.devices.tiers", "runtime.outputs", "runtime.sessions", "runtime.loras"),
     ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
     ("runtime.devices.transfers",),
-    ("runtime.devices.decoding", "runtime.devices.dispatch"),
+    ("runtime.devices.counting", "runtime.devices.decoding", "runtime.devices.dispatch"),
     ("runtime.devices.loaded",),
     ("runtime.devices.rehearsal",),
     ("runtime.devices.runner",),
@@ -35,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.worker", "runtime.devices.measure"),
     ("runtime.actors", "runtime.http"),
     ("runtime.supervisor", "runtime.rpc", "runtime.warmup", "runtime.settings", "runtime.vectors", "runtime.blocking"),
+    ("runtime.balance",),
     ("runtime.control",),
     ("runtime.core",),
     ("runtime.engine", "runtime.server"),
@@ -42,11 +44,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.__main__",),
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
-SHARED = {"runtime.actors": ("runtime.actors.adapters",), "runtime.devices": (
-    "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
+SHARED = {"runtime.actors": ("runtime.actors.adapters", "runtime.actors.counts"), "runtime.devices": (
+    "runtime.devices.alone", "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
-    "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.transfers")}
-RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
+    "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.tiers", "runtime.devices.transfers",
+    "runtime.devices.counting")}
+RANK_SIDE = ("runtime.devices.counting",
+             "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
              "runtime.devices.transfers", "runtime.devices.dispatch",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")

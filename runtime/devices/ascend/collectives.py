@@ -1,4 +1,4 @@
-"""Exchange between ranks on NPUs: HCCL through torch.distributed. A single rank exchanges nothing.
+"""Exchange between ranks on NPUs: HCCL through torch.distributed.
 
 HCCL takes its buffers at the first exchange, so a rank makes one before it counts its free memory. Every rank calls the same method in the
 same order, on the current stream, which is what HCCL needs as well.
@@ -11,31 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.errors import StartError
-
-
-class Alone:
-    """The collectives of a single rank: every exchange gives back what it got."""
-
-    rank = 0
-    size = 1
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_to_all(self, x: Tensor, sent: list[int] | None = None, came: list[int] | None = None) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        return x
-
-    def close(self) -> None:
-        return None
 
 
 class Hccl:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from runtime.devices.alone import Alone
 from runtime.devices.ascend.facts import FACTS
 from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.dispatch import open_exchanges
@@ -53,7 +54,7 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 
 def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     import_npu()
-    from runtime.devices.ascend.collectives import Alone, Hccl, group_name
+    from runtime.devices.ascend.collectives import Hccl, group_name
     from runtime.devices.ascend.dispatch import Distributed
     from runtime.devices.ascend.experts import AscendExperts
     from runtime.devices.ascend.graphs import AscendGraphs

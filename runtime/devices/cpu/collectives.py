@@ -1,33 +1,8 @@
-"""Exchange between ranks on the cpu: gloo through torch.distributed, and nothing at all for a single rank."""
+"""Exchange between ranks on the cpu: gloo through torch.distributed."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-
-class Alone:
-    """The collectives of a single rank: every exchange gives back what it got."""
-
-    rank = 0
-    size = 1
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_to_all(self, x: Tensor, sent: list[int] | None = None, came: list[int] | None = None) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        return x
-
-    def close(self) -> None:
-        return None
 
 
 class Gloo:

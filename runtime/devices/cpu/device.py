@@ -4,8 +4,9 @@ import os
 
 import torch
 
+from runtime.devices.alone import Alone
 from runtime.devices.base import Device
-from runtime.devices.cpu.collectives import Alone, Gloo
+from runtime.devices.cpu.collectives import Gloo
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts

@@ -1,35 +1,10 @@
-"""Exchange between the cards of one model: NCCL through torch.distributed, on the stream of the step, and nothing at all for one."""
+"""Exchange between the cards of one model: NCCL through torch.distributed, on the stream of the step."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from runtime.devices.cuda.symmetric import SymmetricSums
-
-
-class Alone:
-    """The collectives of a single rank: every exchange gives back what it got."""
-
-    rank = 0
-    size = 1
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_to_all(self, x: Tensor, sent: list[int] | None = None, came: list[int] | None = None) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        return x
-
-    def close(self) -> None:
-        return None
 
 
 class Nccl:

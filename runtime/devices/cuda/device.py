@@ -2,6 +2,7 @@
 
 import torch
 
+from runtime.devices.alone import Alone
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
 from runtime.devices.dispatch import open_exchanges
@@ -40,7 +41,7 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.ops import CudaOps
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
-    from runtime.devices.cuda.collectives import Alone, Nccl
+    from runtime.devices.cuda.collectives import Nccl
     from runtime.devices.cuda.graphs import CudaGraphs
     from runtime.devices.cuda.memory import CudaMemory
 

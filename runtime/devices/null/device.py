@@ -29,6 +29,7 @@ from runtime.constraint import Grammar
 from runtime.devices.base import Progress
 from runtime.devices.host import open_host
 from runtime.errors import StartError
+from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import Admit, Captured, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
 
 DEFAULT_POOL_TOKENS = 1 << 18
@@ -57,14 +58,14 @@ class NullOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Timed:
     """A step that is done when its time has come. Steps follow each other, as they do on a device."""
 
-    def __init__(self, result: StepResult | None, done_s: float) -> None:
+    def __init__(self, result: StepResult | ExpertCounts | None, done_s: float) -> None:
         self._result = result
         self._done_s = done_s
 
     def is_done(self) -> bool:
         return self._result is None or time.perf_counter() >= self._done_s
 
-    def result(self) -> StepResult | None:
+    def result(self) -> StepResult | ExpertCounts | None:
         if not self.is_done():
             time.sleep(max(0.0, self._done_s - time.perf_counter()))
         return self._result
@@ -114,6 +115,10 @@ class NullExecutor:
             self._free_s = max(begin_s, self._free_s) + duration_s
             result = result and msgspec.structs.replace(result, compute_s=duration_s)
         return Timed(result, self._free_s)
+
+    def count_experts(self, wish: CountExperts) -> "Timed":
+        """There are none."""
+        return Timed(ExpertCounts(wish.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s)
 
     def capture(self, size: int) -> Captured:
         """Nothing is launched here, so nothing is left to do."""

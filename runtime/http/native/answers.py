@@ -196,6 +196,16 @@ class Profiled(Struct, forbid_unknown_fields=True):
     output_dir: str
 
 
+class ExpertRecord(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What became of the record of expert load."""
+
+    message: str
+    num_steps: int | None = None  # that it held
+    file: str | None = None  # it was written to
+    layers: list[int] | None = None  # those with experts
+    total_count: list[list[int]] | None = None  # of each of them, tokens of each expert since the ranks started
+
+
 class Probed(Struct, forbid_unknown_fields=True):
     """The answer of /health_generate."""
 

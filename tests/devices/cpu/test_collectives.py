@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.cpu.collectives import Alone
+from runtime.devices.alone import Alone
 from runtime.errors import ModelError
 from runtime.layers.weight import Share, even_share, kv_share
 from runtime.models.config import read_config
@@ -49,6 +49,7 @@ def test_experts_are_spread_and_split(tmp_path: Path, run_ranks: RunRanks) -> No
         ranks = run_ranks(size, folders, tmp_path, ep_size)
         for one, *others in zip(alone, *ranks, strict=True):
             assert others[0]["tokens"] == one["tokens"] and others[0]["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
+            assert others[0]["counts"] == one["counts"] and sum(one["counts"])
             assert all(rank["last"] == one["last"] and rank["bytes"] == others[0]["bytes"] for rank in others)
             assert others[0]["bytes"] < (0.8 if size == 2 else 0.6) * one["bytes"]
 
@@ -61,6 +62,7 @@ def test_tokens_travel_to_their_experts(size: int, mode: str, tmp_path: Path, ru
     (alone,), ranks = run_ranks(1, folders, tmp_path), run_ranks(size, folders, tmp_path, size, mode=mode)
     for one, *others in zip(alone, *ranks, strict=True):
         assert others[0]["tokens"] == one["tokens"] and others[0]["logprobs"] == pytest.approx(one["logprobs"], abs=2e-3)
+        assert others[0]["counts"] == one["counts"] and sum(one["counts"])
         assert all(rank["last"] == one["last"] and rank["bytes"] == others[0]["bytes"] for rank in others)
     for folder, found in zip(folders, ranks[0], strict=True):  # shared experts are whole
         config = read_config(folder)
@@ -73,6 +75,7 @@ def test_two_ranks_with_graphs_equal_one_without(tmp_path: Path, run_ranks: RunR
     for pair in (run_ranks(2, folders, tmp_path, 2, "taped"), run_ranks(2, folders, tmp_path, 2, "taped", "auto")):
         for one, *others in zip(alone, *pair, strict=True):
             assert others[0]["tokens"] == one["tokens"] and others[0]["last"] == others[1]["last"] == one["last"]
+            assert others[0]["counts"] == one["counts"]
 
 
 def test_alone() -> None:

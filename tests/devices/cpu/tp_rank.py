@@ -11,6 +11,7 @@ import torch
 
 from runtime.devices import base
 from runtime.devices.cpu.collectives import Gloo
+from runtime.expert_load import CountExperts
 from tests.devices.drive import Planner, sampling, start
 
 PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 70)), [200, 100]]
@@ -35,7 +36,7 @@ def exchange(rank: int, rendezvous: str) -> None:
 def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str) -> dict[str, Any]:
     way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
     executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
-                            **way, graph_sizes=[] if device == "cpu" else [2, 4])
+                            **way, expert_steps=4, graph_sizes=[] if device == "cpu" else [2, 4])
     planner = Planner(executor, ready, 4)
     random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
     wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
@@ -49,8 +50,13 @@ def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, dev
         assert executor.tapes.replays == 8 + 2 * 8, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
     last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
     probabilities = [round(result[1], 3) for result in rows[1].results]
+    counts: list[int] = []
+    if executor.loaded.load is not None:  # type: ignore[attr-defined]
+        told = executor.count_experts(CountExperts(1, "read")).result()
+        assert (told is None) == (rank > 0)
+        counts = [] if told is None else told.counts.tolist()  # type: ignore[union-attr]
     executor.close()
-    return {"tokens": [row.tokens for row in rows], "last": last, "bytes": ready.weights_bytes, "logprobs": probabilities}
+    return {"counts": counts, "tokens": [row.tokens for row in rows], "last": last, "bytes": ready.weights_bytes, "logprobs": probabilities}
 
 
 def main() -> None:
