@@ -75,6 +75,10 @@ class Metrics:
         self.storage_timeouts = Counter("runtime_storage_timeouts_total", "Requests that did not wait any longer for storage.")
         self.storage_wait_s = Counter("runtime_storage_wait_seconds_total", "Time that requests waited for storage.")
         self.storage_held_bytes = Gauge("runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows.")
+        self._of_steps()
+        self._of_processes()
+
+    def _of_steps(self) -> None:
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
         self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
         self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.", TOKEN_S)
@@ -89,6 +93,8 @@ class Metrics:
                                          label="layer", kind="gauge")
         self.expert_rank_imbalance = Labelled("runtime_expert_rank_imbalance", "The same of the groups of ranks that hold experts.",
                                               label="layer", kind="gauge")
+
+    def _of_processes(self) -> None:
         self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")
         self.cpu_s = Labelled("runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process")
 
