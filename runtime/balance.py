@@ -5,10 +5,9 @@
 Or of the groups of ranks that experts lie on, where there are several. Both are of the steps between one look and the next.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from tempfile import mkdtemp
-from typing import Protocol
 
 import anyio
 import numpy as np
@@ -20,18 +19,13 @@ from runtime.metrics import Metrics
 LOOK_S = 5.0
 
 
-class Asked(Protocol):
-    """What it needs of the supervisor."""
-
-    async def count_experts(self, question: CountExperts) -> ExpertCounts: ...
-
-
 class Balance:
     """The ExpertControls protocol (service.py), and the metrics of experts."""
 
-    def __init__(self, ranks: Asked, metrics: Metrics, *, num_groups: int, records: bool) -> None:
-        """`records`: with --expert-distribution-recorder-mode."""
-        self._ranks = ranks
+    def __init__(self, ask: Callable[[CountExperts], Awaitable[ExpertCounts]], metrics: Metrics, *, num_groups: int,
+                 records: bool) -> None:
+        """`ask` raises Unavailable; `records`: with --expert-distribution-recorder-mode."""
+        self._ask = ask
         self._metrics = metrics
         self._num_groups = num_groups
         self._records = records
@@ -43,7 +37,7 @@ class Balance:
             raise InvalidRequest("nothing is recorded on this server; start it with --expert-distribution-recorder-mode stat")
         if wish == "dump":
             folder = folder or mkdtemp(prefix="runtime-experts-")
-        found = await self._ranks.count_experts(CountExperts(next(self._numbers), wish, folder))
+        found = await self._ask(CountExperts(next(self._numbers), wish, folder))
         if found.error:
             raise InvalidRequest(f"no file was written: {found.error}")
         return found
@@ -55,7 +49,7 @@ class Balance:
             await anyio.sleep(LOOK_S)
             if (steps := num_steps()) != seen:
                 try:
-                    self.tell(await self._ranks.count_experts(CountExperts(next(self._numbers), "read")))
+                    self.tell(await self._ask(CountExperts(next(self._numbers), "read")))
                     seen = steps
                 except Unavailable:  # at the next look
                     continue

@@ -9,6 +9,7 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ from runtime.settings import (
     scheduler_config,
     start_rank,
 )
-from runtime.supervisor import Supervisor
+from runtime.supervisor import Supervisor, count_experts
 from runtime.text.infill import find_format
 from runtime.text.vocabulary import Vocabulary
 
@@ -99,7 +100,7 @@ class Core:
                                       plan.soft_watchdog_timeout or 0.0,
                                       None if self.adapters is None else self.adapters.setup)
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor,
-                               Balance(self._supervisor, self._metrics, num_groups=plan.expert_parallel_size,
+                               Balance(partial(count_experts, self._supervisor), self._metrics, num_groups=plan.expert_parallel_size,
                                        records=plan.expert_distribution_recorder_mode is not None))
         self._outputs.on_close(self.control.sessions.ended)
         if self.adapters is not None:

@@ -126,13 +126,6 @@ class Supervisor:
         if error := await self.ranks.adapters.wait(load.id):
             raise InvalidRequest(error, param="lora_path")
 
-    async def count_experts(self, question: CountExperts) -> ExpertCounts:
-        """Raises Unavailable."""
-        ranks = self.ranks
-        if not self.readies or self.is_recovering or ranks.died is not None or not ranks.submit(question):
-            raise Unavailable("the ranks cannot be asked now; try again in a moment")
-        return await ranks.counts.take(question.id)
-
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""
         return [HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self._start.host_layout)
@@ -196,3 +189,11 @@ class Supervisor:
 
 def _report(progress: LoadProgress) -> None:
     log.get("start").debug("loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2))
+
+
+async def count_experts(supervisor: Supervisor, question: CountExperts) -> ExpertCounts:
+    """What its ranks say. Raises Unavailable."""
+    ranks = supervisor.ranks
+    if not supervisor.readies or supervisor.is_recovering or ranks.died is not None or not ranks.submit(question):
+        raise Unavailable("the ranks cannot be asked now; try again in a moment")
+    return await ranks.counts.take(question.id)

@@ -38,7 +38,7 @@ class Ranks:
 
 async def test_metrics_tell_the_last_steps() -> None:
     ranks, metrics = Ranks(), Metrics()
-    found = Balance(ranks, metrics, num_groups=2, records=True)
+    found = Balance(ranks.count_experts, metrics, num_groups=2, records=True)
     for counts, experts, groups in (([4, 0, 2, 2, 1, 1, 1, 1], [2, 1], [1, 1]), ([4, 6, 2, 4, 1, 1, 1, 1], [3, 1], [1.5, 1]),
                                     ([1, 1, 0, 0, 0, 0, 0, 4], [2, 4], [2, 2])):  # the last ones are of new ranks
         ranks.counts[:] = counts
@@ -50,7 +50,7 @@ async def test_metrics_tell_the_last_steps() -> None:
     with pytest.raises(InvalidRequest, match="full"):
         await found.count("dump", "/full")
     with pytest.raises(InvalidRequest, match="--expert-distribution-recorder-mode"):
-        await Balance(ranks, metrics, num_groups=1, records=False).count("start")
+        await Balance(ranks.count_experts, metrics, num_groups=1, records=False).count("start")
 
 
 async def test_it_looks_when_steps_were_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ async def test_it_looks_when_steps_were_done(monkeypatch: pytest.MonkeyPatch) ->
     ranks, metrics = Ranks(), Metrics()
     steps = 0
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(Balance(ranks, metrics, num_groups=1, records=False).run, lambda: steps))
+        tasks.start_soon(partial(Balance(ranks.count_experts, metrics, num_groups=1, records=False).run, lambda: steps))
         await anyio.lowlevel.checkpoint()
         assert not ranks.asked
         steps, ranks.fails = 3, True

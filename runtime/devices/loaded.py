@@ -110,7 +110,8 @@ class Loaded:
         size = None if self.graphs is None or is_adapted else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
             hidden = self.graphs.forward(size, plan)
-            self.count(plan)
+            if self.load is not None:
+                self.load.ended(plan)
             shown = self.shown(plan, hidden)
             tokens = self.graphs.choose(size, plan)
             self.sampled_step = plan.step if tokens is not None else self.sampled_step
@@ -119,17 +120,14 @@ class Loaded:
         if len(plan.slots) == 0:
             return self.finish_moves(plan, begin)
         hidden = self.model.forward(self.batch(plan, arrivals))
-        self.count(plan)
+        if self.load is not None:
+            self.load.ended(plan)
         if self.pooling is not None:
             return self.pool(plan, hidden, self.pooling, begin)
         prompt = list(self.prompt_logprobs(plan, hidden))
         shown = self.shown(plan, hidden)
         tokens, found = self.sample(plan, hidden)
         return self.report(plan, tokens, found, prompt, shown, begin)
-
-    def count(self, plan: StepPlan) -> None:
-        if self.load is not None:
-            self.load.ended(plan)
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         """Hidden states that somebody wants to see."""
