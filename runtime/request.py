@@ -24,7 +24,7 @@ class Guide(Struct, frozen=True, array_like=True):
     """What the tokens of a sequence must keep to."""
 
     grammar: Grammar
-    after_ids: tuple[int, ...]  # the grammar holds from where these tokens were generated; (): from the first one on
+    after_ids: tuple[tuple[int, ...], ...]  # the grammar holds from where one of these was generated; (): from the first token on
     stop_ids: tuple[int, ...]  # what may end the text where the grammar lets it end
 
 

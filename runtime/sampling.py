@@ -25,6 +25,16 @@ CacheSalt = A[str, Meta(max_length=1024)]
 TokenId = A[int, Meta(ge=0, le=2**31 - 1)]
 
 
+Mark = A[str, Meta(max_length=MAX_STOP_CHARS)]
+
+
+class Free(Struct, frozen=True):
+    """The beginning of an answer that no constraint holds: up to `end`. With a `begin` only where the prompt ends with that."""
+
+    end: A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+    begin: Mark = ""
+
+
 class Processor(Struct, frozen=True, array_like=True):
     """A logit processor of the server's, by name, and what it is told (layers/processors.py)."""
 
@@ -60,12 +70,18 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logprob_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()  # beside each, those of these tokens
 
     constraint: Rule | None = None  # what the answer's text must look like
-    constraint_after: A[str, Meta(max_length=MAX_STOP_CHARS)] = ""  # from where on: after this text, e.g. the end of the thoughts
-    constraint_behind: A[str, Meta(max_length=MAX_STOP_CHARS)] = ""  # constraint_after counts only where the prompt ends with this
+    constraint_after: Mark | tuple[Free, ...] = ""  # from where on: after this text, e.g. the end of the thoughts
 
     processor: Processor | None = None
 
     hidden_states: Literal["all", "last"] | None = None  # of every token that was computed, or what the last one was sampled from
+
+    @property
+    def free(self) -> tuple[Free, ...]:
+        """What of the answer no constraint holds."""
+        if isinstance(self.constraint_after, str):
+            return (Free(self.constraint_after),) if self.constraint_after else ()
+        return self.constraint_after
 
     @property
     def has_penalties(self) -> bool:

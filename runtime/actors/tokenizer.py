@@ -118,13 +118,16 @@ class TokenizerActor:
             outcome = error
         self._settle(ask, outcome)
 
-    def _after_ids(self, request: Request) -> tuple[int, ...]:
-        """Of the text from which on the constraint holds; () where the prompt shows that it holds from the first token on."""
-        after, behind = request.params.constraint_after, request.params.constraint_behind
-        tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False).rstrip() if after else ""
-        if not after or tail.endswith(after.rstrip()) or not tail.endswith(behind.rstrip()):
+    def _after_ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        """Of the texts from which on the constraint holds; () where the prompt shows that it holds from the first token on."""
+        if not (free := request.params.free):
             return ()
-        return tuple(self._vocabulary.encode(after, add_special=False))
+        tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False).rstrip()
+        if any([tail.endswith(one.end.rstrip()) for one in free]):
+            return ()
+        begun = [one for one in free if one.begin and tail.endswith(one.begin.rstrip())]
+        ends = dict.fromkeys([one.end for one in begun or free if begun or not one.begin])
+        return tuple([tuple(self._vocabulary.encode(end, add_special=False)) for end in ends])
 
     def _try(self, ask: Ask, seed: int) -> Request | RequestError:
         """An unexpected error is pinned on its request, and the actor goes on."""

@@ -8,6 +8,7 @@ refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, 
 still run are aborted.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -41,9 +42,10 @@ class Output:
     """One sequence's whole output, or as much of it as there is."""
 
     __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
-                 "prompt_ids", "events", "thought_tokens", "vector", "hidden")
+                 "prompt_ids", "events", "thought_tokens", "vector", "hidden", "first_ns")
 
     def __init__(self) -> None:
+        self.first_ns = 0  # when its first part came, on the monotonic clock
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -59,6 +61,7 @@ class Output:
         self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
 
     def add(self, delta: Delta) -> None:
+        self.first_ns = self.first_ns or time.monotonic_ns()
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()

@@ -26,7 +26,7 @@ FEW, SHORTEST, LONG = 2, 4, 8
 
 
 class Guided:
-    """One slot. The grammar holds from where its `after_ids` were generated up to the token that ends the text."""
+    """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends the text."""
 
     def __init__(self, guide: Guide, compiled: Compiled | None) -> None:
         """`compiled` None: there is none, because the backend gave up."""
@@ -78,9 +78,8 @@ class Guided:
             assert self.matcher is not None
             self.is_lost = not self.matcher.accept(token)
         else:
-            size = len(self.guide.after_ids)
-            self._tail = [*self._tail, token][-size:]
-            self.is_on = tuple(self._tail) == self.guide.after_ids
+            self._tail = [*self._tail, token][-max(map(len, self.guide.after_ids)):]
+            self.is_on = any([self._tail[-len(ids):] == list(ids) for ids in self.guide.after_ids])
 
     def settle(self, length: int) -> None:
         """The sequence is `length` tokens long, and what it took last is pending."""

@@ -49,12 +49,16 @@ class Thinking(Struct, frozen=True, kw_only=True):
     models: str = ""
 
     @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return ((self.begin, self.end), *self.also)
+
+    @property
     def begins(self) -> tuple[str, ...]:
-        return (self.begin, *[begin for begin, _ in self.also])
+        return tuple([begin for begin, _ in self.pairs])
 
     @property
     def ends(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.end, *[end for _, end in self.also])))
+        return tuple(dict.fromkeys([end for _, end in self.pairs]))
 
     def is_open(self, tail: str, is_continued: bool) -> bool:
         """Whether an answer begins inside. `tail` ends its prompt; `is_continued`: the prompt holds the beginning of the answer."""

@@ -17,7 +17,7 @@ from runtime.errors import InternalFault, InvalidRequest
 from runtime.messages import Arrive, Ask, Chat, Infill, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Guide
-from runtime.sampling import Limits, SamplingParams
+from runtime.sampling import Free, Limits, SamplingParams
 from runtime.text.files import TokenizerFiles
 from runtime.text.template import ChatTemplates
 from runtime.text.vocabulary import Vocabulary
@@ -268,6 +268,28 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
     assert bench.arrived[1].request.guide == Guide(Grammar("regex", "a"), (), (2, 7))
     assert [error.param for error in bench.sinks["wrong"].errors] == ["constraint"]
     assert [error.status for error in bench.sinks["late"].errors] == [503]
+
+
+FAST = (Free("</fast>", "<fast>"), Free("</slow>", "<slow>"))
+
+
+@pytest.mark.parametrize(("prompt", "free", "ends"), [
+    ("a<fast>", FAST, ["</fast>"]), ("a<slow>\n", FAST, ["</slow>"]), ("a", FAST, []), ("a<fast></fast>", FAST, []),
+    ("a", (*FAST, Free("</fast>"), Free("</slow>")), ["</fast>", "</slow>"]),
+    ("a<slow>", (*FAST, Free("</fast>"), Free("</slow>")), ["</slow>"]), ("a</slow> ", (*FAST, Free("</fast>")), []),
+    ("a", "</slow>", ["</slow>"]), ("a", "", []),
+])
+async def test_a_rule_holds_behind_the_marks_that_end_what_the_prompt_begins(prompt: str, free: Any, ends: list[str]) -> None:
+    bench = Bench()
+
+    async def check(grammar: Grammar) -> None:
+        pass
+
+    bench.actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check)
+    async with running(bench):
+        bench.ask("a", Text(prompt), constraint=Regex("a"), constraint_after=free)
+    after = bench.arrived[0].request.guide.after_ids
+    assert after == tuple([tuple(LLAMA.encode(end, add_special=False)) for end in ends])
 
 
 async def test_without_grammars_a_rule_is_refused() -> None:

@@ -149,3 +149,12 @@ def test_the_blocking_client_is_answered_in_lines() -> None:
     whole = LinesDialect(FakeService(), Writer("m", 0, is_chat=True)).body([output])
     assert whole["message"] == {"role": "assistant", "content": "So", "thinking": "hm", "tool_calls": [call]} and whole["done"]
     assert ollama.ChatResponse(**whole | {"created_at": "now"}).message.tool_calls
+
+
+def test_an_answer_in_one_piece_tells_prompt_and_answer_apart() -> None:
+    output = Output()
+    output.add(Delta(0, "a", [1]))
+    output.add(Delta(0, "b", [2], finish=Finish(FinishReason.STOP, None, 3, 2, 0)))
+    line = LinesDialect(FakeService(), Writer("m", output.first_ns - 1000, is_chat=True)).body([output])
+    assert (line["prompt_eval_duration"], line["message"]["content"]) == (1000, "ab")
+    assert line["prompt_eval_duration"] + line["eval_duration"] == line["total_duration"]

@@ -60,7 +60,8 @@ def guides(monkeypatch: pytest.MonkeyPatch) -> Guides:
     return Guides(SETUP, VOCAB)
 
 
-def admit(slot: int, text: str, after: tuple[int, ...] = (), history: tuple[int, ...] = (), stops: tuple[int, ...] = (2, 69)) -> Admit:
+def admit(slot: int, text: str, after: tuple[tuple[int, ...], ...] = (),
+          history: tuple[int, ...] = (), stops: tuple[int, ...] = (2, 69)) -> Admit:
     return Admit(slot, sampling(), 1, np.array((50, *history), np.int32), Guide(Grammar("regex", text), after, stops))
 
 
@@ -94,15 +95,13 @@ def test_a_sequence_that_comes_back_is_where_it_was(guides: Guides) -> None:
 
 
 def test_a_grammar_may_begin_later(guides: Guides) -> None:
-    guides.admit(admit(0, "1", after=(8, 9)))
-    for token in (8, 8, 5):
-        assert allowed(guides, 0) is None
-        guides.took([0], [token])
-    for token in (8, 9):
-        assert allowed(guides, 0) is None
-        guides.took([0], [token])
-    assert allowed(guides, 0) == {5}
-    guides.admit(admit(1, "1", after=(8, 9), history=(1, 8, 9, 5)))
+    for slot, tokens in enumerate([(8, 8, 5, 8, 9), (7, 9, 7, 7)]):
+        guides.admit(admit(slot, "1", after=((8, 9), (7, 9, 7, 7))))
+        for token in tokens:
+            assert allowed(guides, slot) is None
+            guides.took([slot], [token])
+        assert allowed(guides, slot) == {5}
+    guides.admit(admit(1, "1", after=((8, 9),), history=(1, 8, 9, 5)))
     assert allowed(guides, 1) == {2, 69}
 
 
@@ -127,7 +126,7 @@ def test_a_forced_run_is_told_once_and_holds_until_it_is_there(guides: Guides, m
     assert allowed_at(guides, 3, 2) == {6} and len(guides.slots[3].run) == 2, "what may end the text is not forced"
     monkeypatch.setattr(Counting, "byte_ids", (33, 34))
     asked = Guides(SETUP, VOCAB)
-    asked.admit(admit(0, "7", after=(5,), history=(4,)))
+    asked.admit(admit(0, "7", after=((5,),), history=(4,)))
     asked.took([0], [5])
     assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, "where two bytes may come, nobody asks what is forced"
     monkeypatch.setattr(Counting, "byte_ids", ())

@@ -208,6 +208,7 @@ class LinesDialect:
 
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
+        self.writer.first = output.first_ns
         content, thinking, calls = self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events))
         assert self.finish is not None
         return self.writer.line(content, done=True, thinking=thinking, calls=calls, **self._logprobs(output.logprobs or None),

@@ -23,7 +23,7 @@ from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.tools import demanded, demands, strict, tools_of
+from runtime.http.openai.tools import demanded, demands, narrowed, strict, tools_of
 from runtime.http.openai.types import ChatBody
 from runtime.http.reading import Reading, events_of
 from runtime.http.salts import salts
@@ -33,6 +33,7 @@ from runtime.parsing.choose import Formats, marks_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
 from runtime.request import Delta, Finish, TokenLogprob
+from runtime.sampling import Free
 from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # ends the object name of a chunk
@@ -62,6 +63,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     """-> what to ask, how to read the answer where it may be more than text, and the client's names of our fields. Raises RequestError."""
     arrival_s = time.monotonic()
     refuse(wish)
+    wish = narrowed(wish)
     (adapter,) = adapters_of(service.card, wish.model, wish.lora_path, 1)
     if wish.top_logprobs is not None and not wish.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -103,16 +105,17 @@ def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
                    shows_thoughts=wish.include_reasoning is not False, streams_thoughts=wish.stream_reasoning is not False)
 
 
-def _behind_thoughts(formats: Formats, rule: Rule | None, *, is_demanded: bool) -> dict[str, str]:
+def _behind_thoughts(formats: Formats, rule: Rule | None, *, is_demanded: bool) -> dict[str, tuple[Free, ...]]:
     """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or not."""
     if rule is None:
         return {}
     if formats.thinking in FRAMINGS:
-        return {} if is_demanded else {"constraint_after": FRAMINGS[formats.thinking].final}
+        return {} if is_demanded else {"constraint_after": (Free(FRAMINGS[formats.thinking].final),)}
     if (thoughts := formats.thoughts) is None:
         return {}
+    begun = tuple([Free(end, begin) for begin, end in thoughts.pairs])
     is_sure = formats.is_told or thoughts.is_forced
-    return {"constraint_after": thoughts.end, "constraint_behind": "" if is_sure else thoughts.begin}
+    return {"constraint_after": (*begun, *[Free(end) for end in thoughts.ends]) if is_sure else begun}
 
 
 class ChatDialect:

@@ -55,8 +55,9 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
 def _message(message: Message, place: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role  # templates know the older name
     result: dict[str, Any] = {"role": role, "content": _content(message, place)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
+    thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id), ("reasoning_content", thoughts)):
+        if value is not None:
             result[name] = value
     if message.tool_calls:
         if role != "assistant":
@@ -76,6 +77,8 @@ def _content(message: Message, place: str) -> str:
 
 
 def _text(part: Part, place: str) -> str:
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
     if part.type != "text":
         raise InvalidRequest(f"{place}: parts of type {part.type} are not served by this version yet; only text is", param=f"{place}.type")
     if part.text is None:
@@ -84,12 +87,14 @@ def _text(part: Part, place: str) -> str:
 
 
 def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
-    """Clients send arguments as a string of JSON; templates want the object, to write it in the model's own form."""
+    """Clients send arguments as a string of JSON, some as an object; templates want that, to write it in the model's own form."""
     place += ".function.arguments"
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{place} is not JSON: {error}", param=place) from None
+    arguments: Any = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{place} is not JSON: {error}", param=place) from None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{place} is not a JSON object", param=place)
     return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}

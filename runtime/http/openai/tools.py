@@ -1,17 +1,40 @@
 """The tools of a chat request: what they are, and what an answer looks like that has to call one."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated as A
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Meta, Struct, structs
 
 from runtime.constraint import JsonSchema, Rule, StructuralTag
 from runtime.errors import InvalidRequest
+from runtime.http.errors import convert
 from runtime.http.openai.types import ChatBody
 from runtime.parsing.answer import Format
 from runtime.parsing.typed import Tools
 
 DEFINITIONS = ("$defs", "definitions")  # parts of a schema that are referred to from its root
+
+
+class NamedFunction(Struct):
+    """A function by its name."""
+
+    name: str
+
+
+class AllowedTool(Struct):
+    """One of the tools."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(Struct, forbid_unknown_fields=True):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: A[list[AllowedTool], Meta(min_length=1)]
 
 
 def tools_of(body: ChatBody) -> Tools:
@@ -37,6 +60,23 @@ def schemas_of(given: list[dict[str, Any]]) -> Tools:
     return tools
 
 
+def narrowed(body: ChatBody) -> ChatBody:
+    """With a choice of `allowed_tools` the same request with no other tools than these: a tool that the model does not see, it cannot
+    call. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return body
+    try:
+        wish = convert(choice.get("allowed_tools"), AllowedTools, {})
+    except InvalidRequest as error:
+        raise InvalidRequest(f"tool_choice.allowed_tools: {error.message}", param="tool_choice") from None
+    names = {tool.function.name for tool in wish.tools}
+    if missing := sorted(names.difference(schemas_of(body.tools or []))):
+        raise InvalidRequest(f"tool_choice allows {missing[0]}, which is none of the tools", param="tool_choice")
+    tools = [tool for tool in body.tools or () if tool["function"]["name"] in names]
+    return structs.replace(body, tools=tools, tool_choice=wish.mode)
+
+
 def demands(body: ChatBody) -> bool:
     """Whether the answer has to call a tool."""
     return body.tool_choice == "required" or isinstance(body.tool_choice, dict)
@@ -48,7 +88,7 @@ def demanded(body: ChatBody, tools: Tools) -> Rule | None:
     if choice in (None, "auto", "none"):
         return None
     if not demands(body):
-        raise InvalidRequest(f"tool_choice {choice} is unknown; use auto, none, required or a function", param="tool_choice")
+        raise InvalidRequest(f"tool_choice {choice} is unknown; use auto, none, required, a function or allowed_tools", param="tool_choice")
     if not tools:
         raise InvalidRequest("tool_choice demands a call, but there are no tools", param="tool_choice")
     if isinstance(choice, dict):

@@ -25,30 +25,33 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # ignored: there is nothing to hide the length of
 
 
-class Function(Struct, forbid_unknown_fields=True):
+# Of a conversation, fields that are not here are passed over: clients send earlier answers back with fields of their own.
+
+
+class Function(Struct):
     """A function as it was called."""
 
     name: str
-    arguments: str = "{}"  # a JSON object
+    arguments: str | dict[str, Any] | None = None  # a JSON object
 
 
-class ToolCall(Struct, forbid_unknown_fields=True):
+class ToolCall(Struct):
     """A call that the assistant made earlier in the conversation."""
 
     function: Function
     id: str | None = None
     type: Literal["function"] = "function"
-    index: int | None = None  # some clients replay what they were streamed
 
 
 class Part(Struct):
-    """A piece of a message's content; other types than text come in a later step."""
+    """A piece of a message's content: text, or the refusal of another model."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
-class Message(Struct, forbid_unknown_fields=True):
+class Message(Struct):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -57,10 +60,7 @@ class Message(Struct, forbid_unknown_fields=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # of an earlier answer, for templates that show it
-    refusal: str | None = None  # ignored, like the next three: clients replay whole answers
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
+    reasoning: str | None = None  # the same in vLLM's words
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):

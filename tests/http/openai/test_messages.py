@@ -31,6 +31,11 @@ def chat_body(**fields: Any) -> ChatBody:
      {"role": "assistant", "content": "",
       "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, None]}}}]}),
     ({"role": "assistant", "content": "x", "reasoning_content": "why"}, {"role": "assistant", "content": "x", "reasoning_content": "why"}),
+    ({"role": "assistant", "content": "x", "reasoning": "why"}, {"role": "assistant", "content": "x", "reasoning_content": "why"}),
+    ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, {"role": "assistant", "content": "no"}),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+     {"role": "assistant", "content": "",
+      "tool_calls": [{"id": None, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]}),
     ({"role": "tool", "tool_call_id": "c1", "content": "7"}, {"role": "tool", "tool_call_id": "c1", "content": "7"}),
 ])
 def test_messages(sent: dict[str, Any], rendered: dict[str, Any]) -> None:
@@ -79,6 +84,9 @@ CLIENTS: list[dict[str, Any]] = [
     {"model": "m", "max_completion_tokens": 9, "reasoning_effort": "low", "verbosity": "low", "store": False, "modalities": ["text"]},
     {"model": "m", "messages": [USER, {"content": "ok", "role": "assistant", "tool_calls": None, "function_call": None, "refusal": None,
                                        "annotations": [], "audio": None}, USER]},
+    # litellm's and openai's own fields in answers that are sent back
+    {"messages": [USER, {"role": "assistant", "content": None, "provider_specific_fields": {}, "parsed": None, "tool_calls": [
+        CALL | {"index": 0, "function": CALL["function"] | {"parsed_arguments": {"a": 1}}}]}, USER]},
     {"model": "m", "tools": [TOOL], "tool_choice": "auto", "response_format": {"type": "text"}, "user": "u", "stream": False},
 ]
 

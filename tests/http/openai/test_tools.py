@@ -18,6 +18,7 @@ from runtime.http.openai.kept import Kept
 from runtime.http.openai.tools import demanded, tools_of
 from runtime.http.openai.types import ChatBody, Message
 from runtime.parsing.choose import Formats
+from runtime.sampling import Free
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -144,7 +145,8 @@ async def test_rules_hold_behind_thoughts() -> None:
         async with client_of(one) as client:
             await client.chat.completions.create(**ASK, **fields)
     params = [one.asks[0].params for one in (service, told, special)]
-    assert [(p.constraint_after, p.constraint_behind) for p in params] == [("</think>", "<think>"), ("</think>", ""), ("", "")]
+    begun, any_time = Free("</think>", "<think>"), Free("</think>")
+    assert [p.constraint_after for p in params] == [(begun,), (begun, any_time), ""]
     assert all(p.skip_special_tokens for p in params)
     assert ["[TOOL_CALLS]" in one.asks[0].marks for one in (service, told, special)] == [False, False, True]
 
@@ -185,6 +187,28 @@ def test_refusals(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         demanded(body, tools_of(body))
     assert error.value.param == param
+
+
+async def test_allowed_tools_are_all_that_there_are() -> None:
+    add = {"type": "function", "function": {"name": "add"}}
+    seen = []
+    for mode in ("auto", "required"):
+        service = FakeService(formats=HERMES, says=["x"])
+        flat: Any = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "add"}]}
+        tools: Any = [{"type": "function"} | ADD["function"], {"type": "function"} | NOW["function"]]
+        async with client_of(service) as client:
+            choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [add]}}
+            await client.chat.completions.create(**ASK, tool_choice=choice)
+            response = await client.responses.create(model="org/fake", input="hi", tools=tools, tool_choice=flat)
+            assert len(response.tools) == 2 and response.tool_choice.mode == mode, "the answer shows what was asked"
+            for wrong in ({"mode": mode, "tools": [{"type": "function", "function": {"name": "sub"}}]}, {"mode": "none", "tools": [add]},
+                          {"mode": mode, "tools": []}, None):
+                with pytest.raises(openai.BadRequestError) as error:
+                    await client.chat.completions.create(**ASK, tool_choice=choice | {"allowed_tools": wrong})
+                assert error.value.param == "tool_choice"
+        assert [[tool["function"]["name"] for tool in ask.prompt.tools] for ask in service.asks] == [["add"], ["add"]]  # type: ignore[union-attr]
+        seen += [ask.params.constraint is not None for ask in service.asks]
+    assert seen == [False, False, True, True]
 
 
 def test_definitions_move_to_the_root() -> None:

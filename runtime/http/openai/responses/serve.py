@@ -67,12 +67,8 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     if body.tools:
         fields["tools"] = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
                            for tool in body.tools]
-    if isinstance(body.tool_choice, dict):
-        if body.tool_choice.get("type") != "function":
-            raise InvalidRequest("tool_choice of this type is not served here; auto, none, required and functions are", param="tool_choice")
-        fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.get("name")}}
-    elif body.tool_choice is not None:
-        fields["tool_choice"] = body.tool_choice
+    if body.tool_choice is not None:
+        fields["tool_choice"] = _choice(body.tool_choice)
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     if (wish := (body.text or TextWish()).format) is not None and wish.type != "text":
@@ -80,6 +76,22 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     if LOGPROBS in (body.include or ()) or body.top_logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return ChatBody(**fields)
+
+
+def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    """In the words of chats. Raises InvalidRequest."""
+    if isinstance(choice, str):
+        return choice
+    match choice.get("type"):
+        case "function":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case "allowed_tools":
+            tools = choice.get("tools")
+            named = [{"type": tool.get("type"), "function": {"name": tool.get("name")}} if isinstance(tool, dict) else tool
+                     for tool in (tools if isinstance(tools, list) else ())]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+    raise InvalidRequest("tool_choice of this type is not served here; auto, none, required, functions and allowed_tools are",
+                         param="tool_choice")
 
 
 def _chat_format(wish: dict[str, Any]) -> dict[str, Any]:
