@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.errors import InvalidRequest, RequestError, Unavailable
-from runtime.http.exchange import Answer, Output
+from runtime.http.dialect import Output
+from runtime.http.exchange import Answer
 from runtime.http.face import Face
 from runtime.http.native.answers import Aborted, Done, Loads, OldLoad, Probed, Profiled
 from runtime.http.replies import taking, telling

@@ -8,12 +8,10 @@ refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, 
 still run are aborted.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import anyio
-import numpy as np
 from anyio.to_thread import run_sync
 from msgspec import convert, structs
 from starlette.responses import Response
@@ -22,82 +20,22 @@ from starlette.types import Receive, Scope, Send
 from runtime.errors import Overloaded, RequestError
 from runtime.http import sse
 from runtime.http.connection import Connection
+from runtime.http.dialect import Dialect, Output
 from runtime.http.errors import renamed
 from runtime.http.origin import Origin
-from runtime.http.pace import Pace, Take, joined, merged
+from runtime.http.pace import Pace, Take
 from runtime.http.reading import Reader, Reading
+from runtime.http.stream import Stream
 from runtime.messages import Ask
-from runtime.parsing.events import Event
-from runtime.request import NOTHING_LOADED, Delta, Finish, TokenLogprob
+from runtime.request import Delta
 from runtime.service import Service
 
-MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
+T = TypeVar("T")
+
 NOBODY = Origin()
 MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
 
 DIRECT = "runtime.connection"  # scope key of a Connection that may be written to directly
-
-
-class Output:
-    """One sequence's whole output, or as much of it as there is."""
-
-    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
-                 "prompt_ids", "events", "thought_tokens", "vector", "hidden", "first_ns")
-
-    def __init__(self) -> None:
-        self.first_ns = 0  # when its first part came, on the monotonic clock
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob] = []
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.loaded = NOTHING_LOADED
-        self.prompt_ids: list[int] = []
-        self.events: list[Event] | None = None
-        self.thought_tokens = 0
-        self.finish: Finish | None = None
-        self.vector: np.ndarray | None = None
-        self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
-
-    def add(self, delta: Delta) -> None:
-        self.first_ns = self.first_ns or time.monotonic_ns()
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs or ()
-        self.prompt_logprobs += delta.prompt_logprobs or ()
-        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
-        if delta.cached_tokens:
-            self.cached_tokens, self.loaded = delta.cached_tokens, delta.loaded
-        self.prompt_ids = delta.prompt_ids or self.prompt_ids
-        self.events = joined(self.events, delta.events)
-        self.thought_tokens += delta.thought_tokens
-        self.finish = delta.finish or self.finish
-        if delta.vector is not None:
-            self.vector = delta.vector
-        self.hidden += delta.hidden or ()
-
-
-class Dialect(Protocol):
-    """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
-
-    gives: Any  # the type of the answer in one piece, as the OpenAPI document tells it
-
-    def events(self, choice: int, delta: Delta) -> bytes:
-        """The events that `delta` is worth, none for a delta without news."""
-        ...
-
-    def tail(self) -> bytes:
-        """The last events of a stream that went well."""
-        ...
-
-    def failure(self, error: RequestError) -> bytes:
-        """The last events of a stream that failed."""
-        ...
-
-    def body(self, outputs: list[Output]) -> Any:
-        """The answer in one piece: of the type `gives`, or what becomes it."""
-        ...
 
 
 class Exchange:
@@ -180,65 +118,6 @@ class AskSink:
         self.exchange.fail(self.ask_id, error)
 
 
-class Stream:
-    """Deltas on their way to a client: written at once where the connection is ours and has room, else kept and coalesced."""
-
-    def __init__(self, dialect: Dialect, num_choices: int, wake: Callable[[], None]) -> None:
-        """`wake` is called when something waits that only the request's task can send, or when too much waits."""
-        self.dialect = dialect
-        self.wake = wake
-        self.waiting: dict[int, Delta] = {}
-        self.num_waiting = 0
-        self.max_waiting = MAX_WAITING_TOKENS * num_choices
-        self.connection: Connection | None = None
-
-    @property
-    def is_overrun(self) -> bool:
-        return self.num_waiting > self.max_waiting
-
-    def take(self, choice: int, delta: Delta) -> None:
-        connection = self.connection
-        if connection is None:
-            self._keep(choice, delta)
-            self.wake()
-        elif connection.is_full:
-            self._keep(choice, delta)
-            if self.is_overrun:
-                self.wake()
-        elif data := self.dialect.events(choice, delta):
-            connection.write(sse.chunked(data))
-
-    def open(self, connection: Connection) -> None:
-        """From now on deltas go straight to `connection`, whose response head has been sent."""
-        self.connection = connection
-        connection.on_drain = self._drain
-        if not connection.is_full:
-            self._drain()
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.on_drain = None
-            self.connection = None
-
-    def events(self) -> bytes:
-        """The events of all that waits; nothing waits afterwards."""
-        waiting, self.waiting, self.num_waiting = self.waiting, {}, 0
-        return b"".join([self.dialect.events(choice, delta) for choice, delta in waiting.items()])
-
-    def _drain(self) -> None:
-        assert self.connection is not None
-        if data := self.events():
-            self.connection.write(sse.chunked(data))
-
-    def _keep(self, choice: int, delta: Delta) -> None:
-        self.num_waiting += len(delta.token_ids)
-        kept = self.waiting.get(choice)
-        if kept is None:
-            self.waiting[choice] = delta
-        else:
-            self.waiting[choice] = merged(kept, delta)
-
-
 class Answer:
     """ASGI application that serves one request: as a stream of events, or in one piece."""
 
@@ -256,6 +135,7 @@ class Answer:
         self.stream = Stream(dialect, num_choices, self.exchange.wake)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
+        self.is_large = any([ask.params.hidden_states is not None for ask in asks])  # written beside the event loop
 
     def _submit(self, take: Take) -> None:
         try:
@@ -306,7 +186,15 @@ class Answer:
             self.exchange.abort()
         if self.exchange.failure is not None:
             raise renamed(self.exchange.failure, self.names)
-        return self._body()
+        return await self._aside(self._body)
+
+    async def _aside(self, write: Callable[..., T], *args: Any) -> T:
+        return await run_sync(write, *args, abandon_on_cancel=True) if self.is_large else write(*args)
+
+    async def _events(self) -> bytes:
+        """Of all that waits."""
+        waiting = self.stream.taken()
+        return await self._aside(self.stream.written, waiting) if waiting else b""
 
     def _body(self) -> Any:
         return convert(self.dialect.body(self.outputs), self.dialect.gives)
@@ -323,11 +211,11 @@ class Answer:
             while not exchange.is_over:
                 if stream.is_overrun:
                     raise Overloaded("the client takes nothing of its stream")
-                if data := stream.events():
+                if data := await self._events():
                     await say(data)
                 else:
                     await exchange.wait()
-            await say(self._last())
+            await say(await self._last())
         finally:
             exchange.abort()
 
@@ -342,8 +230,7 @@ class Answer:
         await self.exchange.wait()
         if self.exchange.failure is not None:
             return self.exchange.failure
-        is_large = any(output.hidden for output in self.outputs)
-        response = Response(await run_sync(self._whole) if is_large else self._whole(), media_type="application/json")
+        response = Response(await self._aside(self._whole), media_type="application/json")
         await response(scope, receive, send)
         return None
 
@@ -356,7 +243,7 @@ class Answer:
         if exchange.failure is not None:
             return exchange.failure
         await send({"type": "http.response.start", "status": 200, "headers": self.headers})
-        if connection is not None:
+        if connection is not None and not self.is_large:
             stream.open(connection)
             while not (exchange.is_over or stream.is_overrun):
                 await exchange.wait()
@@ -366,12 +253,12 @@ class Answer:
         elif not await self._relay(send):
             return None
         stream.close()
-        await send({"type": "http.response.body", "body": self._last(), "more_body": False})
+        await send({"type": "http.response.body", "body": await self._last(), "more_body": False})
         return None
 
-    def _last(self) -> bytes:
+    async def _last(self) -> bytes:
         """What waits, and only then the end: dialects count while they write."""
-        waiting = self.stream.events()
+        waiting = await self._events()
         return waiting + (self.dialect.failure(self.exchange.failure) if self.exchange.failure else self.dialect.tail())
 
     async def _relay(self, send: Send) -> bool:
@@ -379,7 +266,7 @@ class Answer:
         while not self.exchange.is_over:
             if self.stream.is_overrun:
                 return False
-            if data := self.stream.events():
+            if data := await self._events():
                 with anyio.move_on_after(MAX_SEND_S) as limit:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 if limit.cancelled_caught:

@@ -9,12 +9,13 @@ from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.http.errors import renamed
-from runtime.http.exchange import MAX_WAITING_TOKENS, Exchange
+from runtime.http.exchange import Exchange
 from runtime.http.face import Face
 from runtime.http.native.generate import generate
 from runtime.http.origin import origin
 from runtime.http.pace import merged
 from runtime.http.sse import encode
+from runtime.http.stream import MAX_WAITING_TOKENS
 from runtime.http.vectors.embeddings import embeddings
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.rpc.schema import load

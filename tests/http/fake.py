@@ -151,7 +151,7 @@ class FakeService:
 
     @property
     def card(self) -> ModelCard:
-        limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000)
+        limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000, hidden_size=2, shows_hidden=True)
         return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
                          preferred=self.preferred, formats=self.formats, has_tags=self.has_tags,
                          adapters=self.adapters.cards if self.adapters is not None else {},
@@ -211,7 +211,7 @@ class FakeService:
         told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
         return Delta(index, word, [token_id], told,
                      prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None,
-                     loaded=self.loaded if is_first else NOTHING_LOADED)
+                     loaded=self.loaded if is_first else NOTHING_LOADED, hidden=hidden(params.hidden_states, len(prompt_ids), at, is_last))
 
     @property
     def control(self) -> FakeControls:
@@ -235,6 +235,17 @@ class FakeService:
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:
         return "".join(f"<{token_id}>" for token_id in token_ids)
+
+
+def hidden(wish: str | None, prompt_len: int, at: int, is_last: bool) -> list[np.ndarray] | None:
+    """What token number `at` brings: the states [i, -1] of the tokens i before it."""
+    if wish == "all":
+        first, end = (0, prompt_len) if at == 0 else (prompt_len + at - 1, prompt_len + at)
+    elif wish == "last" and is_last:
+        first, end = prompt_len + at - 1, prompt_len + at
+    else:
+        return None
+    return [np.array([(i, -1) for i in range(first, end)], np.float32)]
 
 
 def logprob(token_id: int, value: float | None, width: int, picks: tuple[int, ...] = ()) -> TokenLogprob:

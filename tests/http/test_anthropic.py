@@ -16,8 +16,8 @@ from runtime.http.anthropic.messages import MessageDialect
 from runtime.http.anthropic.types import MessagesBody
 from runtime.http.anthropic.writer import Writer
 from runtime.http.app import http_app
+from runtime.http.dialect import Output
 from runtime.http.doors import Keys
-from runtime.http.exchange import Output
 from runtime.http.face import Face
 from runtime.messages import Chat
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning

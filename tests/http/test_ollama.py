@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 from runtime.errors import InvalidRequest
-from runtime.http.exchange import Output
+from runtime.http.dialect import Output
 from runtime.http.ollama.serve import LinesDialect, Writer
 from runtime.messages import Chat, Infill, Text
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning

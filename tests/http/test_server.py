@@ -11,7 +11,7 @@ import h2.events
 import pytest
 
 from runtime.errors import StartError
-from runtime.http import exchange
+from runtime.http import stream as streams
 from runtime.http.app import http_app
 from runtime.http.server import MAX_HEAD_BYTES, listen
 from tests.http.fake import FakeService
@@ -210,7 +210,7 @@ async def test_a_slow_reader_gets_what_waited_in_one_piece() -> None:
 
 
 async def test_a_reader_that_takes_nothing_is_bounded_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_WAITING_TOKENS", 100)
+    monkeypatch.setattr(streams, "MAX_WAITING_TOKENS", 100)
     service = FakeService(hold=True)
     async with serving(service) as address, Raw.connected(address, receive_buffer=4096) as client:
         await client.send("/generate", body("/generate", stream=True, sampling_params={"max_new_tokens": 50_000}))

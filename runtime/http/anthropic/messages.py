@@ -13,8 +13,9 @@ from runtime.http.anthropic.answers import Message
 from runtime.http.anthropic.convert import NAMES, chat_body
 from runtime.http.anthropic.types import Adaptive, CountBody, Enabled, MessagesBody
 from runtime.http.anthropic.writer import Payload, Writer
+from runtime.http.dialect import Output
 from runtime.http.errors import anthropic_error, decode, renamed
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import told_model

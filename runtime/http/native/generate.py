@@ -11,8 +11,9 @@ from runtime.errors import InvalidRequest, RequestError
 from runtime.http import hidden, sse
 from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
+from runtime.http.dialect import Output
 from runtime.http.errors import convert, decode, error_object
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.ids import ask_ids
 from runtime.http.native.answers import Generated
 from runtime.http.native.prompts import prompts_of

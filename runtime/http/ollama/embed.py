@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Meta, Struct
 
+from runtime.http.dialect import Output
 from runtime.http.errors import decode
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.ollama.answers import Embedding, Embeddings
 from runtime.http.ollama.serve import check_name
 from runtime.http.ollama.types import Options

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.arguments import object_of
 from runtime.http.constraint import constraint_of
+from runtime.http.dialect import Output
 from runtime.http.errors import ModelNotFound, decode, renamed
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.ollama.answers import ChatLine, GenerateLine
 from runtime.http.ollama.types import ChatBody, GenerateBody, Message, Options, Shared
 from runtime.http.openai import chat as openai

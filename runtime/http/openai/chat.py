@@ -12,8 +12,9 @@ from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
+from runtime.http.dialect import Output
 from runtime.http.errors import decode, error_object
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.hidden import last
 from runtime.http.ids import ask_ids
 from runtime.http.openai.answers import ChatCompletion

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from runtime.http import sse
-from runtime.http.exchange import Output
+from runtime.http.dialect import Output
 from runtime.http.openai.types import StreamOptions
 from runtime.http.tiers import tiers
 from runtime.request import Delta, Finish, Loaded

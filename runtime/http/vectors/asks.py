@@ -14,7 +14,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
-from runtime.http.exchange import Answer, Output
+from runtime.http.dialect import Output
+from runtime.http.exchange import Answer
 from runtime.http.openai.answers import CachedTokens, Usage
 from runtime.http.openai.models import check_model
 from runtime.messages import Ask, Pair, Text, Tokens

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.dialect import Output
 from runtime.http.errors import decode
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.native.answers import Encoded, FinishReason, MetaInfo
 from runtime.http.native.types import Rid
 from runtime.http.vectors.answers import Embedding, Embeddings, Pooled, PooledList

@@ -13,8 +13,9 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.dialect import Output
 from runtime.http.errors import decode
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.vectors.answers import Class, Classes, LabelScores, Ranked, Ranking, Score, Scores
 from runtime.http.vectors.asks import (
     MAX_INPUTS,

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import read_body
-from runtime.http.exchange import Answer, Dialect
+from runtime.http.dialect import Dialect
+from runtime.http.exchange import Answer
 from runtime.http.face import Face
 from runtime.http.openai.answers import Deleted, ItemPage
 from runtime.http.openai.chat import chat_prompt

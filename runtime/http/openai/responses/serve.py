@@ -9,8 +9,9 @@ from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
 from runtime.http.adapters import adapter_named
+from runtime.http.dialect import Output
 from runtime.http.errors import decode, renamed
-from runtime.http.exchange import Answer, Output
+from runtime.http.exchange import Answer
 from runtime.http.openai import chat
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id

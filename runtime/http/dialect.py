@@ -1,0 +1,73 @@
+"""How a route writes its answers, and what it writes them from."""
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.errors import RequestError
+from runtime.http.pace import joined
+from runtime.parsing.events import Event
+from runtime.request import NOTHING_LOADED, Delta, Finish, TokenLogprob
+
+
+class Output:
+    """One sequence's whole output, or as much of it as there is."""
+
+    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
+                 "prompt_ids", "events", "thought_tokens", "vector", "hidden", "first_ns")
+
+    def __init__(self) -> None:
+        self.first_ns = 0  # when its first part came, on the monotonic clock
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.loaded = NOTHING_LOADED
+        self.prompt_ids: list[int] = []
+        self.events: list[Event] | None = None
+        self.thought_tokens = 0
+        self.finish: Finish | None = None
+        self.vector: np.ndarray | None = None
+        self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
+
+    def add(self, delta: Delta) -> None:
+        self.first_ns = self.first_ns or time.monotonic_ns()
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.prompt_logprobs += delta.prompt_logprobs or ()
+        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
+        if delta.cached_tokens:
+            self.cached_tokens, self.loaded = delta.cached_tokens, delta.loaded
+        self.prompt_ids = delta.prompt_ids or self.prompt_ids
+        self.events = joined(self.events, delta.events)
+        self.thought_tokens += delta.thought_tokens
+        self.finish = delta.finish or self.finish
+        if delta.vector is not None:
+            self.vector = delta.vector
+        self.hidden += delta.hidden or ()
+
+
+class Dialect(Protocol):
+    """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
+
+    gives: Any  # the type of the answer in one piece, as the OpenAPI document tells it
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        """The events that `delta` is worth, none for a delta without news."""
+        ...
+
+    def tail(self) -> bytes:
+        """The last events of a stream that went well."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
+        ...
+
+    def body(self, outputs: list[Output]) -> Any:
+        """The answer in one piece: of the type `gives`, or what becomes it."""
+        ...
