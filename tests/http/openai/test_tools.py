@@ -206,7 +206,7 @@ async def test_allowed_tools_are_all_that_there_are() -> None:
                 with pytest.raises(openai.BadRequestError) as error:
                     await client.chat.completions.create(**ASK, tool_choice=choice | {"allowed_tools": wrong})
                 assert error.value.param == "tool_choice"
-        assert [[tool["function"]["name"] for tool in ask.prompt.tools] for ask in service.asks] == [["add"]] * 2  # type: ignore[union-attr]
+        assert [[tool["function"]["name"] for tool in ask.prompt.tools or ()] for ask in service.asks] == [["add"]] * 2  # type: ignore
         seen += [ask.params.constraint is not None for ask in service.asks]
     assert seen == [False, False, True, True]
 
