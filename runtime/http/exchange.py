@@ -230,12 +230,9 @@ class Answer:
         await self.exchange.wait()
         if self.exchange.failure is not None:
             return self.exchange.failure
-        response = Response(await self._aside(self._whole), media_type="application/json")
+        response = Response(await self._aside(lambda: sse.encode(self._body())), media_type="application/json")
         await response(scope, receive, send)
         return None
-
-    def _whole(self) -> bytes:
-        return sse.encode(self._body())
 
     async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
         exchange, stream = self.exchange, self.stream
