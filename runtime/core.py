@@ -50,6 +50,7 @@ from runtime.settings import (
     has_priorities,
     limits,
     open_loras,
+    piece_sizes,
     preferred_sampling,
     random_seeds,
     scheduler_config,
@@ -332,6 +333,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 def capturing(plan: Plan, model: ModelConfig, metrics: Metrics) -> Callable[[Scheduler, Any], None] | None:
-    """What has decode steps captured, where the device can."""
-    sizes = graph_sizes(plan, model)
-    return Capturing(Captures(sizes), metrics).look if sizes else None
+    """What has steps captured, where the device can."""
+    kinds = {"sequences": graph_sizes(plan, model), "tokens": piece_sizes(plan)}
+    captures = [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]
+    return Capturing(captures, metrics).look if captures else None

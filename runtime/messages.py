@@ -209,6 +209,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     quantization: str | None = None  # --quantization
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
+    piece_sizes: list[int] = []  # numbers of tokens for which steps with prompts may be captured, between their attentions
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
     expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
 
@@ -293,9 +294,11 @@ class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
 
 
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):
-    """Capture decode steps of so many sequences, between the steps before and behind; Captured answers it."""
+    """Capture decode steps of so many sequences, or what lies between attentions of steps of so many tokens (devices/pieces.py), between
+    the steps before and behind; Captured answers it."""
 
     size: int
+    unit: str = "sequences"  # or tokens
 
 
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
@@ -346,6 +349,7 @@ class Captured(Struct, frozen=True, array_like=True, tag="captured"):
     seconds: float
     num_bytes: int  # of the device's memory that it took
     error: str  # why it failed; empty: it did not
+    unit: str = "sequences"
 
 
 class Failing(StrEnum):

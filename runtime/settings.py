@@ -58,6 +58,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
+        piece_sizes=piece_sizes(plan),
         adapters=None if loras is None else loras.setup(),
         expert_steps=plan.expert_steps,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
@@ -66,6 +67,11 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
 def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
     """Numbers of sequences whose decode steps are to be captured; none where nothing decodes."""
     return [] if plan.disable_cuda_graph or model.pooling is not None else list(plan.cuda_graph_bs)
+
+
+def piece_sizes(plan: Plan) -> list[int]:
+    """Numbers of tokens for which steps with prompts are to be captured, between their attentions."""
+    return list(plan.piecewise_cuda_graph_tokens) if plan.enable_piecewise_cuda_graph else []
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:

@@ -1,5 +1,6 @@
-"""Has the ranks capture decode steps, between the steps and when nothing is to do. What to capture is in scheduling/captures.py."""
+"""Has the ranks capture steps, between the steps and when nothing is to do. What to capture is in scheduling/captures.py."""
 
+from collections.abc import Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -19,40 +20,56 @@ class CapturingRanks(Protocol):
 
 
 class Capturing:
-    """Looked at after each round of the scheduler."""
+    """Looked at after each round of the scheduler. One capture is asked for at a time, of the first kind that has one to ask for."""
 
-    def __init__(self, captures: Captures, metrics: Metrics) -> None:
-        self._captures = captures
+    def __init__(self, captures: Sequence[Captures], metrics: Metrics) -> None:
+        self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
         self._ranks: CapturingRanks | None = None
         self._steps = 0  # seen
+        self._known = 0  # tokens of prompts that they had
         self._log = log.get("graphs")
 
     def look(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
-        captures = self._captures
+        kinds = self._captures.values()
         if ranks is not self._ranks:
-            captures.restart()
+            for captures in kinds:
+                captures.restart()
             self._ranks = ranks
         while ranks.captured:
             answer = ranks.captured.pop(0)
-            captures.answered(answer, monotonic())
-            self._tell(answer)
-        self._metrics.captured_sizes.set(len(captures.done))
-        steps = scheduler.totals.steps - self._steps
-        self._steps += steps
-        if captures.is_complete:
+            self._captures[answer.unit].answered(answer, monotonic())
+            self._tell(answer, self._captures[answer.unit])
+        self._ran(scheduler)
+        if all(captures.is_complete for captures in kinds) or any(captures.asked is not None for captures in kinds):
             return
-        captures.ran(scheduler.roster.num_running, steps)
-        size = captures.next(monotonic(), is_idle=not (scheduler.roster.live or scheduler.num_in_flight))
-        if size is not None and not ranks.submit(Capture(size)):
-            captures.unsent()
+        is_idle = not (scheduler.roster.live or scheduler.num_in_flight)
+        for captures in kinds:
+            size = captures.next(monotonic(), is_idle=is_idle)
+            if size is not None:
+                if not ranks.submit(Capture(size, captures.unit)):
+                    captures.unsent()
+                return
 
-    def _tell(self, answer: Captured) -> None:
+    def _ran(self, scheduler: Scheduler) -> None:
+        """Notes which sizes would have been used. Between two looks is one step, as a rule."""
+        steps, known = scheduler.totals.steps - self._steps, scheduler.totals.known_tokens - self._known
+        self._steps += steps
+        self._known += known
+        rows = scheduler.roster.num_running
+        if known and "tokens" in self._captures:
+            self._captures["tokens"].ran(known // steps + rows, steps)
+        elif "sequences" in self._captures:
+            self._captures["sequences"].ran(rows, steps)
+
+    def _tell(self, answer: Captured, captures: Captures) -> None:
+        size: dict[str, int] = {answer.unit: answer.size}
         self._metrics.capture_s.add(answer.seconds)
         if answer.error:
             self._metrics.capture_failures.add(1)
-            self._log.warning("decode steps of so many sequences, and of more that are not captured yet, are launched kernel by kernel: "
-                              "they could not be captured", sequences=answer.size, reason=answer.error)
+            self._log.warning("steps of this size, and of larger ones that are not captured yet, are launched kernel by kernel: they could "
+                              "not be captured", **size, reason=answer.error)
             return
-        self._log.info("captured", sequences=answer.size, seconds=round(answer.seconds, 3), mib=round(answer.num_bytes / 2**20, 1),
-                       done=len(self._captures.done), of=len(self._captures.sizes))
+        (self._metrics.captured_sizes if answer.unit == "sequences" else self._metrics.captured_pieces).set(len(captures.done))
+        self._log.info("captured", **size, seconds=round(answer.seconds, 3), mib=round(answer.num_bytes / 2**20, 1),
+                       done=len(captures.done), of=len(captures.sizes))

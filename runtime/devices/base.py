@@ -73,8 +73,8 @@ class Executor(Protocol):
         """Hands one step to the device, behind those launched before."""
         ...
 
-    def capture(self, size: int) -> Captured:
-        """Captures decode steps of so many sequences. Every rank is asked for the same sizes between the same steps."""
+    def capture(self, size: int, unit: str = "sequences") -> Captured:
+        """Captures steps of a size (messages.Capture). Every rank is asked for the same ones between the same steps."""
         ...
 
     def profile(self, wish: Profile) -> None:

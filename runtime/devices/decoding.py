@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,8 +32,9 @@ from runtime.devices.base import Batch, Device, Graphs
 from runtime.devices.transfers import Transfers
 from runtime.layers.sampler import clean
 from runtime.layers.slots import Slots
-from runtime.messages import Captured, StepPlan
+from runtime.messages import Capture, Captured, StepPlan
 
+T = TypeVar("T")
 FEW = 8  # rows that may be padding whatever the number of sequences
 
 
@@ -44,6 +45,22 @@ class Recorded:
     forward: Any
     greedy: Any
     random: Any  # None: this device draws outside
+
+
+def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
+    """What became of it on all ranks, and what was recorded if it came off on each."""
+    begin, free_bytes = perf_counter(), device.memory.free_bytes()
+    recorded, error = None, ""
+    try:
+        recorded = record(wish.size)
+    except RuntimeError as failure:  # out of memory is one
+        log.get("graphs").exception("a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True)
+        error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
+    failed = torch.tensor([float(bool(error))], device=device.place)
+    if device.collectives.all_reduce(failed).item():
+        recorded, error = None, error or "another rank could not"
+    num_bytes = max(0, free_bytes - device.memory.free_bytes())
+    return Captured(wish.size, perf_counter() - begin, num_bytes, error, wish.unit), recorded
 
 
 class DecodeGraphs:
@@ -119,21 +136,12 @@ class DecodeGraphs:
 
     def capture(self, size: int) -> Captured:
         """Graphs of one more size. One that cannot be captured leaves everything as it was."""
-        begin, free_bytes = perf_counter(), self.device.memory.free_bytes()
-        error = ""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
-        try:
-            recorded = self.record(size)
-        except RuntimeError as failure:  # out of memory is one
-            log.get("graphs").exception("a decode step could not be captured", size=size, exc_info=True)
-            error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
-        failed = torch.tensor([float(bool(error))], device=self.device.place)
-        if self.device.collectives.all_reduce(failed).item():
-            error = error or "another rank could not"
-        else:
+        captured, recorded = attempt(self.device, Capture(size), self.record)
+        if recorded is not None:
             self.recorded[size] = recorded
             self.ready = sorted(self.recorded)
-        return Captured(size, perf_counter() - begin, max(0, free_bytes - self.device.memory.free_bytes()), error)
+        return captured
 
     def record(self, size: int) -> Recorded:
         """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
 from runtime.devices.counting import ExpertLoad
 from runtime.devices.decoding import DecodeGraphs
+from runtime.devices.pieces import PieceGraphs
 from runtime.devices.transfers import Direct, Fetched, Streamed, Transfers
 from runtime.layers.adapters import Adapters
 from runtime.layers.rows import plan_picks, plan_rows
@@ -94,6 +95,7 @@ class Loaded:
         self.pooling = pooling
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
+        self.pieces: PieceGraphs | None = None
         self.adapters: Adapters | None = None
         self.load: ExpertLoad | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
@@ -119,7 +121,9 @@ class Loaded:
         self.slots.update(plan)
         if len(plan.slots) == 0:
             return self.finish_moves(plan, begin)
-        hidden = self.model.forward(self.batch(plan, arrivals))
+        batch = self.batch(plan, arrivals)
+        size = None if self.pieces is None or is_adapted else self.pieces.size_for(batch)
+        hidden = self.model.forward(batch) if self.pieces is None or size is None else self.pieces.forward(size, batch)
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
@@ -159,12 +163,18 @@ class Loaded:
         self.unsettled = launched if follows else None
         return launched
 
-    def open_graphs(self, sizes: list[int], *, pads: bool) -> None:
-        """Decode steps of these numbers of sequences can be captured, where the device has graphs and the model decodes."""
-        if sizes and self.device.graphs is not None and self.kv and self.pooling is None:
+    def open_graphs(self, sizes: list[int], piece_sizes: list[int], *, pads: bool) -> None:
+        """Decode steps of these numbers of sequences can be captured, where the device has graphs and the model decodes; and what lies
+        between the attentions of steps of so many tokens."""
+        if self.device.graphs is None or not self.kv:
+            return
+        if sizes and self.pooling is None:
             self.graphs = DecodeGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
                                        self.transfers, sizes, pads=pads)
             self.graphs.masks = self.load is not None
+        if piece_sizes and hasattr(self.model, "pieces"):
+            self.pieces = PieceGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
+                                      piece_sizes, masks=self.load is not None)
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where somebody must be told them."""

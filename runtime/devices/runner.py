@@ -87,7 +87,7 @@ class Runner:
             experts.step.zero_()  # of the rehearsal
         for load_adapter in start.adapters.loaded if start.adapters is not None else ():
             self.load_adapter(load_adapter)
-        self.loaded.open_graphs(start.graph_sizes, pads=start.graph_pads)
+        self.loaded.open_graphs(start.graph_sizes, start.piece_sizes, pads=start.graph_pads)
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
@@ -130,12 +130,13 @@ class Runner:
             self.loaded.device.memory.settle()
             return self.loaded.launch(plan)
 
-    def capture(self, size: int) -> Captured:
+    def capture(self, size: int, unit: str = "sequences") -> Captured:
         assert self.loaded is not None, "a capture before start"
-        if self.loaded.graphs is None:
-            return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model")
+        graphs = self.loaded.graphs if unit == "sequences" else self.loaded.pieces
+        if graphs is None:
+            return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model", unit)
         with torch.inference_mode():
-            return self.loaded.graphs.capture(size)
+            return graphs.capture(size)
 
     def prepare(self, grammar: Grammar | None) -> None:
         assert self.loaded is not None, "a grammar before start"

@@ -89,7 +89,7 @@ class Rank:
             doing = "running a step"
             while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts):
                 if isinstance(plan, Capture):
-                    self._capture(executor, plan.size)
+                    self._capture(executor, plan)
                     continue
                 if isinstance(plan, Prepare):
                     executor.prepare(plan.grammar)
@@ -131,8 +131,8 @@ class Rank:
         else:
             self._later.put(step)
 
-    def _capture(self, executor: Executor, size: int) -> None:
-        captured = executor.capture(size)
+    def _capture(self, executor: Executor, wish: Capture) -> None:
+        captured = executor.capture(wish.size, wish.unit)
         if self._rank == 0:
             self._send(captured)
 

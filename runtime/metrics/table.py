@@ -86,8 +86,9 @@ class Metrics:
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
         self.captured_sizes = Gauge("runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs.")
-        self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of decode steps took.")
-        self.capture_failures = Counter("runtime_capture_failures_total", "Captures of decode steps that failed.")
+        self.captured_pieces = Gauge("runtime_captured_piece_sizes", "Numbers of tokens for which steps with prompts are graphs in pieces.")
+        self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of steps took.")
+        self.capture_failures = Counter("runtime_capture_failures_total", "Captures of steps that failed.")
         self.expert_choices = Labelled("runtime_expert_choices_total", "Tokens times experts of each, by layer.", label="layer")
         self.expert_imbalance = Labelled("runtime_expert_imbalance", "Tokens of the busiest expert, by those of the average one.",
                                          label="layer", kind="gauge")

@@ -9,6 +9,7 @@ import runtime
 from runtime.options.environment import RANK_VARIABLES
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
 
+MOST_PIECE_TOKENS = 2048  # of a step whose kernels a device of today finishes before the host has launched them, by a small model
 TEXTS_TOGETHER = 2  # times the chunk of a prompt: no decodes wait for a step of texts
 
 
@@ -138,6 +139,21 @@ def graph_sizes(cuda_graph_max_bs: int) -> Derived:
         return Derived((), "there are no graphs")
     sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 4097, 32)) if size < cuda_graph_max_bs]
     return Derived((*sizes, cuda_graph_max_bs), "up to --cuda-graph-max-bs, dense where padding costs much of a step")
+
+
+def piece_max_tokens(is_enabled: bool, largest_step: int) -> Derived:
+    if not is_enabled:
+        return Derived(0, "no --enable-piecewise-cuda-graph")
+    return Derived(min(MOST_PIECE_TOKENS, largest_step), "larger steps keep the device busy for longer than their launch takes")
+
+
+def piece_sizes(piecewise_cuda_graph_max_tokens: int) -> Derived:
+    """Numbers of tokens: dense enough that a fifth of a step at most is padding, where padding costs time."""
+    if piecewise_cuda_graph_max_tokens == 0:
+        return Derived((), "there are no such graphs")
+    sizes = [size for size in (16, 32, 64, 96, 128, *(eighth * 2**power for power in range(5, 17) for eighth in (5, 6, 7, 8)))
+             if size < piecewise_cuda_graph_max_tokens]
+    return Derived((*sizes, piecewise_cuda_graph_max_tokens), "up to --piecewise-cuda-graph-max-tokens, four for each doubling")
 
 
 def max_running_requests(device: DeviceFacts) -> Derived:

@@ -16,11 +16,15 @@ class Graphs(Group, frozen=True, kw_only=True):
     disable_cuda_graph_padding: A[bool, option("Use a graph only for exactly its number of sequences.")] = False
     enable_profile_cuda_graph: A[bool, on_device("cuda and npu", "Profile the capture of graphs.")] = False
     enable_cudagraph_gc: A[bool, option("Let the garbage collector run during capture.", devices=("cuda",))] = False
-    enable_piecewise_cuda_graph: A[bool, on_device("cuda and npu", "Capture prompts too, in pieces between attentions.")] = False
-    piecewise_cuda_graph_tokens: A[tuple[Count, ...] | Auto, on_device(
-        "cuda and npu", "Numbers of tokens to capture such pieces for.")] = "auto"
+    enable_piecewise_cuda_graph: A[bool, option(
+        "Capture steps with prompts too, in pieces between attentions.", devices=("cuda", "npu"))] = False
+    piecewise_cuda_graph_tokens: A[tuple[Count, ...] | Auto, option(
+        "Numbers of tokens to capture such steps for, the most used ones first, while nothing else is to do.",
+        devices=("cuda", "npu"))] = "auto"
     piecewise_cuda_graph_compiler: A[Literal["eager", "inductor"], on_device("cuda and npu", "What compiles the pieces.")] = "eager"
-    piecewise_cuda_graph_max_tokens: A[Count | Auto, on_device("cuda and npu", "Most tokens of a captured piece.")] = "auto"
+    piecewise_cuda_graph_max_tokens: A[Count | Auto, option(
+        "Most tokens of such a step; larger ones keep the device busy for longer than their launch takes.",
+        devices=("cuda", "npu"))] = "auto"
     enable_torch_compile: A[bool, planned("Compile the model with torch.compile.")] = False
     enable_torch_compile_debug_mode: A[bool, planned("Explain what torch.compile does.")] = False
     torch_compile_max_bs: A[Count, planned("Most sequences of a compiled step.")] = 32

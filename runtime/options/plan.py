@@ -158,6 +158,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     cuda_graph_max_bs: int  # 0: no graphs
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences of captured decode steps
     disable_cuda_graph_padding: bool
+    enable_piecewise_cuda_graph: bool
+    piecewise_cuda_graph_max_tokens: int  # 0: none
+    piecewise_cuda_graph_tokens: tuple[int, ...]  # numbers of tokens of steps that are captured in pieces
     enable_cudagraph_gc: bool
     enable_torch_symm_mem: bool
     kv_events_config: KVEvents | None
@@ -288,6 +291,9 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
            c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal")
     c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
+    c.auto("piecewise_cuda_graph_max_tokens", derive.piece_max_tokens, c["enable_piecewise_cuda_graph"],
+           c["max_step_tokens"] + c["max_running_requests"])
+    c.auto("piecewise_cuda_graph_tokens", derive.piece_sizes, c["piecewise_cuda_graph_max_tokens"])
     c.auto("enable_lora", derive.enable_lora, c["lora_paths"])
     c.auto("lora_backend", derive.lora_backend)
     c.auto("random_seed", derive.random_seed, machine)

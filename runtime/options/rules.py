@@ -250,8 +250,24 @@ def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
+def pieces_can_be_captured(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if not plan.enable_piecewise_cuda_graph:
+        return None
+    if plan.disable_cuda_graph:
+        return "--enable-piecewise-cuda-graph and --disable-cuda-graph contradict each other; leave one out"
+    if plan.exchanges_tokens:
+        return ("--enable-piecewise-cuda-graph: in steps with prompts --moe-a2a-backend counts on the host how many tokens travel, which "
+                "no graph can hold; leave one out")
+    largest, most = plan.max_step_tokens + plan.max_running_requests, max(plan.piecewise_cuda_graph_tokens)
+    if most > largest:
+        return (f"--piecewise-cuda-graph-tokens {most} is more than any step has ({largest}: --chunked-prefill-size, and a token for each "
+                "of --max-running-requests); take fewer")
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     graphs_have_a_device,
+    pieces_can_be_captured,
     options_suit_the_device,
     copies_are_the_devices,
     nodes_are_of_ranks,

@@ -53,7 +53,7 @@ class StepBuilder:
         self._window: list[tuple[int, int, int]] = []  # the same of the windows' pool
         self.shown: list[Shown] = []  # whose hidden states are wanted
         self._shown: list[np.ndarray] = []  # which tokens of the step these are
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._embeds: list[np.ndarray] = []
         self._embed_places: list[np.ndarray] = []
 
@@ -85,7 +85,7 @@ class StepBuilder:
         self._starts += starts
         self._counts += [1] * count
         self._samples += [1] * count
-        self._num_tokens += count
+        self.num_tokens += count
 
     def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
         """A row of `count` known tokens from `start`; samples if they are the last known ones."""
@@ -102,11 +102,11 @@ class StepBuilder:
         if sequence.request.embeds is not None and start < sequence.prompt_len:
             embeds = sequence.request.embeds[start:min(stop, sequence.prompt_len)]
             self._embeds.append(embeds.ravel())
-            self._embed_places.append(np.arange(self._num_tokens, self._num_tokens + len(embeds), dtype=np.int32))
+            self._embed_places.append(np.arange(self.num_tokens, self.num_tokens + len(embeds), dtype=np.int32))
         if sequence.request.params.hidden_states is not None and (is_last or sequence.wants_prompt_hidden):
             is_prompt = sequence.wants_prompt_hidden
-            self._show(Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self._num_tokens + count)
-        self._num_tokens += count
+            self._show(Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self.num_tokens + count)
+        self.num_tokens += count
         if sequence.wants_prompt_logprobs:
             targets = np.full(count, -1, dtype=np.int32)
             known = sequence.tokens[start + 1:stop + 1]

@@ -1,4 +1,4 @@
-"""Which decode steps the ranks capture next: those that are wanted most, when nobody waits, or when it pays all the same.
+"""Which steps the ranks capture next: those that are wanted most, when nobody waits, or when it pays all the same.
 
 A capture takes a fraction of a second, in which no step runs. With nothing to compute that is nobody's loss, or, for a request that comes
 just then, one capture's time; so captures are asked for one at a time. Under load a size is captured when that many of its steps
@@ -15,9 +15,11 @@ BUSY_EVERY_S = 5.0  # between two captures under load
 
 
 class Captures:
-    """The sizes of one model's graphs: which there are, which are left, how often each would have been used."""
+    """The sizes of one model's graphs of one kind: which there are, which are left, how often each would have been used."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], unit: str = "sequences") -> None:
+        """`unit`: as of messages.Capture."""
+        self.unit = unit
         self.sizes = sorted(sizes)  # those that can be captured, as far as is known
         self.done: list[int] = []
         self.uses = dict.fromkeys(self.sizes, 0)  # steps of each size
@@ -29,7 +31,7 @@ class Captures:
         return len(self.done) == len(self.sizes)
 
     def ran(self, num_rows: int, num_steps: int) -> None:
-        """So many steps had so many rows."""
+        """So many steps had so many rows, or tokens."""
         at = bisect_left(self.sizes, num_rows)
         if num_rows and at < len(self.sizes):
             self.uses[self.sizes[at]] += num_steps

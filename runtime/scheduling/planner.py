@@ -49,6 +49,7 @@ class Totals(Struct):
     """What the planner has done since the start."""
 
     steps: int = 0
+    known_tokens: int = 0  # in steps, of prompts above all
     prompt_tokens: int = 0
     cached_tokens: int = 0
     loaded_tokens: int = 0  # of them, from host memory
@@ -104,6 +105,7 @@ class Planner:
         if not builder.sequences and moves is None:
             return None
         self.totals.steps = step
+        self.totals.known_tokens += builder.num_tokens - builder.num_decodes
         if moves is not None:
             self.totals.saved_pages += len(moves.save_pages)
         if roster.shares.is_on and builder.sequences:

@@ -26,12 +26,13 @@ class CapturingRanks(FakeRanks):
     def submit(self, plan: StepPlan | Capture) -> bool:
         if isinstance(plan, Capture):
             self.asked.append(plan.size)
+            self.unit = plan.unit
             return True
         return super().submit(plan)
 
     def answer(self) -> None:
         size = self.asked[-1]
-        self.captured.append(Captured(size, 0.25, 2**20, "OutOfMemoryError: full" if size >= self.fails else ""))
+        self.captured.append(Captured(size, 0.25, 2**20, "OutOfMemoryError: full" if size >= self.fails else "", self.unit))
         self._wake()
 
 
@@ -42,7 +43,7 @@ def looking(b: Bench, look: Callable[..., None]) -> None:
 async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
     ranks, metrics = CapturingRanks(fails=4), Metrics()
     async with bench(ranks) as b:
-        looking(b, Capturing(Captures([1, 2, 4, 8]), metrics).look)
+        looking(b, Capturing([Captures([1, 2, 4, 8])], metrics).look)
         await b.settle()
         for _ in range(3):
             ranks.answer()
@@ -54,7 +55,7 @@ async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
 async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> None:
     ranks: Any = CapturingRanks()
     async with bench(ranks) as b:
-        looking(b, Capturing(Captures([1, 2]), Metrics()).look)
+        looking(b, Capturing([Captures([1, 2])], Metrics()).look)
         await b.settle()
         b.inbox.send_nowait(Arrive(request(max_new_tokens=6)))
         await b.run_all()
@@ -65,7 +66,7 @@ async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> 
 
 
 async def test_new_ranks_capture_anew() -> None:
-    ranks, capturing = CapturingRanks(), Capturing(Captures([1]), Metrics())
+    ranks, capturing = CapturingRanks(), Capturing([Captures([1])], Metrics())
     async with bench(ranks) as b:
         looking(b, capturing.look)
         await b.settle()
@@ -74,3 +75,19 @@ async def test_new_ranks_capture_anew() -> None:
         fresh = CapturingRanks()
         capturing.look(b.actor.scheduler, fresh)
         assert ranks.asked == [1] and fresh.asked == [1]
+
+
+async def test_two_kinds_one_after_the_other() -> None:
+    """Decode steps first; of steps with prompts, those of the sizes that came."""
+    ranks: Any = CapturingRanks()
+    metrics = Metrics()
+    async with bench(ranks) as b:
+        looking(b, Capturing([Captures([1]), Captures([2, 4, 8], "tokens")], metrics).look)
+        await b.settle()
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=2)))
+        await b.run_all()
+        for _ in range(3):
+            ranks.answer()
+            await b.settle()
+        assert len(request().prompt_ids) == 3 and ranks.asked == [1, 4, 2, 8] and ranks.unit == "tokens"
+        assert (metrics.captured_sizes.value, metrics.captured_pieces.value) == (1, 2)

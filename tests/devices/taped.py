@@ -206,6 +206,8 @@ class TapedRunner(Runner):
         ready = super().start(start, progress)
         for size in start.graph_sizes:
             assert self.capture(size).error == ""
+        for size in start.piece_sizes:
+            assert self.capture(size, "tokens").error == ""
         return ready
 
 

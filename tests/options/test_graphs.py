@@ -47,3 +47,28 @@ def test_what_cannot_be_meant(words: str, has_graphs: bool, problem: str) -> Non
     with pytest.raises(OptionsError) as refused:
         plan(words, has_graphs=has_graphs)
     assert problem in str(refused.value)
+
+
+CARD = msgspec.structs.replace(DEVICES["cuda"], chunk_tokens=200)
+
+
+def on_card(words: str) -> Plan:
+    return resolve(from_argv(["--device", "cuda", *words.split()]), MODEL, CARD, MACHINE)
+
+
+@pytest.mark.parametrize(("words", "sizes"), [
+    ("", []), ("--enable-piecewise-cuda-graph --max-running-requests 8", [16, 32, 64, 96, 128, 160, 192, 208]),
+    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-max-tokens 70", [16, 32, 64, 70]),
+    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 7 100", [7, 100])])
+def test_tokens_of_steps_in_pieces(words: str, sizes: list[int]) -> None:
+    assert start_rank(on_card(words), MODEL).piece_sizes == sizes
+
+
+@pytest.mark.parametrize(("words", "problem"), [
+    ("--enable-piecewise-cuda-graph --disable-cuda-graph", "contradict each other"),
+    ("--piecewise-cuda-graph-tokens 64", "--enable-piecewise-cuda-graph"),
+    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 8 400 --max-running-requests 8", "400 is more than any step has (208")])
+def test_what_pieces_cannot_be(words: str, problem: str) -> None:
+    with pytest.raises(OptionsError) as refused:
+        on_card(words)
+    assert problem in str(refused.value)

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models",),
     ("runtime.devices.transfers",),
     ("runtime.devices.counting", "runtime.devices.decoding", "runtime.devices.dispatch"),
+    ("runtime.devices.pieces",),
     ("runtime.devices.loaded",),
     ("runtime.devices.rehearsal",),
     ("runtime.devices.runner",),
@@ -48,8 +49,8 @@ SHARED = {"runtime.actors": ("runtime.actors.adapters", "runtime.actors.counts")
     "runtime.devices.alone", "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
     "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.tiers", "runtime.devices.transfers",
-    "runtime.devices.counting")}
-RANK_SIDE = ("runtime.devices.counting",
+    "runtime.devices.counting", "runtime.devices.pieces")}
+RANK_SIDE = ("runtime.devices.counting", "runtime.devices.pieces",
              "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
              "runtime.devices.transfers", "runtime.devices.dispatch",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",

@@ -120,9 +120,9 @@ class NullExecutor:
         """There are none."""
         return Timed(ExpertCounts(wish.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s)
 
-    def capture(self, size: int) -> Captured:
+    def capture(self, size: int, unit: str = "sequences") -> Captured:
         """Nothing is launched here, so nothing is left to do."""
-        return Captured(size, 0.0, 0, "")
+        return Captured(size, 0.0, 0, "", unit)
 
     def prepare(self, grammar: Grammar | None) -> None:
         """Nothing here keeps to a grammar; nobody is promised that it does (--grammar-backend is none)."""
