@@ -26,8 +26,7 @@ class Capturing:
         self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
         self._ranks: CapturingRanks | None = None
-        self._steps = 0  # seen
-        self._known = 0  # tokens of prompts that they had
+        self._seen = (0, 0, 0)  # steps, those with prompts in them, tokens of these prompts
         self._log = log.get("graphs")
 
     def look(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
@@ -52,15 +51,15 @@ class Capturing:
                 return
 
     def _ran(self, scheduler: Scheduler) -> None:
-        """Notes which sizes would have been used. Between two looks is one step, as a rule."""
-        steps, known = scheduler.totals.steps - self._steps, scheduler.totals.known_tokens - self._known
-        self._steps += steps
-        self._known += known
-        rows = scheduler.roster.num_running
-        if known and "tokens" in self._captures:
-            self._captures["tokens"].ran(known // steps + rows, steps)
-        elif "sequences" in self._captures:
-            self._captures["sequences"].ran(rows, steps)
+        """Notes which sizes would have been used: between two looks there are so few steps that they count as alike."""
+        totals, rows = scheduler.totals, scheduler.roster.num_running
+        now = (totals.steps, totals.prompt_steps, totals.known_tokens)
+        steps, with_prompts, known = (after - before for after, before in zip(now, self._seen, strict=True))
+        self._seen = now
+        if "sequences" in self._captures:
+            self._captures["sequences"].ran(rows, steps - with_prompts)
+        if with_prompts and "tokens" in self._captures:
+            self._captures["tokens"].ran(known // with_prompts + rows, with_prompts)
 
     def _tell(self, answer: Captured, captures: Captures) -> None:
         size: dict[str, int] = {answer.unit: answer.size}

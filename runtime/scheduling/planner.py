@@ -49,7 +49,8 @@ class Totals(Struct):
     """What the planner has done since the start."""
 
     steps: int = 0
-    known_tokens: int = 0  # in steps, of prompts above all
+    prompt_steps: int = 0  # of them, with known tokens in them
+    known_tokens: int = 0  # in those, of prompts above all
     prompt_tokens: int = 0
     cached_tokens: int = 0
     loaded_tokens: int = 0  # of them, from host memory
@@ -105,7 +106,9 @@ class Planner:
         if not builder.sequences and moves is None:
             return None
         self.totals.steps = step
-        self.totals.known_tokens += builder.num_tokens - builder.num_decodes
+        if builder.num_tokens > builder.num_decodes:
+            self.totals.prompt_steps += 1
+            self.totals.known_tokens += builder.num_tokens - builder.num_decodes
         if moves is not None:
             self.totals.saved_pages += len(moves.save_pages)
         if roster.shares.is_on and builder.sequences:
