@@ -67,14 +67,14 @@ class Control:
         return self.scheduler is not None and self.scheduler.is_paused
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._ask(lambda answer: Pause(mode, answer))
+        await self.ask(lambda answer: Pause(mode, answer))
 
     async def resume(self) -> None:
         self._check()
         self._to_scheduler(Continue())
 
     async def flush(self) -> int:
-        return int(await self._ask(Flush))
+        return int(await self.ask(Flush))
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         if self.tokenizer is None:
@@ -130,7 +130,8 @@ class Control:
         for reply in self._replies:
             reply.give(error)
 
-    async def _ask(self, message: Callable[[Callable[[Any], None]], ToScheduler]) -> Any:
+    async def ask(self, message: Callable[[Callable[[Any], None]], ToScheduler]) -> Any:
+        """Sends a message with the function that takes the scheduler's answer, and waits for that. Raises it where it is an error."""
         self._check()
         reply = Reply()
         self._replies.add(reply)

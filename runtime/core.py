@@ -31,6 +31,7 @@ from runtime.cache.journal import Journal
 from runtime.channels import Channel
 from runtime.control import Control
 from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
+from runtime.holdings import Holdings
 from runtime.loras import Loras, find_adapter
 from runtime.messages import Ask, ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
@@ -103,6 +104,8 @@ class Core:
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor,
                                Balance(partial(count_experts, self._supervisor), self._metrics, num_groups=plan.expert_parallel_size,
                                        records=plan.expert_distribution_recorder_mode is not None))
+        self.holdings = Holdings(self._supervisor, self.control.ask, self._to_scheduler.send_nowait, partial(name_weights, self),
+                                 can_release=plan.enable_memory_saver, has_storage=plan.hicache_storage_backend is not None)
         self._outputs.on_close(self.control.sessions.ended)
         if self.adapters is not None:
             self.adapters.connect(self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter)))
@@ -186,7 +189,7 @@ class Core:
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages,
                                       self._supervisor.num_window_pages, self._supervisor.num_state_slots)
             journal = None if events is None else Journal(config.page_size)
-            scheduler = self._scheduler = self.control.scheduler = Scheduler(config, journal)
+            scheduler = self._scheduler = self.control.scheduler = self.holdings.scheduler = Scheduler(config, journal)
             if (delayer := scheduler.planner.delayer) is not None:
                 delayer.on_admit = self._meter.delayed
             actor = SchedulerActor(
@@ -266,6 +269,8 @@ class Core:
     def health(self) -> Health:
         if self._state != "ready":
             return Health(self._state)
+        if released := self.holdings.released:
+            return Health("released", f"{', '.join(released)} given back; /resume_memory_occupation takes it again")
         return Health("recovering" if self._supervisor.is_recovering else "paused" if self.control.is_paused else "ready")
 
     def load(self) -> Load:
@@ -289,8 +294,10 @@ class Core:
         return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self.health().state,
                 "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
                 "generation": self._supervisor.generation,
+                "released": list(self.holdings.released),
                 "ranks": [{"rank": r.rank, "device": r.device_name, "num_pages": r.num_pages - 1, "weights_bytes": r.weights_bytes,
-                           "pages_bytes": r.pages_bytes, "phases_s": r.phases_s} for r in self._supervisor.readies]}
+                           "pages_bytes": r.pages_bytes, "taken_bytes": r.taken_bytes, "phases_s": r.phases_s}
+                          for r in self._supervisor.readies]}
 
     def metrics(self) -> bytes:
         load, metrics = self.load(), self._metrics
@@ -330,6 +337,13 @@ class Core:
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def name_weights(core: Core, version: str) -> None:
+    """Requests that are read from now on share prefixes under this version."""
+    core.card = structs.replace(core.card, weight_version=version)
+    if core.control.tokenizer is not None:
+        core.control.tokenizer.weight_version = version
 
 
 def capturing(plan: Plan, model: ModelConfig, metrics: Metrics) -> Callable[[Scheduler, Any], None] | None:

@@ -30,19 +30,19 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.blocking import Blocking
+from runtime.controlled import BlockingControlled, Controlled
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
 from runtime.http.face import face_of
 from runtime.http.openai.kept import Kept, open_kept
-from runtime.messages import Ask, Chat, Embeds, PauseMode, Prompt, SessionParams, Text, Tokens
+from runtime.messages import Ask, Chat, Embeds, Prompt, SessionParams, Text, Tokens
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.sampling import SamplingParams
-from runtime.service import AdapterControls, Load
-from runtime.vectors import Ranked, Texts, Vectors
+from runtime.service import Load
+from runtime.vectors import Ranked, Texts
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
 PromptLike = str | Sequence[int] | Sequence[dict[str, Any]] | np.ndarray | Embeds
@@ -105,7 +105,7 @@ class StreamSink:
         return deltas
 
 
-class Engine(Vectors):
+class Engine(Controlled):
     """A model served to this process. Use as `async with`; raises StartError on entry when it cannot start."""
 
     def __init__(self, **options: Any) -> None:
@@ -173,35 +173,6 @@ class Engine(Vectors):
         """How busy the engine is now."""
         return self._core.load()
 
-    async def flush_cache(self) -> int:
-        """Empties the prefix cache. -> pages freed. Raises Busy while sequences run."""
-        return await self._core.control.flush()
-
-    async def pause_generation(self, mode: PauseMode = "abort") -> None:
-        """Plans no more steps; what runs ends (abort), waits again (retract) or stays where it is (in_place)."""
-        await self._core.control.pause(mode)
-
-    async def continue_generation(self) -> None:
-        await self._core.control.resume()
-
-    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
-        """Ends the requests whose ids begin with `rid`, or all. -> how many"""
-        return self._core.control.abort("" if abort_all else rid) if rid or abort_all else 0
-
-    @property
-    def adapters(self) -> AdapterControls:
-        """`load(name, folder)` and `unload(name)` low-rank adapters. Raises InvalidRequest where there are none (enable_lora)."""
-        if self._core.adapters is None:
-            raise InvalidRequest("this engine has no adapters (enable_lora, lora_paths)")
-        return self._core.adapters
-
-    def open_session(self, capacity: int, session_id: str | None = None) -> str:
-        """Keeps the tokens of requests, so that `session=SessionParams(id=..., rid=...)` goes on from one. -> its id"""
-        return self._core.control.open_session(capacity, session_id)
-
-    def close_session(self, session_id: str) -> None:
-        self._core.control.close_session(session_id)
-
     def metrics(self) -> bytes:
         """Prometheus text."""
         return self._core.metrics()
@@ -212,7 +183,7 @@ class Engine(Vectors):
         return http_app(self._core, face_of(self._core.plan, is_local=False), self._kept)
 
 
-class LLM(Blocking):
+class LLM(BlockingControlled):
     """A blocking face of Engine for scripts: its loop runs in a thread of its own."""
 
     def __init__(self, **options: Any) -> None:
@@ -224,25 +195,6 @@ class LLM(Blocking):
         if isinstance(prompts, list) and prompts and all(isinstance(p, str) for p in prompts):
             return self._call(self._generate_all, prompts, sampling)
         return self._call(self._generate_one, prompts, sampling)
-
-    def flush_cache(self) -> int:
-        """See Engine; so for the next five."""
-        return self._call(self._engine.flush_cache)
-
-    def pause_generation(self, mode: PauseMode = "abort") -> None:
-        self._call(self._engine.pause_generation, mode)
-
-    def continue_generation(self) -> None:
-        self._call(self._engine.continue_generation)
-
-    def abort_request(self, rid: str = "", *, abort_all: bool = False) -> int:
-        return self._call(lambda: self._engine.abort_request(rid, abort_all=abort_all))
-
-    def open_session(self, capacity: int, session_id: str | None = None) -> str:
-        return self._call(self._engine.open_session, capacity, session_id)
-
-    def close_session(self, session_id: str) -> None:
-        self._call(self._engine.close_session, session_id)
 
     def embed(self, texts: Texts, **wishes: Any) -> np.ndarray:
         """See Vectors (runtime/vectors.py); so for the next four."""

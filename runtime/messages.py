@@ -21,6 +21,7 @@ from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.moves import Moves, StateMoves, WindowPages
+from runtime.occupation import Hold, Occupied, Occupy, Renew, Unhold
 from runtime.prompts import Chat, Embeds, Infill, Pair, Text, Tokens
 from runtime.request import NOTHING_LOADED, AdapterRef, FinishReason, Guide, Loaded, Request, TokenLogprob
 from runtime.sampling import Processor, SamplingParams
@@ -118,7 +119,7 @@ class Flush(Struct, frozen=True, tag=True):
     answer: Callable[[int | RequestError], None]
 
 
-ToScheduler = Arrive | Abort | Stopped | Pause | Continue | Flush | Unload
+ToScheduler = Arrive | Abort | Stopped | Pause | Continue | Hold | Unhold | Flush | Unload
 
 # ── scheduler → detokenizer, one message a step ────────────────────────────────────────────────────────────────
 
@@ -305,7 +306,7 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | StopRank
+ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | Occupy | Renew | StopRank
 
 # ── ranks → scheduler (a ring per rank; only rank 0 reports steps) ─────────────────────────────────────────────
 
@@ -332,6 +333,7 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
     host_page_bytes: int = 0
     host_part_bytes: tuple[int, ...] = ()  # of each part of a host page (devices/host.py); together host_page_bytes
+    taken_bytes: int = 0  # in all, as the device sees it
 
 
 class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
@@ -390,4 +392,4 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     num_tokens: np.ndarray | None = None  # int32: of each row that samples; None: one each
 
 
-FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | ExpertCounts | StepResult
+FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | ExpertCounts | Occupied | StepResult

@@ -3,7 +3,7 @@
 `server.py` and `engine.py` provide it; tests of the HTTP layer provide a small one of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -11,16 +11,18 @@ from msgspec import Struct
 from runtime.errors import InvalidRequest
 from runtime.expert_load import ExpertCounts, Wish
 from runtime.messages import Ask, PauseMode, Profile, Prompt
+from runtime.occupation import Part
 from runtime.parsing.choose import Formats
 from runtime.pooling import Pooling
 from runtime.request import Sink
 from runtime.sampling import Limits
 
-State = Literal["loading", "ready", "paused", "recovering", "draining", "failed", "closed"]
+State = Literal["loading", "ready", "paused", "released", "recovering", "draining", "failed", "closed"]
 
 
 class Health(Struct, frozen=True):
-    """The truth about this moment. While it is loading, paused or recovering, requests are taken in and wait. `detail` is safe to show."""
+    """The truth about this moment. While it is loading, paused, released or recovering, requests are taken in and wait. `detail` is safe to
+    show."""
 
     state: State
     detail: str = ""
@@ -152,6 +154,24 @@ class Controls(Protocol):
         ...
 
 
+class MemoryControls(Protocol):
+    """What the ranks hold. Requests wait while it changes or anything is given back. All raise Busy while requests run that are not
+    paused, and Unavailable when the ranks cannot do it now."""
+
+    async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
+        """Gives the parts back, None: all. -> what is given back now. Raises InvalidRequest on a server that keeps its memory."""
+        ...
+
+    async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
+        """Takes them again. -> what is still given back. As above."""
+        ...
+
+    async def renew(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+        """Other weights for the same model; `version` is what the API calls them. Without `flushes` cached prefixes stay, as the weights
+        so far computed them. Raises InvalidRequest for a checkpoint that is of no use; nothing has happened then."""
+        ...
+
+
 class AdapterControls(Protocol):
     """How adapters come and go."""
 
@@ -176,6 +196,9 @@ class Service(Protocol):
 
     @property
     def control(self) -> Controls: ...
+
+    @property
+    def holdings(self) -> MemoryControls: ...
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never called.

@@ -7,6 +7,9 @@
 Deaths with steps in flight are bounded by what scheduling/suspects.py proves: in the end a request fails. Ranks that die for no request's
 sake, with no step in flight or while they start, are started again until that has happened MAX_IN_VAIN times with no step done in between.
 A rank that hangs is found by the watchdog: it dumps its stack to the log, and counts as dead.
+
+Ranks that die while some of their memory is given back hold nothing any more, and nobody waits for them: the next generation starts when
+everything is to be held again.
 """
 
 import os
@@ -27,6 +30,7 @@ from runtime.errors import InvalidRequest, RankDied, Unavailable
 from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import LoadProgress, Prepare, RankReady, StartRank
 from runtime.metrics import Metrics
+from runtime.occupation import Part
 from runtime.scheduling.scheduler import Scheduler
 
 MAX_IN_VAIN = 3
@@ -48,6 +52,31 @@ class Watchdog:
         return now_s - self._since_s >= self.limit_s
 
 
+class Rest:
+    """What the ranks do not hold now; and, when they have died, that nobody is to start new ones until everything is wanted again."""
+
+    def __init__(self) -> None:
+        self.released: tuple[Part, ...] = ()
+        self.is_asleep = False
+        self._wanted = anyio.Event()
+        self._over = anyio.Event()
+
+    async def sleep(self) -> None:
+        """Returns when everything is wanted."""
+        self.is_asleep, self._wanted, self._over = True, anyio.Event(), anyio.Event()
+        await self._wanted.wait()
+        self.is_asleep = False
+
+    async def wake(self) -> None:
+        """Everything is wanted. Returns when new ranks are there, or there will be none."""
+        self.released = ()
+        self._wanted.set()
+        await self._over.wait()
+
+    def end(self) -> None:
+        self._over.set()
+
+
 class Supervisor:
     """Owns the ranks. `ranks` is the current generation; while `is_recovering` it takes no steps."""
 
@@ -59,7 +88,8 @@ class Supervisor:
         self.ranks = Ranks(start)
         self.readies: list[RankReady] = []
         self.is_recovering = False
-        self._start = start
+        self.rest = Rest()
+        self.setup = start  # what new ranks are told
         self._adapters = adapters
         self._metrics = metrics
         self._watchdog_s = watchdog_s
@@ -88,9 +118,9 @@ class Supervisor:
 
     async def start(self) -> None:
         """Starts the first generation. Raises StartError, RankDied."""
-        if self._start.host_bytes or self._start.host_ratio:
-            self._start = structs.replace(self._start, host_fds=[os.memfd_create(f"host-{i}") for i in range(self._start.tp_size)])
-            self.ranks = Ranks(self._start)
+        if self.setup.host_bytes or self.setup.host_ratio:
+            self.setup = structs.replace(self.setup, host_fds=[os.memfd_create(f"host-{i}") for i in range(self.setup.tp_size)])
+            self.ranks = Ranks(self.setup)
         self.readies = await self.ranks.start(_report)
 
     async def run(self, actor: SchedulerActor) -> NoReturn:
@@ -111,6 +141,7 @@ class Supervisor:
             await actor.resume(self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots)
             self._metrics.recovered_requests.add(lost.num_requests)
             self.is_recovering = False
+            self.rest.end()
             self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,
                               seconds=round(monotonic() - begin, 3))
 
@@ -123,20 +154,22 @@ class Supervisor:
         """On all ranks. Raises InvalidRequest for one that they cannot read, Unavailable."""
         if not self.readies or self.is_recovering or self.ranks.adapters.is_over or not self.ranks.submit(load):
             raise Unavailable("the ranks cannot be told now; try again in a moment")
-        if error := await self.ranks.adapters.wait(load.id):
-            raise InvalidRequest(error, param="lora_path")
+        for answer in await self.ranks.adapters.wait(load.id):
+            if answer.error:
+                raise InvalidRequest(answer.error, param="lora_path")
 
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""
-        return [HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self._start.host_layout)
-                for fd, ready in zip(self._start.host_fds, self.readies, strict=bool(self._start.host_fds))]
+        return [HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self.setup.host_layout)
+                for fd, ready in zip(self.setup.host_fds, self.readies, strict=bool(self.setup.host_fds))]
 
     async def stop(self) -> None:
         """Ends the ranks; host memory goes when nobody maps it any more."""
+        self.rest.end()
         await self.ranks.stop()
-        for fd in self._start.host_fds:
+        for fd in self.setup.host_fds:
             os.close(fd)
-        self._start = structs.replace(self._start, host_fds=[])
+        self.setup = structs.replace(self.setup, host_fds=[])
 
     async def _serve(self, actor: SchedulerActor) -> RankDied:
         async with anyio.create_task_group() as tasks:
@@ -169,10 +202,14 @@ class Supervisor:
         """The next generation that gets ready. -> how often in a row ranks have died in vain"""
         while in_vain < MAX_IN_VAIN:
             await self.ranks.stop()
+            if self.rest.released:
+                self.readies = [structs.replace(ready, weights_bytes=0, pages_bytes=0, taken_bytes=0) for ready in self.readies]
+                self._log.warning("the ranks are not started again before their memory is taken again", released=self.rest.released)
+                await self.rest.sleep()
             self.generation += 1
             if self._adapters is not None:
-                self._start = structs.replace(self._start, adapters=self._adapters())
-            self.ranks = Ranks(self._start, generation=self.generation)
+                self.setup = structs.replace(self.setup, adapters=self._adapters())
+            self.ranks = Ranks(self.setup, generation=self.generation)
             self._metrics.rank_restarts.add(1)
             try:
                 self.readies = await self.ranks.start(_report)

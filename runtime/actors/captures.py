@@ -15,6 +15,7 @@ class CapturingRanks(Protocol):
     """What it needs of the ranks of one generation (actors/ranks.py)."""
 
     captured: list[Captured]  # answers that have come; the ranks wake whoever waits for results
+    num_changes: int  # that no captured graph outlives
 
     def submit(self, plan: Capture) -> bool: ...
 
@@ -25,22 +26,22 @@ class Capturing:
     def __init__(self, captures: Sequence[Captures], metrics: Metrics) -> None:
         self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
-        self._ranks: CapturingRanks | None = None
+        self._ranks: tuple[CapturingRanks, int] | None = None
         self._seen = (0, 0, 0)  # steps, those with prompts in them, tokens of these prompts
         self._log = log.get("graphs")
 
     def look(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
         kinds = self._captures.values()
-        if ranks is not self._ranks:
+        if (ranks, ranks.num_changes) != self._ranks:
             for captures in kinds:
                 captures.restart()
-            self._ranks = ranks
+            self._ranks = ranks, ranks.num_changes
         while ranks.captured:
             answer = ranks.captured.pop(0)
             self._captures[answer.unit].answered(answer, monotonic())
             self._tell(answer, self._captures[answer.unit])
         self._ran(scheduler)
-        if all(captures.is_complete for captures in kinds) or any(captures.asked is not None for captures in kinds):
+        if scheduler.is_held or all(kind.is_complete for kind in kinds) or any(kind.asked is not None for kind in kinds):
             return
         is_idle = not (scheduler.roster.live or scheduler.num_in_flight)
         for captures in kinds:

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 import anyio
 import msgspec
 
-from runtime.actors.adapters import AdapterAnswers
+from runtime.actors.answers import Answers
 from runtime.actors.counts import CountAnswers
 from runtime.adapters.wire import AdapterLoaded, LoadAdapter
 from runtime.children import environment
@@ -45,6 +45,7 @@ from runtime.messages import (
     StopRank,
     ToRank,
 )
+from runtime.occupation import Occupied, Occupy, Renew
 from runtime.wire import Wire
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
@@ -59,7 +60,7 @@ class _Rank:
     """One rank: its process, and what it has said."""
 
     def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader,
-                 captured: list[Captured], adapters: AdapterAnswers, counts: CountAnswers) -> None:
+                 captured: list[Captured], adapters: Answers[AdapterLoaded], counts: CountAnswers, occupied: Answers[Occupied]) -> None:
         self.index = index
         self.process = process
         self.pidfd = pidfd
@@ -71,6 +72,7 @@ class _Rank:
         self.captured = captured
         self.adapters = adapters
         self.counts = counts
+        self.occupied = occupied
         self._wire = Wire[FromRank](FromRank)
 
     def hear(self) -> list[StepResult]:
@@ -87,6 +89,8 @@ class _Rank:
                         self.adapters.add(loaded)
                     case ExpertCounts() as counts:
                         self.counts.add(counts)
+                    case Occupied() as occupied:
+                        self.occupied.add(occupied)
                     case LoadProgress() as progress:
                         self.progress.append(progress)
                     case RankReady() as ready:
@@ -116,8 +120,10 @@ class Ranks:
         """
         self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
         self.captured: list[Captured] = []  # what became of captures; whoever reads it empties it
-        self.adapters = AdapterAnswers(start.tp_size)
+        self.adapters = Answers[AdapterLoaded](start.tp_size)
         self.counts = CountAnswers()
+        self.occupied = Answers[Occupied](start.tp_size)
+        self.num_changes = 0  # that no captured graph outlives
         self._start = start
         self._generation = generation
         self._ring_bytes = ring_bytes
@@ -158,15 +164,16 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts) -> bool:
-        """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter or a question to all ranks. False: the rings
-        are full; try again at the next wake.
+    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | Occupy | Renew) -> bool:
+        """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter, a question or what to hold to all ranks.
+        False: the rings are full; try again at the next wake.
 
         There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
         """
         assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
         if self.died is not None:
             raise self.died
+        self.num_changes += isinstance(plan, Occupy | Renew)
         return self._plans.try_publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:
@@ -257,7 +264,7 @@ class Ranks:
             process_group=0)  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)
-        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters, self.counts)
+        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters, self.counts, self.occupied)
         self._ranks.append(rank)
         for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)
@@ -297,6 +304,7 @@ class Ranks:
         rank.exited.set()
         self.adapters.end()
         self.counts.end()
+        self.occupied.end()
         if self._is_ready and not self._is_stopping and self.died is None:
             self.died = rank.death()
             if self._wake is not None:

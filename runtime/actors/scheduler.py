@@ -38,9 +38,10 @@ from runtime.messages import (
     Unload,
 )
 from runtime.metrics.meter import Meter
+from runtime.occupation import Hold, Unhold
 from runtime.request import Request, Sequence
 from runtime.sampling import Limits, check, cut
-from runtime.scheduling.pausing import flush, pause, unpause
+from runtime.scheduling.pausing import flush, hold, lose_pages, pause, unhold, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.upkeep import Upkeep
@@ -104,7 +105,7 @@ class SchedulerActor:
         self._audited_s = -AUDIT_EVERY_S
         self._unsent: StepPlan | None = None  # planned, but the ring was full
         self._storage: Storage | None = None
-        self._pausing: list[Pause] = []  # to be answered when no step is in flight
+        self._pausing: list[Pause | Hold] = []  # to be answered when no step is in flight
 
     def attach(self, storage: Storage) -> None:
         """There is a storage tier, which calls `wake` when it has brought pages."""
@@ -144,6 +145,14 @@ class SchedulerActor:
                         pause(self.scheduler, mode)
                         self._pausing.append(message)
                         self._tell_paused()
+                    case Hold(drops_pages=drops_pages):
+                        if (busy := hold(self.scheduler, drops_pages=drops_pages)) is not None:
+                            message.answer(busy)
+                        else:
+                            self._pausing.append(message)
+                            self._tell_paused()
+                    case Unhold():
+                        unhold(self.scheduler)
                     case Unload(adapter=adapter):
                         self.scheduler.roster.seats.unload(adapter, self.scheduler.roster.live.values())
                     case Continue():
@@ -157,9 +166,12 @@ class SchedulerActor:
 
     def _tell_paused(self) -> None:
         """Answers those who pause when the last step is back, or when there is no pause any more."""
-        if self._pausing and not (self.scheduler.is_paused and self.scheduler.num_in_flight):
+        is_still = not self.scheduler.num_in_flight
+        if self._pausing and (is_still or not (self.scheduler.is_paused or self.scheduler.is_held)):
             pausing, self._pausing = self._pausing, []
             for waiting in pausing:
+                if isinstance(waiting, Hold) and waiting.drops_pages:
+                    lose_pages(self.scheduler)
                 waiting.answer(None)
 
     def _take_in(self, request: Request) -> Opened | Refused:

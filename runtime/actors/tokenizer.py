@@ -63,7 +63,7 @@ class TokenizerActor:
         self._limits = limits
         self._seed = seed
         self._isolates_tenants = isolates_tenants
-        self._weight_version = weight_version
+        self.weight_version = weight_version
         self._infill_format = infill_format
         self._check_grammar = check_grammar
         self._eos_ids = eos_ids
@@ -156,7 +156,7 @@ class TokenizerActor:
                        is_idle=ask.is_idle, second_at=second_at, adapter=ask.adapter_ref, embeds=embeds, marks=ask.marks,
                        tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
                        namespace=namespace(adapter="" if ask.adapter_ref is None else ask.adapter_ref.digest,
-                                           weight_version=self._weight_version, tenant=ask.tenant if self._isolates_tenants else "",
+                                           weight_version=self.weight_version, tenant=ask.tenant if self._isolates_tenants else "",
                                            salt=ask.cache_salt, embeds="" if embeds is None else digest(embeds)))
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:

@@ -32,6 +32,7 @@ from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan, StepResult
 from runtime.models.schemes import Scheme
 from runtime.models.sparse import Routing
+from runtime.occupation import Occupied, Occupy, Renew
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,6 +90,9 @@ class Executor(Protocol):
 
     def count_experts(self, wish: CountExperts) -> Pending:
         """Tells, behind the steps launched so far, how their tokens spread over experts. Every rank is asked between the same steps."""
+
+    def occupy(self, wish: Occupy | Renew) -> Occupied:
+        """Gives memory back, takes it again, or takes other weights; no step is under way. Raises what leaves a rank that is of no use."""
         ...
 
     def close(self) -> None: ...
@@ -275,8 +279,16 @@ class Memory(Protocol):
         """Bytes that this rank may still take; ranks that share one memory get equal parts."""
         ...
 
+    def taken_bytes(self) -> int:
+        """Bytes that this rank has taken, free ones that wait in its allocators included."""
+        ...
+
+    def expect_weights(self) -> None:
+        """Called before weights are loaded: what takes their place later must be able to go."""
+        ...
+
     def settle(self) -> None:
-        """Called when the weights are in place: gives back what loading took beyond them."""
+        """Called when the weights are in place, or gone: gives back whatever nobody holds."""
         ...
 
     def peak(self, run: Callable[[], None]) -> int:
@@ -345,6 +357,10 @@ class Graphs(Protocol):
 
         Raises RuntimeError when it cannot be captured or there is no memory for it; the device must go on as if nothing had been tried.
         """
+        ...
+
+    def forget(self) -> None:
+        """All graphs are gone: what they shared goes as well, and the next capture begins anew."""
         ...
 
     def replay(self, graph: Any, lengths: "np.ndarray | tuple[()]") -> None:

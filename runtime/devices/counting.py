@@ -65,13 +65,17 @@ class ExpertLoad:
         self.steps = deque[tuple[int, int, int]](maxlen=num_steps)  # of the record: number, tokens, and how many of them were decodes
         self.next = 0  # row of it
         self.is_recording = False
-        if self.is_summed or self.ranks.rank == 0:
-            for layer, row in zip(layers.values(), self.step, strict=True):
-                layer.counts = row
+        self.attach(list(layers.values()))
 
     @property
     def num_bytes(self) -> int:
         return self.step.nbytes + self.total.nbytes + self.record.nbytes
+
+    def attach(self, layers: list[SparseFeedForward]) -> None:
+        """These count, which are built like those before."""
+        if self.is_summed or self.ranks.rank == 0:
+            for layer, row in zip(layers, self.step, strict=True):
+                layer.counts = row
 
     def ended(self, plan: StepPlan) -> None:
         """Behind the forward pass of a step."""

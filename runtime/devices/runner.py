@@ -1,8 +1,6 @@
 """The Executor of all torch devices: loads a model, takes memory, and hands each plan to a rank that can take steps."""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,19 +17,19 @@ from runtime.devices.counting import open_load
 from runtime.devices.host import HostPages, open_host
 from runtime.devices.loaded import Loaded
 from runtime.devices.rehearsal import rehearse
+from runtime.devices.residence import Residence, Weights, allocate_kv, read_model
 from runtime.errors import StartError
 from runtime.expert_load import CountExperts
 from runtime.layers.adapters import Adapters
-from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
 from runtime.layers.slots import Slots
 from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan
-from runtime.models.config import ModelConfig, read_config
-from runtime.models.loader import load, resolve_dtype
-from runtime.models.registry import model_class
+from runtime.models.config import ModelConfig
+from runtime.models.loader import resolve_dtype
 from runtime.models.schemes import require_supported
+from runtime.occupation import Occupied, Occupy, Renew
 
 OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -45,11 +43,12 @@ class Runner:
         self.open_device = open_device
         self.facts = facts
         self.loaded: Loaded | None = None
+        self.residence: Residence | None = None
         self.recording: Recording | None = None
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         times = [perf_counter()]
-        config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
+        config = read_model(start)
         dtype = resolve_dtype(start.dtype, config, self.facts.dtypes)
         if config.quantization is not None:
             require_supported(config.quantization.schemes, self.facts.schemes, self.facts.name)
@@ -57,12 +56,11 @@ class Runner:
         budget = int(device.memory.free_bytes() * start.memory_fraction)
         times.append(perf_counter())
         progress("weights", 0.0)
-        model = model_class(config.architecture)(device, dtype, config)
-        weights_bytes = load(model, model.fused, config, Path(start.model_path), start.load_format, start.seed, progress,
-                             getattr(model, "renames", ()))
+        weights = Weights(device, start, config, dtype)
+        model = weights.make(progress)
         adapters = None if start.adapters is None else Adapters(device, model, config, start.adapters, start.max_slots)
+        weights_bytes = weights.num_bytes + (adapters.num_bytes if adapters is not None else 0)
         experts = open_load(device, [layer.mlp for layer in model.layers] if config.mixture is not None else [], start.expert_steps)
-        weights_bytes += adapters.num_bytes if adapters is not None else 0
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
@@ -87,14 +85,16 @@ class Runner:
             experts.step.zero_()  # of the rehearsal
         for load_adapter in start.adapters.loaded if start.adapters is not None else ():
             self.load_adapter(load_adapter)
-        self.loaded.open_graphs(start.graph_sizes, start.piece_sizes, pads=start.graph_pads)
+        self.residence = Residence(self.rank, self.loaded, weights, kv_dtype, sizes, host)
+        self.residence.open_graphs()
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
         return RankReady(
             rank=self.rank, num_pages=sizes[0], num_window_pages=sizes[1] if len(sizes) > 1 else 0, weights_bytes=weights_bytes,
             pages_bytes=pages_bytes, device_name=self.facts.name, phases_s=phases, num_host_pages=host.num_pages if host else 0,
-            host_page_bytes=host.page_bytes if host else 0, host_part_bytes=host.part_bytes if host else ())
+            host_page_bytes=host.page_bytes if host else 0, host_part_bytes=host.part_bytes if host else (),
+            taken_bytes=device.memory.taken_bytes())
 
     def room_beside_steps(self, device: Device, model: Any, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype) -> int:
         """Bytes that pages may take so that the largest step fits beside them, where a device can measure what one takes."""
@@ -157,18 +157,16 @@ class Runner:
         with torch.inference_mode():
             return self.loaded.load.serve(wish, self.loaded.transfers)
 
+    def occupy(self, wish: Occupy | Renew) -> Occupied:
+        assert self.residence is not None, "parts to give back before start"
+        return self.residence.occupy(wish)
+
     def close(self) -> None:
         if self.loaded is not None:
             if self.loaded.copies is not None:
                 self.loaded.copies.close()
             self.loaded.device.collectives.close()
-            self.loaded = None
-
-
-def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer, or what it keeps in their place."""
-    allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
-    return allocate(layer.key_dim, dtype), allocate(layer.value_dim, dtype)
+            self.loaded = self.residence = None
 
 
 def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]) -> Pools:

@@ -28,6 +28,7 @@ from runtime.devices.ring import Reader, RingFds, Writer
 from runtime.errors import ModelError, RingError, StartError
 from runtime.expert_load import CountExperts
 from runtime.messages import Capture, FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StepPlan, StopRank, ToRank
+from runtime.occupation import Occupy, Renew
 from runtime.wire import Wire
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -87,7 +88,8 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(), StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts):
+            while isinstance(plan := self._receive(),
+                             StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | Occupy | Renew):
                 if isinstance(plan, Capture):
                     self._capture(executor, plan)
                     continue
@@ -99,6 +101,10 @@ class Rank:
                     continue
                 if isinstance(plan, CountExperts):
                     self._deliver(executor.count_experts(plan))
+                    continue
+                if isinstance(plan, Occupy | Renew):
+                    self._settle()
+                    self._send(executor.occupy(plan))
                     continue
                 if isinstance(plan, Profile):
                     self._profile(executor, plan)

@@ -85,9 +85,11 @@ class ProbeDialect:
 
 
 def probe(service: Service) -> Answer:
-    """Generates one token, through everything that a request goes through. Raises Unavailable while generation is paused."""
+    """Generates one token, through everything that a request goes through. Raises Unavailable while nothing is generated."""
     if service.health().state == "paused":
         raise Unavailable("generation is paused (/pause_generation); /continue_generation ends that")
+    if service.health().state == "released":
+        raise Unavailable("memory of the ranks is given back (/release_memory_occupation); /resume_memory_occupation takes it again")
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     ask = Ask(id=f"probe-{uuid4().hex}", prompt=Tokens([PROBE_TOKEN]), params=params, arrival_s=time.monotonic(),
               pools=service.card.pooling is not None)

@@ -16,7 +16,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
-from runtime.http import adapters, admin, errors, experts, openapi, socket
+from runtime.http import adapters, admin, errors, experts, holdings, openapi, socket
 from runtime.http.adapters import adapter_named
 from runtime.http.anthropic.answers import TokenCount
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
@@ -110,6 +110,7 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         *admin.routes(service, face),
         *adapters.routes(service, face),
         *experts.routes(service, face),
+        *holdings.routes(service, face),
         socket.route(service, face, served(face)),
     ]
 
@@ -166,7 +167,7 @@ async def _greet(_: Request) -> Response:
 def _health(service: Service) -> Endpoint:
     async def endpoint(_: Request) -> Response:
         health = service.health()
-        return json(health, 200 if health.state in ("ready", "paused") else 503)  # paused is what somebody wished
+        return json(health, 200 if health.state in ("ready", "paused", "released") else 503)  # the last two are what somebody wished
 
     return endpoint
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from runtime.http import adapters, admin, experts
+from runtime.http import adapters, admin, experts, holdings
 from runtime.http.anthropic import types as anthropic
 from runtime.http.native import info, parse
 from runtime.http.native.types import GenerateBody
@@ -132,6 +132,9 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         Operation("GET POST", "/flush_cache", "Empty the prefix cache", answer="text"),
         Operation("GET POST", "/clear_hicache_storage_backend", "Empty the storage tier", answer="text"),
         Operation("POST", "/abort_request", "End requests by the beginning of their ids", admin.AbortBody, {"rid": "x"}),
+        Operation("GET POST", "/release_memory_occupation", "Give the ranks' memory back", holdings.OccupationBody, {"tags": ["kv_cache"]}),
+        Operation("GET POST", "/resume_memory_occupation", "Take it again", holdings.OccupationBody, {"tags": ["kv_cache"]}),
+        Operation("POST", "/update_weights_from_disk", "Other weights of the same model", holdings.UpdateBody, {"model_path": "/models/x"}),
         Operation("POST", "/load_lora_adapter", "Load an adapter", adapters.LoadBody, {"lora_name": "x", "lora_path": "/adapters/x"}),
         Operation("POST", "/unload_lora_adapter", "Unload an adapter, when its requests have ended", adapters.UnloadBody,
                   {"lora_name": "x"}),

@@ -73,14 +73,14 @@ class PlainAdapters:
 
 
 class Seats:
-    """The seats of one linear layer; `parts` where it is fused."""
+    """The seats of one linear layer; `parts` where it is fused. They outlive the layer's weights."""
 
     def __init__(self, layer: Linear, parts: tuple[str, ...], setup: AdapterSetup, ops: AdapterOps, current: Current) -> None:
         place, dtype = layer.device.place, layer.dtype
         self.ops = ops
         self.current = current
-        self.layer = layer
         self.parts = parts
+        self.dtype, self.inputs, self.outputs = layer.dtype, layer.inputs, layer.outputs
         self.a = torch.zeros(setup.num_seats, len(parts), setup.max_rank, layer.inputs.size, dtype=dtype, device=place)
         self.b = [torch.zeros(setup.num_seats, layer.outputs[part].size, setup.max_rank, dtype=dtype, device=place) for part in parts]
         starts = np.cumsum([0, *(share.size for share in layer.outputs.values())]).tolist()
@@ -93,9 +93,9 @@ class Seats:
 
     def cut(self, part: str, a: Any, b: Any, scale: float) -> tuple[Tensor, Tensor]:
         """This rank's share of a pair of safetensors' slices; B with the scale in it."""
-        inputs, outputs = self.layer.inputs, self.layer.outputs[part]
+        inputs, outputs = self.inputs, self.outputs[part]
         mine = a[:, inputs.start : inputs.start + inputs.size], b[outputs.start : outputs.start + outputs.size]
-        return mine[0].to(self.layer.dtype).contiguous(), (mine[1].float() * scale).to(self.layer.dtype)
+        return mine[0].to(self.dtype).contiguous(), (mine[1].float() * scale).to(self.dtype)
 
     def sit(self, seat: int, path: str, shares: Shares) -> None:
         for index, part in enumerate(self.parts):
@@ -123,8 +123,7 @@ class Adapters:
         self.homes = {name: _home(name, model.fused) for name in self.modules}
         self.seats = {path: Seats(layer, parts, setup, self.ops, self.current)
                       for path, layer in _linears(model) if (parts := self._parts(path))}
-        for seats in self.seats.values():
-            seats.layer.adapted = seats.add
+        self.attach(model)
         self.hosts: dict[int, Shares] = {}  # by adapter
         self.seat_of_slot = np.full(max_slots, -1, dtype=np.int32)
 
@@ -135,6 +134,12 @@ class Adapters:
     def num_bytes(self) -> int:
         """Of the device's memory."""
         return sum(seats.num_bytes for seats in self.seats.values())
+
+    def attach(self, model: Any) -> None:
+        """The layers of `model`, which is built like the one before, add what adapters add."""
+        for path, layer in _linears(model):
+            if path in self.seats:
+                layer.adapted = self.seats[path].add
 
     def load(self, id: int, folder: str) -> None:
         """Reads an adapter to host memory; in any thread. Raises ModelError."""

@@ -7,7 +7,7 @@ is the weights and one tensor's share beside them.
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -58,11 +58,19 @@ def load(model: Layer, fused: Fused, config: ModelConfig, folder: Path, load_for
         if load_format == "dummy":
             _fill_random(targets, seed, progress)
         else:
-            _fill_from_files(targets, fused, renames, config, folder, progress)
+            _fill_from_files(targets, fused, renames, config, folder, progress, take=_copy)
         weights.clear()
         targets.clear()  # so that packing can free what it replaces
         finish(model)
     return num_bytes
+
+
+def look(model: Layer, fused: Fused, config: ModelConfig, folder: Path, renames: Renames = ()) -> None:
+    """Whether `load` would find all that it needs, by the headers of the files; nothing is read. Raises ModelError."""
+    marked = _marked(folder, fused, renames) if config.quantization is not None else None
+    open_weights(model, stored_by(config.quantization, fused, marked))
+    targets = {(name, part): weight for name, weight in named_weights(model) for part in weight.parts}
+    _fill_from_files(targets, fused, renames, config, folder, lambda phase, fraction: None, take=_check)
 
 
 def target_name(tensor_name: str, fused: Fused, renames: Renames = ()) -> tuple[str, str]:
@@ -128,14 +136,15 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
     return name.endswith(("rotary_emb.inv_freq", "embeddings.position_ids")) or (config.is_tied and name == "lm_head.weight")
 
 
-def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: ModelConfig, folder: Path, progress: Progress) -> None:
+def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: ModelConfig, folder: Path, progress: Progress,
+                     take: Callable[[TensorSlice, Weight, Part], None]) -> None:
     missing, extra, done = dict(targets), [], 0
     total = sum(not weight.is_optional for weight in targets.values())
     for source in unstacked(tensors(weight_files(folder))):
         key = target_name(source.name, fused, renames)
         if key in missing:
             weight = missing.pop(key)
-            _copy(source, weight, weight.parts[key[1]])
+            take(source, weight, weight.parts[key[1]])
             done += not weight.is_optional
             if not weight.is_optional and done * 100 // total > (done - 1) * 100 // total:
                 progress("weights", done / total)
@@ -152,15 +161,20 @@ def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: M
                          f"{extra[0].file} among them; use the config.json that belongs to these weights")
 
 
-def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
+def _check(source: TensorSlice, weight: Weight, part: Part) -> None:
     raw: Any = source.raw
-    shape, share = tuple(raw.get_shape()), part.share
+    shape = tuple(raw.get_shape())
     if shape != part.shape and shape not in part.shapes:
         raise ModelError(f"{source.name} in {source.file} has shape {list(shape)}, but config.json asks for {list(part.shape)}; "
                          "use the config.json that belongs to these weights")
     if raw.get_dtype() not in part.dtypes:
         raise ModelError(f"{source.name} in {source.file} is of dtype {raw.get_dtype()}, and {' or '.join(part.dtypes)} was expected; "
                          "use the config.json that belongs to these weights")
+
+
+def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
+    _check(source, weight, part)
+    raw, share = cast(Any, source.raw), part.share
     if share.size == 0:  # another rank's
         return
     if part.load is not None:

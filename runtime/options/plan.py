@@ -37,6 +37,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     is_embedding: bool
     pooling: str  # last, mean, cls; none: the model generates
     weight_version: str
+    enable_memory_saver: bool  # memory can be given back
     enable_cache_report: bool
     enable_return_hidden_states: bool
     context_length: int

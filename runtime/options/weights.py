@@ -24,7 +24,9 @@ class Weights(Group, frozen=True, kw_only=True):
     remote_instance_weight_loader_start_seed_via_transfer_engine: A[bool, on_device(
         "cuda", "Offer the weights of this server to others through the transfer engine.")] = False
     delete_ckpt_after_loading: A[bool, planned("Delete the checkpoint's files once they are loaded.")] = False
-    enable_memory_saver: A[bool, planned("Let weights and cache be given back and taken again while the server runs.")] = False
+    enable_memory_saver: A[bool, option(
+        "Let weights and cache be given back and taken again while the server runs.",
+        note="/release_memory_occupation and /resume_memory_occupation; weights are read again from the checkpoint")] = False
     enable_weights_cpu_backup: A[bool, planned("Keep the weights in host memory while the device's memory is given back.")] = False
     enable_draft_weights_cpu_backup: A[bool, planned("The same for the draft model's weights.")] = False
     decrypted_config_file: A[str | None, planned("File with the decrypted config.json of an encrypted checkpoint.")] = None

@@ -51,7 +51,9 @@ class Captures:
         self.asked = None
 
     def answered(self, answer: Captured, now_s: float) -> None:
-        """What cannot be captured, and all that is larger, is given up."""
+        """What cannot be captured, and all that is larger, is given up. An answer that was overtaken by `restart` means nothing."""
+        if answer.size != self.asked:
+            return
         self.asked, self._last_s = None, now_s
         if answer.error:
             self.sizes = [size for size in self.sizes if size < answer.size or size in self.done]
@@ -59,5 +61,5 @@ class Captures:
             self.done.append(answer.size)
 
     def restart(self) -> None:
-        """Other ranks, which have no graphs yet."""
+        """Other ranks, or other weights or pages: there are no graphs yet."""
         self.asked, self.done = None, []

@@ -1,5 +1,6 @@
 """Pauses of the scheduler, and what wants nobody to run: while it is paused no steps are planned, and everything else goes on."""
 
+from runtime.errors import Busy
 from runtime.messages import PauseMode
 from runtime.scheduling.scheduler import Scheduler
 
@@ -24,3 +25,24 @@ def flush(scheduler: Scheduler) -> int | None:
     """Empties the prefix cache. -> pages freed; None, and nothing done, while sequences or steps use it (copies to host memory do not)"""
     is_used = scheduler.roster.num_running or any(flight.computed for flight in scheduler.flights)
     return None if is_used else scheduler.cache.flush()
+
+
+def hold(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
+    """Plans no more steps, or says why that cannot be. Who runs stays where it is, and must be paused to be."""
+    is_still = scheduler.is_paused or scheduler.is_held
+    if scheduler.roster.num_running and (drops_pages or not is_still):
+        return Busy("requests run; try again when none does, or pause them first: /pause_generation with mode retract (they wait with "
+                    "their tokens and go on later) or abort" + ("" if drops_pages else ", or in_place (they keep their pages)"))
+    scheduler.is_held = True
+    return None
+
+
+def unhold(scheduler: Scheduler) -> None:
+    scheduler.is_held = False
+
+
+def lose_pages(scheduler: Scheduler) -> None:
+    """The ranks give all their pages back, with nobody running: prefixes that are nowhere else are gone."""
+    assert not scheduler.roster.num_running and not scheduler.flights, "pages that are in use"
+    scheduler.roster.restart()
+    scheduler.cache.resume(scheduler.config.num_pages)

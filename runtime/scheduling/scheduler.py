@@ -81,6 +81,7 @@ class Scheduler:
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self.last_step = 0  # the latest whose result was taken in
         self.is_paused = False  # no steps are planned (pausing.py)
+        self.is_held = False  # the same: the ranks' memory changes, or is given back
         self._recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
@@ -137,7 +138,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
-        if self.is_paused:
+        if self.is_paused or self.is_held:
             return None
         if self.roster.waiting.admits_only and not self._recovery.isolate(self.flights):
             return None

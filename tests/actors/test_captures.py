@@ -22,6 +22,7 @@ class CapturingRanks(FakeRanks):
         self.fails = fails
         self.asked: list[int] = []
         self.captured: list[Captured] = []
+        self.num_changes = 0
 
     def submit(self, plan: StepPlan | Capture) -> bool:
         if isinstance(plan, Capture):
@@ -91,3 +92,23 @@ async def test_two_kinds_one_after_the_other() -> None:
             await b.settle()
         assert len(request().prompt_ids) == 3 and ranks.asked == [1, 4, 2, 8] and ranks.unit == "tokens"
         assert (metrics.captured_sizes.value, metrics.captured_pieces.value) == (1, 2)
+
+
+async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
+    ranks: Any = CapturingRanks()
+    captures = Captures([1, 2])
+    async with bench(ranks) as b:
+        looking(b, Capturing([captures], Metrics()).look)
+        await b.settle()
+        b.actor.scheduler.is_held = True
+        ranks.num_changes += 1  # memory is given back behind the capture that is under way, and the answer to that comes late
+        ranks.answer()
+        await b.settle()
+        assert ranks.asked == [1] and captures.done == []
+        b.actor.scheduler.is_held = False
+        b.actor.wake()
+        for _ in range(2):
+            await b.settle()
+            ranks.answer()
+        await b.settle()
+        assert ranks.asked == [1, 1, 2] and captures.done == [1, 2]

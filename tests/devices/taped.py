@@ -92,6 +92,7 @@ class Tapes:
         self.recording: list[Tape] = []
         self.lengths: list[np.ndarray] = []  # of all replays that brought some
         self.replays = 0
+        self.forgotten = 0
         self.fails_at: int | None = None  # captures from now on until one fails
 
     def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
@@ -120,6 +121,9 @@ class Tapes:
             body()
         self.recording.pop()
         return tape
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
     def replay(self, graph: Tape, lengths: Any) -> None:
         self.replays += 1

@@ -5,6 +5,7 @@
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from runtime.errors import InvalidRequest, RequestError
 from runtime.expert_load import ExpertCounts
 from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
+from runtime.occupation import PARTS, Part
 from runtime.parsing.choose import Formats
 from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Loaded, Sink, TokenLogprob
 from runtime.sampling import Limits, check
@@ -113,6 +115,27 @@ class FakeControls:
 
 
 @dataclass
+class FakeHoldings:
+    """Gives back and takes whatever it is told to."""
+
+    controls: FakeControls
+    released: tuple[Part, ...] = ()
+
+    async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
+        self.controls.tell(("release", parts))
+        self.released = tuple(PARTS if parts is None else parts)
+        return self.released
+
+    async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
+        self.controls.tell(("take", parts))
+        self.released = tuple(part for part in self.released if parts is not None and part not in parts)
+        return self.released
+
+    async def renew(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+        self.controls.tell(("renew", model_path, load_format, version, flushes))
+
+
+@dataclass
 class FakeAdapters:
     """Loads whatever it is told to."""
 
@@ -147,7 +170,11 @@ class FakeService:
     has_tags: bool = False
     says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)
+    held: FakeHoldings = field(init=False)
     adapters: FakeAdapters | None = field(default_factory=FakeAdapters)
+
+    def __post_init__(self) -> None:
+        self.held = FakeHoldings(self.controls)
 
     @property
     def card(self) -> ModelCard:
@@ -212,6 +239,10 @@ class FakeService:
         return Delta(index, word, [token_id], told,
                      prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None,
                      loaded=self.loaded if is_first else NOTHING_LOADED, hidden=hidden(params.hidden_states, len(prompt_ids), at, is_last))
+
+    @property
+    def holdings(self) -> FakeHoldings:
+        return self.held
 
     @property
     def control(self) -> FakeControls:

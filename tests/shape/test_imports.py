@@ -13,7 +13,7 @@ from tests.shape import source
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "runtime.errors", "runtime.expert_load", "runtime.constraint", "runtime.children", "runtime.moves", "runtime.pooling",
      "runtime.prompts"),
-    ("runtime.sampling", "runtime.parsing", "runtime.adapters"),
+    ("runtime.sampling", "runtime.parsing", "runtime.adapters", "runtime.occupation"),
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels",
@@ -31,26 +31,26 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.devices.counting", "runtime.devices.decoding", "runtime.devices.dispatch"),
     ("runtime.devices.pieces",),
     ("runtime.devices.loaded",),
-    ("runtime.devices.rehearsal",),
+    ("runtime.devices.rehearsal", "runtime.devices.residence"),
     ("runtime.devices.runner",),
     ("runtime.devices.cpu", "runtime.devices.null", "runtime.devices.cuda", "runtime.devices.ascend"),
     ("runtime.devices.worker", "runtime.devices.measure"),
     ("runtime.actors", "runtime.http"),
     ("runtime.supervisor", "runtime.rpc", "runtime.warmup", "runtime.settings", "runtime.vectors", "runtime.blocking"),
     ("runtime.balance",),
-    ("runtime.control",),
+    ("runtime.control", "runtime.controlled", "runtime.holdings"),
     ("runtime.core",),
     ("runtime.engine", "runtime.server"),
     ("runtime.cli",),
     ("runtime.__main__",),
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
-SHARED = {"runtime.actors": ("runtime.actors.adapters", "runtime.actors.counts"), "runtime.devices": (
+SHARED = {"runtime.actors": ("runtime.actors.answers", "runtime.actors.counts"), "runtime.devices": (
     "runtime.devices.alone", "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
     "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.tiers", "runtime.devices.transfers",
-    "runtime.devices.counting", "runtime.devices.pieces")}
-RANK_SIDE = ("runtime.devices.counting", "runtime.devices.pieces",
+    "runtime.devices.counting", "runtime.devices.pieces", "runtime.devices.residence")}
+RANK_SIDE = ("runtime.devices.counting", "runtime.devices.pieces", "runtime.devices.residence",
              "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
              "runtime.devices.transfers", "runtime.devices.dispatch",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",

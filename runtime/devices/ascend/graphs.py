@@ -74,6 +74,9 @@ class AscendGraphs:
         done.record()
         return Recorded(graph, self.called, done)
 
+    def forget(self) -> None:
+        self.first = None
+
     def replay(self, graph: Recorded, lengths: np.ndarray | tuple[()]) -> None:
         if graph.calls:
             graph.graph.graph_dispatch_mode.update_stream.wait_event(graph.done)

@@ -23,6 +23,12 @@ class AscendMemory:
     def free_bytes(self) -> int:
         return int(torch.npu.mem_get_info()[0])
 
+    def taken_bytes(self) -> int:
+        return int(torch.npu.memory_reserved())
+
+    def expect_weights(self) -> None:
+        """The NPU's allocator gives back what nobody holds."""
+
     def settle(self) -> None:
         torch.npu.empty_cache()
 

@@ -2,7 +2,9 @@
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,13 +33,23 @@ class CpuMemory:
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
-        set_malloc_threshold(_LOADING_BYTES)
+        self.expect_weights()
 
     def free_bytes(self) -> int:
         return available_bytes() // self.num_ranks
 
+    def taken_bytes(self) -> int:
+        """What is resident of this process."""
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def expect_weights(self) -> None:
+        set_malloc_threshold(_LOADING_BYTES)
+
     def settle(self) -> None:
         set_malloc_threshold(_STEPPING_BYTES)
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
     def peak(self, run: Callable[[], None]) -> int:
         return 0

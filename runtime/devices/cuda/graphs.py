@@ -36,6 +36,10 @@ class CudaGraphs:
             torch.cuda.empty_cache()
             return self._capture(body)
 
+    def forget(self) -> None:
+        """A pool that no graph is in is gone with its memory, and takes no new ones."""
+        self.pool = torch.cuda.graph_pool_handle()
+
     def replay(self, graph: Any, lengths: Any) -> None:
         graph.replay()
 

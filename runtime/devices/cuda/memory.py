@@ -20,6 +20,12 @@ class CudaMemory:
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.place)[0])
 
+    def taken_bytes(self) -> int:
+        return int(torch.cuda.memory_reserved(self.place))
+
+    def expect_weights(self) -> None:
+        """The card's allocator gives back what nobody holds."""
+
     def settle(self) -> None:
         torch.cuda.empty_cache()
 

@@ -31,6 +31,7 @@ from runtime.devices.host import open_host
 from runtime.errors import StartError
 from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import Admit, Captured, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
+from runtime.occupation import Occupied, Occupy, Part, Renew
 
 DEFAULT_POOL_TOKENS = 1 << 18
 HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time
@@ -76,6 +77,7 @@ class NullExecutor:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._released: tuple[Part, ...] = ()
         self._recording: tuple[str, cProfile.Profile] | None = None  # and the folder to write it to
         self._free_s = 0.0  # when the steps launched so far are done
 
@@ -141,6 +143,11 @@ class NullExecutor:
 
     def load_adapter(self, load: LoadAdapter) -> None:
         """Tokens are the same with it."""
+
+    def occupy(self, wish: Occupy | Renew) -> Occupied:
+        """There is nothing to give back, and other weights say the same."""
+        self._released = wish.released if isinstance(wish, Occupy) else self._released
+        return Occupied(wish.id, self._rank, self._released, 0, 0, 0, "")
 
     def close(self) -> None:
         """Nothing to give back."""

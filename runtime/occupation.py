@@ -1,0 +1,59 @@
+"""What ranks hold of their devices: parts that can be given back and taken again, and other weights in place of these.
+
+Ranks are told the state to be in and not the change, so to say it twice does no harm, and new ranks can be told the same.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
+
+from runtime.errors import RequestError
+
+Part = Literal["kv_cache", "weights", "cuda_graph"]
+PARTS: tuple[Part, ...] = ("kv_cache", "weights", "cuda_graph")
+
+
+class Hold(Struct, frozen=True, tag=True):
+    """To the scheduler: plan no steps until Unhold, as the ranks' memory changes. `answer` is called when no step is in flight any more, or
+    with why that cannot be now. With `drops_pages` the device's pages go, and all prefixes that are nowhere else."""
+
+    drops_pages: bool
+    answer: Callable[[None | RequestError], None]
+
+
+class Unhold(Struct, frozen=True, tag=True):
+    """To the scheduler: plan steps again, unless there is a Pause."""
+
+
+class Occupy(Struct, frozen=True, array_like=True, tag="occupy"):
+    """Give back what is named, and take what is not. No steps come while anything is given back. Occupied answers it, from each rank."""
+
+    id: int
+    released: tuple[Part, ...]
+
+
+class Renew(Struct, frozen=True, array_like=True, tag="renew"):
+    """Take the weights of another checkpoint of the same model; with `is_trial`, only look whether that can be done. Occupied answers it,
+    from each rank, unless it cannot be done after a trial said so: then the rank ends."""
+
+    id: int
+    model_path: str
+    load_format: str
+    is_trial: bool
+
+
+class Occupied(Struct, frozen=True, array_like=True, tag="occupied"):
+    """What a rank holds now."""
+
+    id: int
+    rank: int
+    released: tuple[Part, ...]
+    weights_bytes: int
+    pages_bytes: int
+    taken_bytes: int  # in all, as its device sees it
+    error: str  # why it holds less than it should; empty: it does not
+
+
+def in_order(parts: frozenset[Part] | set[Part]) -> tuple[Part, ...]:
+    return tuple(part for part in PARTS if part in parts)
