@@ -45,8 +45,8 @@ def read_model(start: StartRank) -> ModelConfig:
 def drop_graphs(loaded: Loaded) -> None:
     """Those that were captured, as what they point into goes. No step is under way."""
     loaded.unsettled = None  # its step is done
-    loaded.graphs = loaded.pieces = None
-    if loaded.device.graphs is not None:
+    if (loaded.graphs is not None or loaded.pieces is not None) and loaded.device.graphs is not None:
+        loaded.graphs = loaded.pieces = None
         loaded.device.graphs.forget()
 
 
