@@ -85,7 +85,7 @@ async def test_who_waits_for_an_answer_hears_of_the_end() -> None:
     told: list[object] = []
     asks = Channel[Ask](1)
     asks.discard()
-    control = Control(Router(Outputs(), asks, told.append), told.append, Metrics(), None)  # type: ignore[arg-type]
+    control = Control(Router(Outputs(), asks, told.append), told.append, Metrics(), None, None)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="loading"):
         await control.flush()
     control.scheduler = Scheduler(SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()))
