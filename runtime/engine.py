@@ -34,6 +34,7 @@ from runtime.controlled import BlockingControlled, Controlled
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
+from runtime.http.errors import invalid
 from runtime.http.face import face_of
 from runtime.http.openai.kept import Kept, open_kept
 from runtime.messages import Ask, Chat, Embeds, Prompt, SessionParams, Text, Tokens
@@ -135,7 +136,11 @@ class Engine(Controlled):
         assert self._tasks is not None
         await self._core.drain(0)
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if error is None or group.exceptions != (error,):
+                raise  # else what the caller raised leaves as it is
 
     async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None, lora_path: str = "",
                      session: SessionParams | None = None, **sampling: Any) -> AsyncIterator[Delta]:
@@ -273,10 +278,11 @@ def asgi(**options: Any) -> EngineApp:
 
 
 def _params(sampling: dict[str, Any]) -> SamplingParams:
+    lone = {name: (sampling[name],) for name in ("stop", "stop_regex") if isinstance(sampling.get(name), str)}
     try:
-        return msgspec.convert(sampling, SamplingParams)
+        return msgspec.convert(sampling | lone, SamplingParams)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
+        raise invalid(error, known=SamplingParams.__struct_fields__) from None
 
 
 def _prompt(prompt: PromptLike) -> Prompt:

@@ -4,11 +4,12 @@ import time
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import structs
 
 from runtime.errors import RequestError
 from runtime.http.pace import joined
 from runtime.parsing.events import Event
-from runtime.request import NOTHING_LOADED, Delta, Finish, TokenLogprob
+from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, TokenLogprob
 
 
 class Output:
@@ -49,6 +50,20 @@ class Output:
         if delta.vector is not None:
             self.vector = delta.vector
         self.hidden += delta.hidden or ()
+
+    def silence(self) -> None:
+        """As if nothing had been generated, but for log probabilities."""
+        self.text, self.token_ids = "", []
+        self.finish = None if self.finish is None else _nothing(self.finish)
+
+
+def silenced(delta: Delta) -> Delta:
+    """The same of a part of it."""
+    return structs.replace(delta, text="", token_ids=[], finish=None if delta.finish is None else _nothing(delta.finish))
+
+
+def _nothing(finish: Finish) -> Finish:
+    return Finish(FinishReason.LENGTH, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
 
 
 class Dialect(Protocol):

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from anyio.to_thread import run_sync
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from starlette.datastructures import Headers
@@ -11,7 +12,7 @@ from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.http.errors import renamed
 from runtime.http.exchange import Exchange
 from runtime.http.face import Face
-from runtime.http.native.generate import generate
+from runtime.http.native.generate import GenerateDialect, generate
 from runtime.http.origin import origin
 from runtime.http.pace import merged
 from runtime.http.sse import encode
@@ -53,6 +54,7 @@ class Calls:
     async def generate(self, wish: Message, headers: Headered) -> AsyncIterator[Any]:
         answer = generate(self.service, encode(body_of(wish)))
         exchange = answer.exchange
+        assert isinstance(answer.dialect, GenerateDialect)
         exchange.come_from(origin(Headers(raw=headers), self.face.tenant_is))
         waiting = Waiting(exchange)
         try:
@@ -61,7 +63,8 @@ class Calls:
                 if not waiting.deltas:
                     await exchange.wait()
                 for choice, delta in waiting.all():
-                    yield self._response(exchange.asks[0].id, choice, delta)
+                    fields = exchange.asks[0].id, choice, answer.dialect.told(choice, delta)
+                    yield await run_sync(self._response, *fields) if delta.hidden else self._response(*fields)
         except RequestError as error:
             raise renamed(error, answer.names) from None
         finally:

@@ -123,7 +123,12 @@ async def test_errors_have_names(checkpoint: Checkpoint) -> None:
             await engine.generate("x", temperature=-1)
         with pytest.raises(InvalidRequest, match="prompt"):
             await engine.generate([1] * 500)
-        assert (await engine.generate("x", **GREEDY)).token_ids
+        with pytest.raises(InvalidRequest, match="max_tokens is not a known field; did you mean max_new_tokens"):
+            await engine.generate("x", max_tokens=5)
+        assert (await engine.generate("x", **GREEDY, stop="none of it")).token_ids
+    with pytest.raises(InvalidRequest, match="temperature"):  # and no group of it
+        async with runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as engine:
+            await engine.generate("x", temperature=-1)
 
 
 @pytest.mark.anyio

@@ -11,7 +11,7 @@ from runtime.errors import InvalidRequest, RequestError
 from runtime.http import hidden, sse
 from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
-from runtime.http.dialect import Output
+from runtime.http.dialect import Output, silenced
 from runtime.http.errors import convert, decode, error_object
 from runtime.http.exchange import Answer
 from runtime.http.ids import ask_ids
@@ -67,6 +67,9 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     shown: Sequence[HiddenWish] = _each(wish.return_hidden_states, False, count, "return_hidden_states")
     params = [_params(*wishes, service.card.preferred, wish.custom_logit_processor)
               for wishes in zip(sampling, logprobs, shown, strict=True)]
+    silent = [one.max_new_tokens == 0 for one in sampling]
+    if wish.session_params is not None and silent[0]:
+        raise InvalidRequest("a session goes on from answers, so max_new_tokens must be 1 at least", param="sampling_params.max_new_tokens")
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
     ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
     asks = [
@@ -75,7 +78,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         for id, prompt, one, salt, adapter in zip(
             ids, prompts, params, salts(wish, count), adapters_of(service.card, None, wish.lora_path, count), strict=True)
     ]
-    dialect = GenerateDialect(service, asks, logprobs, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
+    dialect = GenerateDialect(service, asks, logprobs, silent, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)
     names = _NAMES | wheres | {"prompt": field} | ({} if field == "input_embeds" else {"input_ids": field})
     return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=names)
@@ -105,6 +108,8 @@ def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, prefer
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
     wished = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     wished.setdefault("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    if body.max_new_tokens == 0:  # prompts alone; one token is computed, and not told
+        wished["max_new_tokens"] = 1
     for name in ("stop", "stop_regex"):
         if isinstance(one := getattr(body, name), str):
             wished[name] = [one] if one else []
@@ -133,17 +138,19 @@ class GenerateDialect:
 
     gives = Generated | list[Generated]
 
-    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], *, is_batch: bool, with_texts: bool,
-                 is_disjoint: bool = False) -> None:
+    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], silent: Sequence[bool], *, is_batch: bool,
+                 with_texts: bool, is_disjoint: bool = False) -> None:
+        """`silent`, of each ask: its answers are as if nothing had been generated, but for log probabilities."""
         self.service = service
         self.with_texts = with_texts
         self.is_disjoint = is_disjoint
-        # each choice's ask and wish
-        self.choices = [pair for pair in zip(asks, logprobs, strict=True) for _ in range(pair[0].params.n)]
+        # each choice's ask and wishes
+        self.choices = [wishes for wishes in zip(asks, logprobs, silent, strict=True) for _ in range(wishes[0].params.n)]
         self.is_list = is_batch or len(self.choices) > 1
         self.outputs = [Output() for _ in self.choices]  # of a stream, so far
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        delta = self.told(choice, delta)
         self.outputs[choice].add(delta)
         answer = self._answer(choice, self.outputs[choice])
         if self.is_disjoint:
@@ -152,6 +159,9 @@ class GenerateDialect:
                 answer["meta_info"]["hidden_states"] = hidden.told(delta.hidden, begins=delta.prompt_ids is not None)
         return sse.event(answer | {"index": choice} if self.is_list else answer)
 
+    def told(self, choice: int, delta: Delta) -> Delta:
+        return silenced(delta) if self.choices[choice][2] else delta
+
     def tail(self) -> bytes:
         return sse.DONE
 
@@ -159,11 +169,14 @@ class GenerateDialect:
         return sse.event(error_object(error))
 
     def body(self, outputs: list[Output]) -> Any:
+        for output, (_, _, is_silent) in zip(outputs, self.choices, strict=True):
+            if is_silent:
+                output.silence()
         answers = [self._answer(i, output) for i, output in enumerate(outputs)]
         return answers if self.is_list else answers[0]
 
     def _answer(self, choice: int, output: Output) -> dict[str, Any]:
-        ask, logprobs = self.choices[choice]
+        ask, logprobs, _ = self.choices[choice]
         end = output.finish
         meta = {
             "id": ask.id,

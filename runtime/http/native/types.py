@@ -63,26 +63,50 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     token_ids_logprob: list[int | list[int]] | None = None  # tokens whose log probabilities are told at every place
     return_text_in_logprobs: bool | None = None
     return_hidden_states: HiddenWish | A[list[HiddenWish], Batch] | None = None
-    log_metrics: bool | None = None  # accepted without effect
+    # SGLang's clients send these; they change nothing here
+    log_metrics: bool | None = None
+    no_logs: bool | None = None
+    modalities: Any = None  # of images
+    session_id: str | None = None  # what requests have in common is found in the cache
+    conversation_id: str | None = None
+    external_trace_header: Any = None
+    received_time: float | None = None
     session_params: SessionParams | None = None
     timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
     queue_timeout: Seconds | None = None  # from arrival to the first step; as x-queue-timeout
     custom_logit_processor: str | None = None  # the name of one of --logit-processors
     lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
-    # refused: LATER
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
     priority: Priority | None = None
     cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
+    # refused unless they say nothing: LATER
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_id: Any = None
+    background: Any = None
+    require_reasoning: Any = None
+    max_thinking_tokens: Any = None
+    return_bytes: Any = None
+    return_entropy: Any = None
+    return_prompt_token_ids: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    return_sampling_mask: Any = None
+    custom_labels: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    data_parallel_rank: Any = None
+    routed_dp_rank: Any = None
 
 
-LATER = ("image_data", "video_data", "audio_data")
+_FIELDS = GenerateBody.__struct_fields__
+LATER = _FIELDS[_FIELDS.index("image_data"):]
 
 
 def refuse_later(body: Struct, names: tuple[str, ...]) -> None:
     """Raises InvalidRequest for fields that exist and that this version does not serve yet."""
     for name in names:
-        if getattr(body, name) not in (None, False, "", []):
+        if getattr(body, name) not in (None, False, "", [], {}, 0):
             raise InvalidRequest(f"{name} is not served by this version yet; leave it out", param=name)

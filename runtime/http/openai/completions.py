@@ -11,7 +11,7 @@ from runtime.errors import InvalidRequest, RequestError
 from runtime.http import sse
 from runtime.http.adapters import adapters_of
 from runtime.http.constraint import constraint_of
-from runtime.http.dialect import Output
+from runtime.http.dialect import Output, silenced
 from runtime.http.errors import decode, error_object
 from runtime.http.exchange import Answer
 from runtime.http.hidden import last
@@ -25,7 +25,7 @@ from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.types import MAX_PROMPTS, CompletionBody
 from runtime.http.salts import salts
 from runtime.messages import Ask, Infill, Text, Tokens
-from runtime.request import Delta, Finish, FinishReason, TokenLogprob
+from runtime.request import Delta, TokenLogprob
 from runtime.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
@@ -166,7 +166,7 @@ class CompletionDialect:
 
     def events(self, choice: int, delta: Delta) -> bytes:
         if self.told.is_prompt_only:
-            delta = _without_answer(delta)
+            delta = structs.replace(silenced(delta), logprobs=None)
         self.envelope.meter.add(choice, delta)
         around = self.around.get(choice)
         text = delta.text
@@ -190,8 +190,8 @@ class CompletionDialect:
         drawn = self.told.num_drawn
         if self.told.is_prompt_only:
             for output in outputs:
-                output.text, output.token_ids, output.logprobs = "", [], []
-                output.finish = None if output.finish is None else _nothing(output.finish)
+                output.silence()
+                output.logprobs = []
         told = [choice for first in range(0, len(outputs), drawn) for choice in self._best(first, outputs)]
         choices = [self._whole(index, choice, outputs) for index, choice in enumerate(told)]
         return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, drawn, self.envelope.meter.report)}
@@ -228,15 +228,6 @@ class CompletionDialect:
 def mean_logprob(output: Output) -> float:
     """Of its tokens; of no tokens the least."""
     return sum(token.logprob or 0.0 for token in output.logprobs) / len(output.logprobs) if output.logprobs else -math.inf
-
-
-def _without_answer(delta: Delta) -> Delta:
-    return structs.replace(delta, text="", token_ids=[], logprobs=None, finish=None if delta.finish is None else _nothing(delta.finish))
-
-
-def _nothing(finish: Finish) -> Finish:
-    """The end of an answer of no tokens, whatever the one was that had to be computed."""
-    return Finish(FinishReason.LENGTH, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:

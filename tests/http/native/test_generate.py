@@ -103,3 +103,33 @@ async def test_prompt_logprobs_from_a_position_on() -> None:
     meta = (await ask(FakeService(), text="abcd", return_logprob=True, logprob_start_len=2)).json()["meta_info"]
     assert meta["input_token_logprobs"] == [[-0.25, 99, None], [-0.25, 100, None]]
     assert "input_top_logprobs" not in meta
+
+
+async def test_no_new_tokens_score_the_prompt() -> None:
+    """As SGLang has it: nothing is told but log probabilities, those of what would come first too."""
+    wish: dict[str, Any] = {"text": "hi", "return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [5],
+                            "sampling_params": {"max_new_tokens": 0}}
+    service = FakeService()
+    whole = (await ask(service, **wish)).json()
+    (event,) = stream_events(await ask(service, **wish, stream=True))
+    assert [one.params.max_new_tokens for one in service.asks] == [1, 1]
+    for answer in (whole, event):
+        meta = answer["meta_info"]
+        assert (answer["text"], answer["output_ids"], meta["completion_tokens"]) == ("", [], 0)
+        assert meta["finish_reason"] == {"type": "length", "length": 0}
+        assert len(meta["input_token_logprobs"]) == 2 and len(meta["output_token_ids_logprobs"]) == 1
+    pieces = stream_events(await ask(FakeService(), **wish | {"text": ["a", "b"]}, stream=True))
+    assert all(piece["text"] == "" and piece["output_ids"] == [] for piece in pieces) and len(pieces) == 2
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+        refused = await http.post("/generate", json=wish | {"session_params": {"id": "s"}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "sampling_params.max_new_tokens")
+
+
+async def test_sglangs_other_fields_may_say_nothing() -> None:
+    quiet = {"modalities": None, "return_bytes": False, "background": False, "bootstrap_room": None, "routed_experts_start_len": 0,
+             "session_id": "s", "no_logs": True, "custom_labels": {}, "image_data": []}
+    await ask(FakeService(), text="hi", **quiet)
+    for name, value in (("bootstrap_room", 3), ("return_entropy", True), ("image_data", ["x"])):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test") as http:
+            refused = await http.post("/generate", json={"text": "hi", name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)

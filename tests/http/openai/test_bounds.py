@@ -1,0 +1,66 @@
+"""What /v1/responses keeps stays within its bounds, however many answers there are."""
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+import pytest
+
+from runtime.http.app import http_app
+from runtime.http.openai.kept import Kept
+from tests.http.fake import FakeService
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+MAX_BYTES, TRAIL_BYTES = 60_000, 25_000
+ROUNDS = 30
+
+
+async def one_round(client: openai.AsyncOpenAI, number: int) -> None:
+    """Conversations that grow, answers whose events are kept, one that is not kept, one that is deleted, and one that fails."""
+    ask: dict[str, Any] = {"model": "org/fake", "input": f"{number} " + "x" * (50 * (number % 17)), "max_output_tokens": 30}
+    first = await client.responses.create(**ask)
+    second = await client.responses.create(**ask, previous_response_id=first.id)
+    await client.responses.create(**ask, previous_response_id=second.id)
+    stream = await client.responses.create(**ask, background=True, stream=True)
+    assert [event.type async for event in stream][-1] == "response.incomplete"
+    await client.responses.create(**ask, store=False)
+    await client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(**ask, previous_response_id=second.id)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
+    service = FakeService()
+    kept = Kept(service, tmp_path, 2**20) if is_on_disk else Kept(service)
+    store, trails = kept.responses.store, kept.responses.trails
+    store.max_bytes, trails.max_bytes = MAX_BYTES, TRAIL_BYTES
+
+    def size() -> int:
+        """Of the database, with what is free in it."""
+        (pages,), (page_bytes,) = [store._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")]
+        return pages * page_bytes
+
+    seen = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kept.run)
+        async with serving(http_app(service, kept=kept)) as (host, port), \
+                openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client:
+            tracemalloc.start()
+            try:
+                for number in range(ROUNDS):
+                    await one_round(client, number)
+                    service.asks.clear()
+                    seen.append((size(), tracemalloc.get_traced_memory()[0]))
+            finally:
+                tracemalloc.stop()
+            stored, told = sum(one for one, in store._db.execute("SELECT size FROM responses")), trails.size
+        tasks.cancel_scope.cancel()
+    assert MAX_BYTES / 2 < stored <= MAX_BYTES and TRAIL_BYTES / 2 < told <= TRAIL_BYTES, "the bounds were met"
+    assert max(bytes for bytes, _ in seen) < 2 * MAX_BYTES
+    half, end = [max(heap for _, heap in part) for part in (seen[10:20], seen[20:])]
+    assert end < half + 100_000, "nothing else is kept of an answer"
