@@ -26,11 +26,11 @@ from runtime.adapters.wire import LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.exchange import Exchanges
 from runtime.devices.host import HostPages
+from runtime.devices.operands import Quantized, Seen
 from runtime.devices.tiers import Arrivals, Copies
 from runtime.errors import StartError
 from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan, StepResult
-from runtime.models.schemes import Scheme
 from runtime.models.sparse import Routing
 from runtime.occupation import Occupied, Occupy, Renew
 
@@ -144,27 +144,6 @@ class Draw:
     has_top_p: bool = True  # False: no row has one
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
-    """A weight W [out, in] in few bits, whatever the checkpoint looked like; a stack of experts has one dimension more in front.
-
-    Fp8, Int8: W = weight * scale; Codes: W = (weight - zeros) * scale. A group of inputs has a column of scale and zeros: input i is in
-    group i // scheme.group, or order[i]; with scheme.group 0 there is one column. Activations that are quantised become
-    round(x / s + input_offset), saturated, of float8_e4m3 or int8, and the result is multiplied by s again. s is `input_scale`; or, of each
-    token (and each group of inputs, for Fp8 with groups), the largest absolute value by 448 or 127. With Int8("tensor") s and offset are
-    settled beforehand: y = (integers' product + sums) * scale.
-    """
-
-    scheme: Scheme
-    weight: "Tensor"  # [out, in] float8_e4m3fn or int8; Codes: uint8 [out, in * bits / 8], input 2i in the lower half of byte i
-    scale: "Tensor"  # float32 [out, groups]
-    zeros: "Tensor | None" = None  # uint8 [out, groups]; None: 2 ** (bits - 1)
-    order: "Tensor | None" = None  # int32 [in]
-    input_scale: "Tensor | None" = None  # float32 [1]; this and the next where scheme.activations is "tensor"
-    input_offset: "Tensor | None" = None  # float32 [1], Int8 only
-    sums: "Tensor | None" = None  # int32 [out]: Int8 only; a bias may be in it
-
-
 class Ops(Protocol):
     """Arithmetic. Functions return fresh tensors unless they say otherwise and keep the dtype of their first argument."""
 
@@ -218,6 +197,15 @@ class Ops(Protocol):
         """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al., 2021)."""
         ...
 
+    def prepare_heads(self, qkv: "Tensor", norm: "tuple[Tensor, float] | None", cos: "Tensor", sin: "Tensor", k_cache: "Tensor",
+                      v_cache: "Tensor", locations: "Tensor") -> "Tensor":
+        """From the projection to attention in one: qkv [T, (H + 2 K) * D] -> queries [T, H, D], and keys and values to their places.
+
+        Queries and keys go through `norm` (weight [H + K, D] and eps of rms_norm), then `rotary`; then keys and values through store_kv.
+        Devices without a kernel for it take layers/rotary.py's.
+        """
+        ...
+
     def silu_and_mul(self, x: "Tensor") -> "Tensor":
         """silu(first half of the last dimension) * second half."""
         ...
@@ -241,6 +229,11 @@ class Ops(Protocol):
     def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
         """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
         of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
+        ...
+
+    def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:
+        """Penalises, in place, `rows` (int64 [M], none twice) of float32 logits [N, V] by the rows `at` (int64 [M]) of `seen`. Devices
+        without a kernel for it take layers/sampler.py's."""
         ...
 
 

@@ -3,12 +3,17 @@
 State per slot, on the device; nothing is allocated before somebody asks for it.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from runtime.layers.sampler import FAR, clean
+from runtime.devices.operands import Seen
+from runtime.layers.sampler import FAR, clean, penalise
 from runtime.layers.upload import floats, integers, to_device
 from runtime.messages import Admit, SlotSampling
+
+Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Ops.penalise
 
 
 def has_penalties(sampling: SlotSampling) -> bool:
@@ -55,16 +60,10 @@ class Counts:
             setattr(self, name, grown)
         self.free.extend(range(new - 1, old - 1, -1))
 
-    def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
+    def apply(self, logits: Tensor, places: list[int], slots: list[int], penalises: Penalises = penalise) -> None:
         """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
-        index = integers([self.rows[slot] for slot in slots], self.place)
-        at = integers(places, self.place)
-        frequency, presence, repetition = self.penalties[index].unsqueeze(2).unbind(1)
-        generated = self.generated[index]
-        rows = logits[at]
-        scaled = torch.where(rows > 0, rows / repetition, rows * repetition)
-        rows = torch.where(self.in_prompt[index] | (generated > 0), scaled, rows)
-        logits[at] = rows - frequency * generated - presence * (generated > 0)
+        at = integers([self.rows[slot] for slot in slots], self.place)
+        penalises(logits, integers(places, self.place), Seen(self.generated, self.in_prompt, self.penalties), at)
 
     def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
@@ -91,7 +90,7 @@ class Adjuster:
         if sampling.stop_ids and sampling.min_len > 0:
             self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.place))
 
-    def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
+    def apply(self, logits: Tensor, slots: list[int], lengths: list[int], penalises: Penalises = penalise) -> Tensor:
         """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
         penalised = self._penalised(slots)
         biased = [place for place, slot in enumerate(slots) if slot in self.biases]
@@ -100,7 +99,7 @@ class Adjuster:
             return logits
         logits = logits.clone()
         if penalised:
-            self.counts.apply(logits, penalised, [slots[place] for place in penalised])
+            self.counts.apply(logits, penalised, [slots[place] for place in penalised], penalises)
         for place in biased:
             ids, values = self.biases[slots[place]]
             logits[place].index_add_(0, ids, values)

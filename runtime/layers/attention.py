@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.devices.base import Batch, Ops
+from runtime.layers.rotary import turned_heads
 from runtime.models.latent import Latent
 
 
@@ -20,13 +21,17 @@ class Attention:
         self.pool = -1 if window else 0  # layers with a window have the last one, which may be the only one
         self.scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
 
-    def store(self, k: Tensor, v: Tensor, batch: Batch) -> None:
-        """k and v [T, K, D] to the cache. With scales it has k / k_scale and v / v_scale: scores are linear in q, and results in v, so
-        devices need not know."""
-        k_cache, v_cache = batch.kv[self.index]
-        if self.scales is not None and k_cache.dtype.itemsize == 1:
-            k, v = k / self.scales[0], v / self.scales[1]
-        self.ops.store_kv(k, v, k_cache, v_cache, batch.locations[self.pool])
+    def prepare(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
+        """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Ops.prepare_heads; keys and values go to the cache.
+
+        With scales it has k / k_scale and v / v_scale: scores are linear in q, and results in v, so devices need not know.
+        """
+        (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
+        if self.scales is None or k_cache.dtype.itemsize > 1:
+            return self.ops.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
+        q, k, v = turned_heads(self.ops, qkv, k_cache, norm, cos, sin)
+        self.ops.store_kv(k / self.scales[0], v / self.scales[1], k_cache, v_cache, locations)
+        return q
 
     def forward(self, q: Tensor, batch: Batch) -> Tensor:
         """q [T, H, D] over what is in the cache, the step's own tokens among it -> [T, H * D]"""

@@ -100,7 +100,7 @@ class Slots:
         """
         clean(logits)
         names = slots.tolist()
-        adjusted = self.adjuster.apply(logits, names, lengths.tolist())
+        adjusted = self.adjuster.apply(logits, names, lengths.tolist(), ops.penalise)
         if self.processors.slots:
             adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
         width = int(self.top_logprobs[slots].max())

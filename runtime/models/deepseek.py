@@ -59,18 +59,14 @@ class LatentSelfAttention(Layer):
             queries = rows[: heads * (latent.nope_dim + latent.rope_dim)]
             unpair(queries.unflatten(0, (heads, -1))[:, latent.nope_dim :])
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """Queries and their rotary parts, latents and theirs."""
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """-> queries and their rotary parts; latents and theirs go to the cache."""
         q, latents, ropes = self.qkv_a_proj.forward(x).split(self.split, dim=1)
         if self.q_b_proj is not None and self.q_a_layernorm is not None:
             q = self.q_b_proj.forward(self.q_a_layernorm.forward(q))
         q, q_rope = q.unflatten(1, (self.num_heads, -1)).split((self.latent.nope_dim, self.latent.rope_dim), dim=2)
         latents = self.kv_a_layernorm.forward(latents).unsqueeze(1)
-        return q, self.ops.rotary(q_rope, cos, sin), latents, self.ops.rotary(ropes.unsqueeze(1), cos, sin)
-
-    def store(self, projected: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
-        """To the cache what belongs there. -> the rest, which attention is asked with"""
-        q, q_rope, latents, ropes = projected
+        q_rope, ropes = self.ops.rotary(q_rope, cos, sin), self.ops.rotary(ropes.unsqueeze(1), cos, sin)
         self.attention.store(latents, ropes, batch)
         return q, q_rope
 

@@ -37,15 +37,12 @@ class SelfAttention(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         heads, dim = config.num_heads, config.head_dim
-        self.ops = device.ops
-        self.head_dim = dim
-        self.eps = config.rms_norm_eps
         self.qkv_proj = QkvLinear(device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias)
         self.o_proj = Linear(device, dtype, heads * dim, {"": config.hidden_size}, shard="row", bias=config.o_bias,
                              sums=sums_of(device))
         self.q_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps, may_shift=False) if config.qk_norm else None
         self.k_norm = RMSNorm(device, dtype, dim, config.rms_norm_eps, may_shift=False) if config.qk_norm else None
-        self.qk_weight: Tensor | None = None  # [query and key heads, head size]: both norms in one
+        self.qk_norm: tuple[Tensor, float] | None = None  # weight [query and key heads, head size], and eps: both norms in one
         is_quantized = config.quantization is not None
         self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))
         self.attention = Attention(device.ops, index, self.qkv_proj.heads[1], dim, config.windows[index])
@@ -54,26 +51,15 @@ class SelfAttention(Layer):
         if self.q_norm is not None and self.k_norm is not None:
             q_heads, kv_heads, _ = self.qkv_proj.heads
             norms = (self.q_norm.weight.tensor.expand(q_heads, -1), self.k_norm.weight.tensor.expand(kv_heads, -1))
-            self.qk_weight = torch.cat(norms)
+            self.qk_norm = torch.cat(norms), self.q_norm.eps
         if self.k_scale is not None and self.v_scale is not None:
             scales = self.k_scale.tensor.item(), self.v_scale.tensor.item()
             self.attention.scales = None if scales == (1, 1) else scales
             self.k_scale = self.v_scale = None
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values."""
-        q_heads, kv_heads, _ = self.qkv_proj.heads
-        qk, v = self.qkv_proj.forward(x).view(len(x), -1, self.head_dim).split((q_heads + kv_heads, kv_heads), dim=1)
-        if self.qk_weight is not None:
-            qk = self.ops.rms_norm(qk, self.qk_weight, self.eps)
-        q, k = self.ops.rotary(qk, cos, sin).split((q_heads, kv_heads), dim=1)
-        return q, k, v
-
-    def store(self, projected: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
-        """To the cache what belongs there. -> the rest, which attention is asked with"""
-        q, k, v = projected
-        self.attention.store(k, v, batch)
-        return (q,)
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """-> what attention is asked with; keys and values go to the cache."""
+        return (self.attention.prepare(self.qkv_proj.forward(x), self.qk_norm, cos, sin, batch),)
 
     def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
         return self.attention.forward(*queries, batch)
@@ -97,10 +83,10 @@ class Decoder(Layer):
         self.parts = None if device.exchanges is None else Parts(device.collectives)
 
     def before(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
-        """`x` is what the previous block adds to `residual`; of all tokens, or of this rank's part of them. -> projections of all tokens,
-        and the sum"""
+        """`x` is what the previous block adds to `residual`; of all tokens, or of this rank's part of them. -> what attention is asked
+        with, of all tokens, and the sum"""
         x, residual = self.input_layernorm.add(x, residual)
-        return self.self_attn.project(self.joined(x, batch), cos, sin), residual
+        return self.self_attn.project(self.joined(x, batch), cos, sin, batch), residual
 
     def after(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """From what attention found to the pair that the next block begins with."""
@@ -162,8 +148,8 @@ class Llama(Layer):
         x = x if self.parts is None else self.parts.cut(x)
         residual = torch.zeros_like(x)
         for layer in self.layers:
-            projected, residual = layer.before(x, residual, cos, sin, batch)
-            attended = yield layer.self_attn, layer.self_attn.store(projected, batch)
+            queries, residual = layer.before(x, residual, cos, sin, batch)
+            attended = yield layer.self_attn, queries
             x, residual = layer.after(attended, residual, batch)
         x = x + residual
         return x if self.parts is None else self.parts.join(x, len(batch.positions))

@@ -12,6 +12,8 @@ from torch import Tensor
 from runtime.devices.base import Draw, Experts, Ops
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.operands import Seen
+from runtime.layers.rotary import prepare_heads
 from runtime.messages import StepPlan
 from runtime.models.sparse import Routing
 from tests.devices.drive import start_rank
@@ -143,6 +145,37 @@ def test_store_kv(bench: Bench) -> None:
         assert torch.equal(cache[at], fused[:, 2 * i : 2 * i + 2])
         others = [j for j in range(256) if j not in (7, 219, 0)]
         assert torch.equal(cache[others], old[others])
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
+    """As its parts, of which each is tested here."""
+    ops, qkv, weight = bench.ops, bench.randn(3, 7 * 8), bench.randn(5, 8)
+    norm = (weight, 1e-3) if has_norm else None
+    angles, at = bench.randn(3, 4).float().cpu(), torch.tensor([7, 219, 0], device=bench.place)
+    tables = ops.rotary_tables(angles.cos().to(bench.place), angles.sin().to(bench.place))
+    caches = [bench.randn(256, 2, 8) for _ in range(2)]
+    expected = [cache.clone() for cache in caches]
+    q = prepare_heads(ops, qkv, norm, *tables, *expected, at)
+    bench.near(ops.prepare_heads(qkv, norm, *tables, *caches, at), q.double())
+    for cache, wanted in zip(caches, expected, strict=True):
+        bench.near(cache, wanted.double())
+
+
+def test_penalise(bench: Bench) -> None:
+    logits, seen = torch.randn(3, 40, generator=bench.generator), Seen(
+        torch.randint(0, 3, (4, 40), dtype=torch.int32, generator=bench.generator), torch.rand(4, 40, generator=bench.generator) < 0.3,
+        torch.tensor([[0.5, 0.2, 1.3], [0.0, 0.0, 1.0], [1.0, 0.0, 0.7], [0.0, 2.0, 1.0]]))
+    wanted = logits.double()
+    for row, at in ((2, 0), (0, 3)):
+        frequency, presence, repetition = seen.penalties[at].double()
+        for token, (known, count) in enumerate(zip(seen.in_prompt[at].tolist(), seen.generated[at].tolist(), strict=True)):
+            if known or count:
+                wanted[row, token] *= repetition if wanted[row, token] < 0 else 1 / repetition
+            wanted[row, token] -= count * frequency + (count > 0) * presence
+    found, rows, at = logits.to(bench.place), torch.tensor([2, 0], device=bench.place), torch.tensor([0, 3], device=bench.place)
+    bench.ops.penalise(found, rows, Seen(*(x.to(bench.place) for x in (seen.generated, seen.in_prompt, seen.penalties))), at)
+    torch.testing.assert_close(found.double().cpu(), wanted, atol=1e-5, rtol=1e-5)
 
 
 ROWS = {  # starts and counts; the first so many are decodes

@@ -10,13 +10,14 @@ from runtime.devices.cuda.copies import copy
 from runtime.devices.cuda.experts import CudaExperts
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.kernels.logits import mask, penalise_rows
+from runtime.devices.cuda.kernels.logits import mask, penalise
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
-from runtime.devices.cuda.kernels.rotary import prepare_qkv, rotary
+from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.products import product
 from runtime.devices.cuda.weights import Packed, plain
+from runtime.devices.operands import Seen
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
 from runtime.models.sparse import Routing
 
@@ -80,7 +81,7 @@ def rows(card: Card) -> None:
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):
         caches, at = [torch.zeros(64, 8, 128, dtype=bf16).to(dtype) for _ in range(2)], torch.zeros(4, dtype=torch.int64)
         store_kv(*x.unflatten(1, (32, 128)).split((8, 8, 16), 1)[:2], *caches, at)
-        prepare_qkv(x, 16, *caches, at, table, table, weight, 1e-6)
+        prepare_heads(x, (weight, 1e-6), table, table, *caches, at)
 
 
 def logits(card: Card) -> None:
@@ -88,7 +89,7 @@ def logits(card: Card) -> None:
     draw = Draw(torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
     sample(found, draw)
     mask(found, ids, torch.zeros(2, 151936 // 32, dtype=torch.int32))
-    penalise_rows(found, ids, ids, torch.zeros(2, 151936, dtype=torch.int32), torch.zeros(2, 151936, dtype=torch.bool), torch.zeros(2, 3))
+    penalise(found, ids, Seen(torch.zeros(2, 151936, dtype=torch.int32), torch.zeros(2, 151936, dtype=torch.bool), torch.zeros(2, 3)), ids)
 
 
 def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:

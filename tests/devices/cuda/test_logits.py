@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.devices.base import Draw
-from runtime.devices.cuda.kernels.logits import mask, penalise_rows
+from runtime.devices.cuda.kernels.logits import mask, penalise
 from runtime.devices.cuda.kernels.sampling import sample
+from runtime.devices.operands import Seen
 from runtime.layers import sampler
 from runtime.layers.adjust import Counts
 from tests.devices.cuda.place import PLACE
@@ -124,5 +125,5 @@ def test_penalties() -> None:
     expected = logits.clone()
     counts.apply(expected, [0, 2], [7, 9])
     places, index = (torch.tensor(x, device=PLACE) for x in ([0, 2], [2, 0]))
-    penalise_rows(logits, places, index, counts.generated, counts.in_prompt, counts.penalties)
+    penalise(logits, places, Seen(counts.generated, counts.in_prompt, counts.penalties), index)
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-6)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from runtime.devices.cpu.narrow import store_as
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
-from runtime.devices.cuda.kernels.rotary import prepare_qkv, rotary
+from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.store import store_kv
 from tests.devices.cuda.place import DTYPES, PLACE, near
 
@@ -80,7 +80,7 @@ def test_prepare_is_its_parts(dtype: torch.dtype, kv_dtype: torch.dtype | None, 
     cos, sin, at = angles.cos(), angles.sin(), torch.tensor([5, 0, 7], device=PLACE)
     weight = randn(heads + kv_heads, dim, dtype=dtype) if has_norms else None
     made, expected = ([torch.zeros(8, kv_heads, dim, device=PLACE).to(kv_dtype or dtype) for _ in range(2)] for _ in range(2))
-    q = prepare_qkv(qkv, heads, *made, at, cos, sin, weight, 1e-5)
+    q = prepare_heads(qkv, None if weight is None else (weight, 1e-5), cos, sin, *made, at)
     qk, v = qkv.unflatten(1, (-1, dim)).split((heads + kv_heads, kv_heads), dim=1)
     first, k = rotary(qk if weight is None else rms_norm(qk, weight, 1e-5), cos, sin).split((heads, kv_heads), dim=1)
     store_kv(k, v, *expected, at)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.devices.operands import Seen
 from runtime.layers.sampler import BANNED
 
 BLOCK = 1024
@@ -27,7 +28,7 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 
 @triton.jit
-def penalise(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generated: tl.tensor, in_prompt: tl.tensor, penalties: tl.tensor,
+def penalise_row(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generated: tl.tensor, in_prompt: tl.tensor, penalties: tl.tensor,
              vocab: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr) -> None:
     """Grid (rows, pieces of the vocabulary)."""
     place, held = tl.load(places + tl.program_id(0)).to(tl.int64), tl.load(index + tl.program_id(0)).to(tl.int64)
@@ -43,10 +44,8 @@ def penalise(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generated: 
     tl.store(logits + place * stride + at, found, mask=is_there & is_known)
 
 
-def penalise_rows(logits: Tensor, places: Tensor, index: Tensor, generated: Tensor, in_prompt: Tensor, penalties: Tensor) -> None:
-    """Penalises rows `places` (int64 [M]) of float32 logits [N, V] by rows `index` (int64 [M]) of counts int32 [S, V], of bool [S, V], what
-    is in the prompt, and of float32 [S, 3]: frequency, presence, repetition. What it does is layers/adjust.py's."""
-    if len(places):
-        penalise[(len(places), triton.cdiv(logits.shape[1], BLOCK))](
-            logits, places, index, generated, in_prompt, penalties, logits.shape[1],
-            logits.stride(0), BLOCK=BLOCK, num_warps=4)
+def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
+    """See Ops.penalise."""
+    if len(rows):
+        penalise_row[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
+            logits, rows, at, seen.generated, seen.in_prompt, seen.penalties, logits.shape[1], logits.stride(0), BLOCK=BLOCK, num_warps=4)

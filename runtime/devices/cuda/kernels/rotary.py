@@ -82,18 +82,17 @@ def keep(target: tl.tensor, x: tl.tensor, is_there: tl.tensor, KIND: tl.constexp
         tl.store(target, narrow(x.to(tl.float32), KIND), mask=is_there)
 
 
-def prepare_qkv(qkv: Tensor, num_heads: int, k_cache: Tensor, v_cache: Tensor, locations: Tensor, cos: Tensor, sin: Tensor,
-                weight: Tensor | None, eps: float) -> Tensor:
-    """qkv [T, (H + 2 K) * D] -> turned queries [T, H, D]; keys, turned, and values go to their places in the caches.
-
-    `weight` [H + K, D]: of the norms of query and key heads, before the turn. cos and sin float32 [T, D / 2].
-    """
+def prepare_heads(qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
+                  locations: Tensor) -> Tensor:
+    """See Ops.prepare_heads; cos and sin float32 [T, D / 2]."""
     kv_heads, dim = k_cache.shape[1:]
+    num_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), num_heads, dim)
     if len(qkv):
         kind = NARROW.get(k_cache.dtype, "")
         caches = [cache.view(torch.uint8) if kind else cache for cache in (k_cache, v_cache)]
+        weight, eps = (qkv, 0.0) if norm is None else norm
         prepare[(len(qkv), num_heads + 2 * kv_heads)](
-            qkv, q, *caches, locations, qkv if weight is None else weight, cos, sin, qkv.stride(0), cos.stride(0), eps, HEADS=num_heads,
-            KV_HEADS=kv_heads, HALF=dim // 2, BLOCK=power(dim // 2, 16), NORMS=weight is not None, KIND=kind, num_warps=1)
+            qkv, q, *caches, locations, weight, cos, sin, qkv.stride(0), cos.stride(0), eps, HEADS=num_heads,
+            KV_HEADS=kv_heads, HALF=dim // 2, BLOCK=power(dim // 2, 16), NORMS=norm is not None, KIND=kind, num_warps=1)
     return q
