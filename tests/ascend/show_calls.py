@@ -126,13 +126,16 @@ def mark(executor: Any, config: ModelConfig, trace: list[str]) -> None:
     """Layers say where they begin in the trace, and where the last one ends."""
     layers = executor.loaded.model.layers
     for index, layer in enumerate(layers):
-        def forward(*given: Any, run: Any = layer.forward, index: int = index) -> Any:
+        def before(*given: Any, run: Any = layer.before, index: int = index) -> Any:
             trace.append(f"> {kind_of(config, index)}")
+            return run(*given)
+
+        def after(*given: Any, run: Any = layer.after) -> Any:
             found = run(*given)
             trace.append("<")
             return found
 
-        layer.forward = forward
+        layer.before, layer.after = before, after
 
 
 def sections(trace: list[str], kinds: Counter[str]) -> list[tuple[str, list[str]]]:
