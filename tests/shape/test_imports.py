@@ -22,13 +22,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.models.adaptable",),
     ("runtime.options", "runtime.pocket"),
-<<<<<<< HEAD
-    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.alone", "runtime.devices.exchange",
+    ("runtime.devices.operands",
+     "runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.alone", "runtime.devices.exchange",
      "runtime.devices.figures", "runtime.devices.tiers", "runtime.outputs", "runtime.sessions", "runtime.loras"),
-=======
-    ("runtime.metrics", "runtime.devices.ring", "runtime.devices.host", "runtime.devices.exchange", "runtime.devices.figures",
-     "runtime.devices.operands", "runtime.outputs", "runtime.sessions", "runtime.loras"),
->>>>>>> 25891d4 (Heads are prepared, and logits penalised, in one launch on a card: both are Ops, in plain torch elsewhere)
     ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
@@ -51,17 +47,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {"runtime.actors": ("runtime.actors.answers", "runtime.actors.counts"), "runtime.devices": (
+    "runtime.devices.operands",
     "runtime.devices.alone", "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
-<<<<<<< HEAD
     "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.tiers", "runtime.devices.transfers",
     "runtime.devices.counting", "runtime.devices.pieces", "runtime.devices.residence")}
 RANK_SIDE = ("runtime.devices.counting", "runtime.devices.pieces", "runtime.devices.residence",
              "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
-=======
-    "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.operands", "runtime.devices.transfers")}
-RANK_SIDE = ("runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
->>>>>>> 25891d4 (Heads are prepared, and logits penalised, in one launch on a card: both are Ops, in plain torch elsewhere)
              "runtime.devices.transfers", "runtime.devices.dispatch",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
