@@ -26,7 +26,7 @@ from runtime.adapters.wire import LoadAdapter
 from runtime.constraint import Grammar
 from runtime.devices.exchange import Exchanges
 from runtime.devices.host import HostPages
-from runtime.devices.operands import Quantized, Seen
+from runtime.devices.operands import Fused, Quantized
 from runtime.devices.tiers import Arrivals, Copies
 from runtime.errors import StartError
 from runtime.expert_load import CountExperts, ExpertCounts
@@ -197,15 +197,6 @@ class Ops(Protocol):
         """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al., 2021)."""
         ...
 
-    def prepare_heads(self, qkv: "Tensor", norm: "tuple[Tensor, float] | None", cos: "Tensor", sin: "Tensor", k_cache: "Tensor",
-                      v_cache: "Tensor", locations: "Tensor") -> "Tensor":
-        """From the projection to attention in one: qkv [T, (H + 2 K) * D] -> queries [T, H, D], and keys and values to their places.
-
-        Queries and keys go through `norm` (weight [H + K, D] and eps of rms_norm), then `rotary`; then keys and values through store_kv.
-        Devices without a kernel for it take layers/rotary.py's.
-        """
-        ...
-
     def silu_and_mul(self, x: "Tensor") -> "Tensor":
         """silu(first half of the last dimension) * second half."""
         ...
@@ -229,11 +220,6 @@ class Ops(Protocol):
     def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
         """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
         of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
-        ...
-
-    def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:
-        """Penalises, in place, `rows` (int64 [M], none twice) of float32 logits [N, V] by the rows `at` (int64 [M]) of `seen`. Devices
-        without a kernel for it take layers/sampler.py's."""
         ...
 
 
@@ -376,4 +362,5 @@ class Device:
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
     adapters: AdapterOps | None = None  # None: in plain torch (layers/adapters.py)
+    fused: Fused | None = None  # None: as several Ops (layers/fused.py)
     streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns

@@ -1,7 +1,7 @@
-"""What some of the device's functions take beside plain tensors. Torch-free at run time."""
+"""What some of a device's functions take beside plain tensors, and functions that it may have. Torch-free at run time."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from runtime.models.schemes import Scheme
 
@@ -38,3 +38,19 @@ class Seen:
     generated: "Tensor"  # int32 [S, V]
     in_prompt: "Tensor"  # bool [S, V]
     penalties: "Tensor"  # float32 [S, 3]: frequency, presence, repetition
+
+
+class Fused(Protocol):
+    """What a device may do at once where others do several of Ops."""
+
+    def prepare_heads(self, qkv: "Tensor", norm: "tuple[Tensor, float] | None", cos: "Tensor", sin: "Tensor", k_cache: "Tensor",
+                      v_cache: "Tensor", locations: "Tensor") -> "Tensor":
+        """From the projection to attention: qkv [T, (H + 2 K) * D] -> queries [T, H, D], and keys and values to their places.
+
+        Queries and keys go through rms_norm with `norm` (weight [H + K, D] and eps), then rotary; then keys and values through store_kv.
+        """
+        ...
+
+    def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:
+        """Penalises, in place, `rows` (int64 [M], none twice) of float32 logits [N, V] by the rows `at` (int64 [M]) of `seen`."""
+        ...

@@ -21,6 +21,7 @@ from runtime.devices.residence import Residence, Weights, allocate_kv, read_mode
 from runtime.errors import StartError
 from runtime.expert_load import CountExperts
 from runtime.layers.adapters import Adapters
+from runtime.layers.fused import fused_of
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.profile import Recording
@@ -75,7 +76,7 @@ class Runner:
         kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
         slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place, len(sizes),
                       Guides(start.grammar if self.rank == 0 else None, config.vocab_size),
-                      Processors(start.processors if self.rank == 0 else []))
+                      Processors(start.processors if self.rank == 0 else []), fused_of(device).penalise)
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)

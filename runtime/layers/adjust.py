@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from runtime.devices.operands import Seen
-from runtime.layers.sampler import FAR, clean, penalise
+from runtime.layers.fused import penalise
+from runtime.layers.sampler import FAR, clean
 from runtime.layers.upload import floats, integers, to_device
 from runtime.messages import Admit, SlotSampling
 
-Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Ops.penalise
+Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Fused.penalise
 
 
 def has_penalties(sampling: SlotSampling) -> bool:
@@ -23,9 +24,10 @@ def has_penalties(sampling: SlotSampling) -> bool:
 class Counts:
     """Which tokens the penalised slots have seen: a row of counts each, in tensors that grow by doubling."""
 
-    def __init__(self, vocab_size: int, place: torch.device) -> None:
+    def __init__(self, vocab_size: int, place: torch.device, penalises: Penalises = penalise) -> None:
         self.vocab_size = vocab_size
         self.place = place
+        self.penalises = penalises
         self.rows: dict[int, int] = {}  # slot -> row
         self.free: list[int] = []
         self.generated = torch.zeros(0, vocab_size, dtype=torch.int32, device=place)
@@ -60,10 +62,10 @@ class Counts:
             setattr(self, name, grown)
         self.free.extend(range(new - 1, old - 1, -1))
 
-    def apply(self, logits: Tensor, places: list[int], slots: list[int], penalises: Penalises = penalise) -> None:
+    def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
         """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
         at = integers([self.rows[slot] for slot in slots], self.place)
-        penalises(logits, integers(places, self.place), Seen(self.generated, self.in_prompt, self.penalties), at)
+        self.penalises(logits, integers(places, self.place), Seen(self.generated, self.in_prompt, self.penalties), at)
 
     def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
@@ -74,9 +76,9 @@ class Counts:
 class Adjuster:
     """All changes of logits that some slots ask for."""
 
-    def __init__(self, vocab_size: int, place: torch.device) -> None:
+    def __init__(self, vocab_size: int, place: torch.device, penalises: Penalises = penalise) -> None:
         self.place = place
-        self.counts = Counts(vocab_size, place)
+        self.counts = Counts(vocab_size, place, penalises)
         self.biases: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> ids, values
         self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
 
@@ -90,7 +92,7 @@ class Adjuster:
         if sampling.stop_ids and sampling.min_len > 0:
             self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.place))
 
-    def apply(self, logits: Tensor, slots: list[int], lengths: list[int], penalises: Penalises = penalise) -> Tensor:
+    def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
         """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
         penalised = self._penalised(slots)
         biased = [place for place, slot in enumerate(slots) if slot in self.biases]
@@ -99,7 +101,7 @@ class Adjuster:
             return logits
         logits = logits.clone()
         if penalised:
-            self.counts.apply(logits, penalised, [slots[place] for place in penalised], penalises)
+            self.counts.apply(logits, penalised, [slots[place] for place in penalised])
         for place in biased:
             ids, values = self.biases[slots[place]]
             logits[place].index_add_(0, ids, values)

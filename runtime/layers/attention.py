@@ -4,16 +4,17 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.devices.base import Batch, Ops
-from runtime.layers.rotary import turned_heads
+from runtime.devices.base import Batch, Device, Ops
+from runtime.layers.fused import fused_of, turned_heads
 from runtime.models.latent import Latent
 
 
 class Attention:
     """Layer `index` of the model; `num_kv_heads` of this rank; `window` 0 sees the whole past."""
 
-    def __init__(self, ops: Ops, index: int, num_kv_heads: int, head_dim: int, window: int) -> None:
-        self.ops = ops
+    def __init__(self, device: Device, index: int, num_kv_heads: int, head_dim: int, window: int) -> None:
+        self.ops = device.ops
+        self.fused = fused_of(device)
         self.index = index
         self.num_kv_heads = num_kv_heads
         self.key_dim = self.value_dim = head_dim  # of the cache
@@ -22,13 +23,13 @@ class Attention:
         self.scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
 
     def prepare(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
-        """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Ops.prepare_heads; keys and values go to the cache.
+        """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads; keys and values go to the cache.
 
         With scales it has k / k_scale and v / v_scale: scores are linear in q, and results in v, so devices need not know.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
         if self.scales is None or k_cache.dtype.itemsize > 1:
-            return self.ops.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
+            return self.fused.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
         q, k, v = turned_heads(self.ops, qkv, k_cache, norm, cos, sin)
         self.ops.store_kv(k / self.scales[0], v / self.scales[1], k_cache, v_cache, locations)
         return q

@@ -47,27 +47,6 @@ class Rotary:
         return 1.0 / ((rope.rope_theta * stretch ** (dim / (dim - 2))) ** self.exponents)
 
 
-def turned_heads(ops: Ops, qkv: Tensor, cache: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor,
-                 sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a projection made, as queries [T, H, D], keys and values [T, K, D], the first two normalised and turned. `cache`: of keys."""
-    kv_heads, dim = cache.shape[1:]
-    heads = qkv.view(len(qkv), -1, dim)
-    qk, v = heads.split((heads.shape[1] - kv_heads, kv_heads), dim=1)
-    if norm is not None:
-        qk = ops.rms_norm(qk, *norm)
-    turned = ops.rotary(qk, cos, sin)
-    q, k = turned.split((turned.shape[1] - kv_heads, kv_heads), dim=1)
-    return q, k, v
-
-
-def prepare_heads(ops: Ops, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
-                  locations: Tensor) -> Tensor:
-    """Ops.prepare_heads as its parts."""
-    q, k, v = turned_heads(ops, qkv, k_cache, norm, cos, sin)
-    ops.store_kv(k, v, k_cache, v_cache, locations)
-    return q
-
-
 def plain_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
     return 1.0 / (rope.rope_theta ** exponents)
 

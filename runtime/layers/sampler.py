@@ -1,6 +1,6 @@
 """From logits to tokens: a chain of pure functions on rows of logits, in plain torch.
 
-    adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py, Ops.penalise)
+    adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py, Fused.penalise)
     mask       bans of what a grammar does not allow                                     (guides.py, Ops.mask)
     choose     temperature, top_k, top_p, min_p, in this order; then one draw            (the default of Ops.sample)
     Logprobs   of the logits as the model gave them, before any of this
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Draw
-from runtime.devices.operands import Seen
 
 FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
 BANNED = -4 * FAR  # by a grammar: below everything else, also below stop ids before the minimum length
@@ -44,16 +43,6 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         torch.minimum(logits, most, out=logits)
     else:
         logits[rows] = torch.minimum(logits[rows], most)
-
-
-def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-    """Ops.penalise in plain torch."""
-    frequency, presence, repetition = seen.penalties[at].unsqueeze(2).unbind(1)
-    generated = seen.generated[at]
-    found = logits[rows]
-    scaled = torch.where(found > 0, found / repetition, found * repetition)
-    found = torch.where(seen.in_prompt[at] | (generated > 0), scaled, found)
-    logits[rows] = found - frequency * generated - presence * (generated > 0)
 
 
 def _mix(x: Tensor) -> Tensor:

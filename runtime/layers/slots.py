@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import ANY_K, Draw, Ops
-from runtime.layers.adjust import Adjuster, has_penalties
+from runtime.layers.adjust import Adjuster, Penalises, has_penalties
+from runtime.layers.fused import penalise
 from runtime.layers.guides import Guides
 from runtime.layers.processors import Processors
 from runtime.layers.sampler import Logprobs, clean, logprobs, uniform
@@ -21,7 +22,7 @@ class Slots:
     """State of `max_slots` sequences of at most `max_pages` pages each."""
 
     def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device, num_pools: int = 1,
-                 guides: Guides | None = None, processors: Processors | None = None) -> None:
+                 guides: Guides | None = None, processors: Processors | None = None, penalises: Penalises = penalise) -> None:
         self.place = place
         self.vocab_size = vocab_size
         self.padding = max_slots  # a slot more, which no sequence has: of the padding rows of captured steps
@@ -29,7 +30,7 @@ class Slots:
         self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=place)
         self.floats = torch.ones(max_slots + 1, 3, device=place)  # temperature, top_p, min_p
         self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=place)  # seed, top_k
-        self.adjuster = Adjuster(vocab_size, place)
+        self.adjuster = Adjuster(vocab_size, place, penalises)
         self.guides = guides or Guides(None, vocab_size)
         self.processors = processors or Processors([])
         self.is_random = np.zeros(max_slots, dtype=bool)
@@ -100,7 +101,7 @@ class Slots:
         """
         clean(logits)
         names = slots.tolist()
-        adjusted = self.adjuster.apply(logits, names, lengths.tolist(), ops.penalise)
+        adjusted = self.adjuster.apply(logits, names, lengths.tolist())
         if self.processors.slots:
             adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
         width = int(self.top_logprobs[slots].max())

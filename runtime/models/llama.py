@@ -45,7 +45,7 @@ class SelfAttention(Layer):
         self.qk_norm: tuple[Tensor, float] | None = None  # weight [query and key heads, head size], and eps: both norms in one
         is_quantized = config.quantization is not None
         self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))
-        self.attention = Attention(device.ops, index, self.qkv_proj.heads[1], dim, config.windows[index])
+        self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, config.windows[index])
 
     def finish(self) -> None:
         if self.q_norm is not None and self.k_norm is not None:

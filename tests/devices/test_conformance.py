@@ -12,8 +12,8 @@ from torch import Tensor
 from runtime.devices.base import Draw, Experts, Ops
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.devices.operands import Seen
-from runtime.layers.rotary import prepare_heads
+from runtime.devices.operands import Fused, Seen
+from runtime.layers.fused import Unfused
 from runtime.messages import StepPlan
 from runtime.models.sparse import Routing
 from tests.devices.drive import start_rank
@@ -65,6 +65,14 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 pytestmark = [pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
               pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
+
+
+def fused(ops: Any) -> Fused:
+    if type(ops).__name__ != "CudaOps":
+        return Unfused(ops)
+    from runtime.devices.cuda.fused import CudaFused
+
+    return CudaFused()
 
 
 class Bench:
@@ -156,8 +164,8 @@ def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
     tables = ops.rotary_tables(angles.cos().to(bench.place), angles.sin().to(bench.place))
     caches = [bench.randn(256, 2, 8) for _ in range(2)]
     expected = [cache.clone() for cache in caches]
-    q = prepare_heads(ops, qkv, norm, *tables, *expected, at)
-    bench.near(ops.prepare_heads(qkv, norm, *tables, *caches, at), q.double())
+    q = Unfused(ops).prepare_heads(qkv, norm, *tables, *expected, at)
+    bench.near(fused(ops).prepare_heads(qkv, norm, *tables, *caches, at), q.double())
     for cache, wanted in zip(caches, expected, strict=True):
         bench.near(cache, wanted.double())
 
@@ -174,7 +182,7 @@ def test_penalise(bench: Bench) -> None:
                 wanted[row, token] *= repetition if wanted[row, token] < 0 else 1 / repetition
             wanted[row, token] -= count * frequency + (count > 0) * presence
     found, rows, at = logits.to(bench.place), torch.tensor([2, 0], device=bench.place), torch.tensor([0, 3], device=bench.place)
-    bench.ops.penalise(found, rows, Seen(*(x.to(bench.place) for x in (seen.generated, seen.in_prompt, seen.penalties))), at)
+    fused(bench.ops).penalise(found, rows, Seen(*(x.to(bench.place) for x in (seen.generated, seen.in_prompt, seen.penalties))), at)
     torch.testing.assert_close(found.double().cpu(), wanted, atol=1e-5, rtol=1e-5)
 
 

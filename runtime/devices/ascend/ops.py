@@ -11,9 +11,7 @@ from runtime.devices.ascend.coded import Coded, multiply_coded, pack_coded
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
 from runtime.devices.base import Draw, Quantized
-from runtime.devices.operands import Seen
-from runtime.layers.rotary import prepare_heads
-from runtime.layers.sampler import mask, penalise
+from runtime.layers.sampler import mask
 from runtime.messages import StepPlan
 from runtime.models.schemes import Codes
 
@@ -68,10 +66,6 @@ class AscendOps:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch_npu.npu_rotary_mul(x.unsqueeze(0), cos, sin).squeeze(0)
 
-    def prepare_heads(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
-                      locations: Tensor) -> Tensor:
-        return prepare_heads(self, qkv, norm, cos, sin, k_cache, v_cache, locations)
-
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return torch_npu.npu_swiglu(x, dim=-1)
 
@@ -91,6 +85,3 @@ class AscendOps:
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         mask(logits, rows, bits)
-
-    def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-        penalise(logits, rows, seen, at)

@@ -12,9 +12,7 @@ from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
 from runtime.devices.cpu.latent import Up, attend_latents
 from runtime.devices.cpu.narrow import store_as
 from runtime.devices.cpu.quantized import multiply
-from runtime.devices.operands import Seen
-from runtime.layers.rotary import prepare_heads
-from runtime.layers.sampler import BANNED, choose, penalise
+from runtime.layers.sampler import BANNED, choose
 from runtime.messages import StepPlan
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -65,10 +63,6 @@ class CpuOps:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
-    def prepare_heads(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
-                      locations: Tensor) -> Tensor:
-        return prepare_heads(self, qkv, norm, cos, sin, k_cache, v_cache, locations)
-
     def silu_and_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
@@ -97,6 +91,3 @@ class CpuOps:
         else:
             places = rows.numpy()
             values[places] = np.minimum(values[places], most)
-
-    def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-        penalise(logits, rows, seen, at)

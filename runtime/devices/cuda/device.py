@@ -37,6 +37,7 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     place = set_device(start, rank)
     try:
         from runtime.devices.cuda.experts import CudaExperts
+        from runtime.devices.cuda.fused import CudaFused
         from runtime.devices.cuda.kernels.launch import card_of
         from runtime.devices.cuda.ops import CudaOps
     except ModuleNotFoundError as error:
@@ -53,7 +54,7 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     card = card_of(place)
     ops, experts = CudaOps(dtype, card, start.device_options.get("fp8_gemm", "by_rows")), CudaExperts(card)
     return Device(FACTS, place, ops, experts, CudaMemory(start.tp_size, place), ranks, graphs, start.ep_size,
-                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts), streams=torch.cuda)
+                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts), fused=CudaFused(), streams=torch.cuda)
 
 
 def executor(rank: int) -> Runner:

@@ -12,14 +12,13 @@ from runtime.devices.cuda import products
 from runtime.devices.cuda.attention import AttentionPlan, Scores
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.kernels.logits import mask, penalise
+from runtime.devices.cuda.kernels.logits import mask
 from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
-from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
+from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
 from runtime.devices.cuda.weights import Packed, pack
-from runtime.devices.operands import Seen
 from runtime.messages import StepPlan
 
 
@@ -60,10 +59,6 @@ class CudaOps:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotary(x, cos, sin)
 
-    def prepare_heads(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
-                      locations: Tensor) -> Tensor:
-        return prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
-
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return act_and_mul(x, "silu")
 
@@ -83,6 +78,3 @@ class CudaOps:
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         mask(logits, rows, bits)
-
-    def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-        penalise(logits, rows, seen, at)

@@ -15,6 +15,7 @@ from runtime.devices import base
 from runtime.devices.base import Device, Facts
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
+from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
@@ -61,7 +62,7 @@ class Captured(Runner):
         facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws_in_graphs=True)
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-            return replace(open_cpu(start, rank, dtype), facts=facts, ops=CudaOps(dtype, INTERPRETER), graphs=self.tapes)
+            return replace(open_cpu(start, rank, dtype), facts=facts, ops=CudaOps(dtype, INTERPRETER), fused=CudaFused(), graphs=self.tapes)
 
         super().__init__(rank, opened, facts)
 

@@ -12,6 +12,7 @@ from triton.runtime import interpreter
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.facts import FACTS
+from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.runner import Runner
@@ -70,7 +71,7 @@ class Watched(Runner):
 
 def watched(folder: Path) -> Planner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
+        return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER), fused=CudaFused())
 
     runner = Watched(0, opened, FACTS)
     ready = runner.start(start_rank(folder, max_len=64, max_total_tokens=256), lambda phase, done: None)

@@ -45,7 +45,7 @@ def penalise_row(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generat
 
 
 def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-    """See Ops.penalise."""
+    """See Fused.penalise."""
     if len(rows):
         penalise_row[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
             logits, rows, at, seen.generated, seen.in_prompt, seen.penalties, logits.shape[1], logits.stride(0), BLOCK=BLOCK, num_warps=4)

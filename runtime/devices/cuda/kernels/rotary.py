@@ -84,7 +84,7 @@ def keep(target: tl.tensor, x: tl.tensor, is_there: tl.tensor, KIND: tl.constexp
 
 def prepare_heads(qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
                   locations: Tensor) -> Tensor:
-    """See Ops.prepare_heads; cos and sin float32 [T, D / 2]."""
+    """See Fused.prepare_heads; cos and sin float32 [T, D / 2]."""
     kv_heads, dim = k_cache.shape[1:]
     num_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(len(qkv), num_heads, dim)
