@@ -368,3 +368,5 @@ class Device:
     adapters: AdapterOps | None = None  # None: in plain torch (layers/adapters.py)
     fused: Fused | None = None  # None: as several Ops (layers/fused.py)
     streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns
+    prologs: Any = None  # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps (layers/prolog.py)
+    beside: Any = None  # a second stream, for shared experts beside routed ones (layers/beside.py)

@@ -59,9 +59,9 @@ class LatentAttention:
         self.value_dim = latent.rope_dim
         self.scale = scale
 
-    def store(self, latents: Tensor, ropes: Tensor, batch: Batch) -> None:
-        """latents [T, 1, R] and ropes [T, 1, P] to the cache."""
-        self.ops.store_kv(latents, ropes, *batch.kv[self.index], batch.locations[self.pool])
+    def place(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """This layer's caches, and where the step's tokens go in them."""
+        return batch.kv[self.index], batch.locations[self.pool]
 
     def forward(self, q: Tensor, q_rope: Tensor, up: Any, batch: Batch) -> Tensor:
         """q [T, H, N] and q_rope [T, H, P] over what is in the cache -> [T, H * V]"""

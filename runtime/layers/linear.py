@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Device
+from runtime.devices.base import Device, Quantized
 from runtime.layers.parts import Parts
 from runtime.layers.storage import PER_ROW, Storage, allocate, completed, dequantized
 from runtime.layers.weight import Layer, Lookup, Part, Share, Weight, even_share, kv_share, scaled
@@ -77,6 +77,13 @@ class Linear(Layer):
         if self.storage is not None:
             yield from (self.storage.tensors[name] for name in PER_ROW if name in self.storage.tensors)
 
+    def stored(self) -> Tensor | Quantized:
+        """The weight, once, in place of `finish`."""
+        if self.storage is not None:
+            return completed(self.storage)
+        assert self.weight is not None
+        return self.weight.tensor
+
     def values(self) -> Tensor:
         """[out, in] in full, before `finish`."""
         if self.storage is None:
@@ -85,11 +92,8 @@ class Linear(Layer):
         return dequantized(completed(self.storage), self.dtype)
 
     def finish(self) -> None:
-        if self.storage is not None:
-            self.packed = self.device.ops.pack_quantized(completed(self.storage))
-        else:
-            assert self.weight is not None
-            self.packed = self.device.ops.pack_linear(self.weight.tensor)
+        weight = self.stored()
+        self.packed = self.device.ops.pack_linear(weight) if isinstance(weight, Tensor) else self.device.ops.pack_quantized(weight)
         self.weight = self.storage = None
 
     def forward(self, x: Tensor) -> Tensor:

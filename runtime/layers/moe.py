@@ -8,6 +8,7 @@ Or (`device.exchanges`) each rank has a part of the tokens and whole experts, ro
 passes its own tokens through a shared expert that every rank has whole.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -153,17 +154,18 @@ class SparseFeedForward(Layer):
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """x and the result are [T, hidden], or with exchanges this rank's part of it."""
+        shared = self.begin_shared(x)
         ids, weights = self.gate.forward(x)
         if self.parts is not None and self.device.exchanges is not None:
             ids = self.parts.hide(ids, len(batch.positions))
             self.count(ids, None if batch.is_real is None else self.parts.cut(batch.is_real.unsqueeze(1)).squeeze(1))
             exchange = self.device.exchanges.of(batch.is_decode)
-            return self.add_shared(exchange.apply(x, ids, weights, self.local.size, self.packed, self.is_rounded), x)
+            return add_shared(exchange.apply(x, ids, weights, self.local.size, self.packed, self.is_rounded), shared)
         self.count(ids, batch.is_real)
         if self.local.start:
             ids = ids - self.local.start
         out = self.device.experts.apply(x, ids, weights, self.packed)
-        return self.device.collectives.all_reduce(self.add_shared(out, x))
+        return self.device.collectives.all_reduce(add_shared(out, shared))
 
     def count(self, ids: Tensor, is_real: Tensor | None) -> None:
         """Ids below 0 are nobody's."""
@@ -171,10 +173,21 @@ class SparseFeedForward(Layer):
             chosen = ids >= 0 if is_real is None else (ids >= 0) & is_real.unsqueeze(1)
             self.counts.scatter_add_(0, ids.clamp(min=0).flatten(), chosen.flatten().to(torch.int32))
 
-    def add_shared(self, out: Tensor, x: Tensor) -> Tensor:
-        """May overwrite `out`."""
-        shared = self.shared_expert or self.shared_experts
-        if shared is not None:
-            part = shared.forward(x)
-            out += part if self.shared_expert_gate is None else part * self.shared_expert_gate.forward(x).sigmoid()
-        return out
+    def begin_shared(self, x: Tensor) -> Callable[[], Tensor] | None:
+        """What gives the shared experts' part; beside the routed ones' where the device has a stream for it, else when it is asked."""
+        shared, beside = self.shared_expert or self.shared_experts, self.device.beside
+        if shared is None:
+            return None
+
+        def part() -> Tensor:
+            out = shared.forward(x)
+            return out if self.shared_expert_gate is None else out * self.shared_expert_gate.forward(x).sigmoid()
+
+        return part if beside is None else beside.begin(part)
+
+
+def add_shared(out: Tensor, shared: Callable[[], Tensor] | None) -> Tensor:
+    """May overwrite `out`."""
+    if shared is not None:
+        out += shared()
+    return out

@@ -19,7 +19,8 @@ class Ascend(Group, frozen=True, kw_only=True):
         "Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",))] = "auto"
     hccl_expansion_mode: A[Literal["AIV", "AI_CPU", "HOST"] | Auto, option(
         "What schedules collectives: vector cores, the device's own CPU, or the host.", devices=("npu",))] = "auto"
-    npu_mla_prolog: A[bool, planned("Prepare queries and latents of MLA in one fused operator.")] = False
-    npu_nz_cache: A[bool, planned("Keep latents in the NZ layout; goes with --npu-mla-prolog.")] = False
-    npu_multi_stream: A[bool, planned("Compute shared and routed experts on two streams.")] = False
+    npu_mla_prolog: A[bool, option(
+        "Prepare queries and latents of MLA in one fused operator, in steps whose rows are few tokens each.", devices=("npu",))] = False
+    npu_nz_cache: A[bool, option("Keep latents in the NZ layout; goes with --npu-mla-prolog.", devices=("npu",))] = False
+    npu_multi_stream: A[bool, option("Compute shared and routed experts on two streams.", devices=("npu",))] = False
     npu_gather_after_q: A[bool, planned("Gather after the low-rank projection of queries, so that fewer bytes are sent.")] = False

@@ -173,6 +173,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     npu_task_queue: str | int | None
     hccl_buffer_mb: str | int | None
     hccl_expansion_mode: str | None
+    npu_mla_prolog: bool
+    npu_nz_cache: bool
+    npu_multi_stream: bool
     profile: str | None
     null_step_s: float
     null_token_s: float
@@ -221,7 +224,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device in ("cuda", "npu"):
-            own = {} if self.device == "npu" else {
+            own = {
+                "mla_prolog": self.npu_mla_prolog, "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
+            } if self.device == "npu" else {
                 "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend}
             return {"first": self.base_gpu_id, "step": self.gpu_id_step, **own}
         if self.device != "null":

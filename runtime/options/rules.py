@@ -86,6 +86,22 @@ def pages_fit_the_kernels(plan: "Plan", model: ModelFacts, device: DeviceFacts) 
     return None
 
 
+def latents_have_attention(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What a rank of the device says of sizes, it says at start."""
+    said = [by_name()[name].flag for name in ("npu_mla_prolog", "npu_nz_cache") if getattr(plan, name)]
+    if said and model.latent is None:
+        return f"{' and '.join(said)} needs latent attention (MLA), which this model has not; leave it out"
+    if plan.npu_mla_prolog and model.latent is not None and model.latent.q_rank is None:
+        return "--npu-mla-prolog needs queries of low rank (q_lora_rank), which this model has not; leave it out"
+    return None
+
+
+def shared_experts_have_others(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    if plan.npu_multi_stream and (model.mixture is None or not model.mixture.shared_size):
+        return "--npu-multi-stream computes shared experts beside routed ones, and this model has none; leave it out"
+    return None
+
+
 def kv_dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     if not device.has_kv_dtypes and plan.kv_cache_dtype != plan.dtype:
         return (f"--kv-cache-dtype {plan.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.dtype}; "
@@ -279,6 +295,8 @@ RULES: tuple[Rule, ...] = (
     counts_have_experts,
     dtype_known,
     pages_fit_the_kernels,
+    latents_have_attention,
+    shared_experts_have_others,
     kv_dtype_known,
     kernels_are_the_devices,
     numbers_have_devices,

@@ -140,6 +140,23 @@ def test_the_automatic_update_waits_by_itself() -> None:
         assert torch.equal(y.cpu(), paged.attend(q, [1, 1], lengths).cpu())
 
 
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_capture_takes_in_a_stream_that_it_forks(is_joined: bool) -> None:
+    x, side, graph = torch.ones(4, device="npu"), torch.npu.Stream(), torch.npu.NPUGraph()
+    torch.npu.synchronize()
+    with contextlib.nullcontext() if is_joined else pytest.raises(RuntimeError, match="107027"), torch.npu.graph(graph):
+        main = torch.npu.current_stream()
+        side.wait_stream(main)
+        with torch.npu.stream(side):
+            y = x * 3
+        if is_joined:
+            main.wait_stream(side)
+        z = y + x
+    if is_joined:
+        graph.replay()
+        assert z.tolist() == [4, 4, 4, 4]
+
+
 def test_collectives_come_after_what_is_before_them(tmp_path: Path) -> None:
     ranks = [subprocess.Popen([sys.executable, "-P", Path(__file__).parent / "hccl_rank.py", str(rank), "2", str(tmp_path / "store")],
                               env={**os.environ, "OMP_NUM_THREADS": "1", "SIM_NPU_LAZY": "1"}) for rank in range(2)]

@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from runtime.devices.ascend import prolog
+from runtime.devices.ascend.prolog import Limits
 from tests.ascend.test_exact import LATENT
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
@@ -12,8 +15,9 @@ from tests.models.make import make_checkpoint
 pytestmark = pytest.mark.ascend
 
 
-def begin(folder: Path, **wishes: Any) -> tuple[Planner, Row, Row]:
-    executor, ready = start(folder, device="npu", page_size=128, dtype="bfloat16", max_len=512, max_total_tokens=2048)
+def begin(folder: Path, options: dict[str, Any] | None = None, **wishes: Any) -> tuple[Planner, Row, Row]:
+    executor, ready = start(folder, device="npu", page_size=128, dtype="bfloat16", max_len=512, max_total_tokens=2048,
+                            device_options=options or {})
     planner = Planner(executor, ready, 128)
     return planner, planner.row(0, [5, 9, 100], sampling(**wishes)), planner.row(1, [7] * 200, sampling())
 
@@ -43,6 +47,19 @@ def test_steps(model: str, tmp_path: Path) -> None:
     planner.run([], [(short, 3)])
     record(f"{model}-mixed", planner, [short], [(long, 200)])
     record(f"{model}-decode", planner, [short, long], [])
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("fused", {"nz_cache": True}), ("prolog", {"mla_prolog": True, "nz_cache": True, "multi_stream": True})])
+def test_latents_in_fused_operators(name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sizes that are documented in place of these, DeepSeek-V3's steps are so."""
+    for limits in ("PARTS", "WHOLE"):
+        monkeypatch.setattr(prolog, limits, Limits((torch.bfloat16,), {}))
+    sizes = LATENT | {"num_hidden_layers": 2, "q_lora_rank": 32, "kv_lora_rank": 32}
+    planner, short, long = begin(make_checkpoint("deepseek_v3", tmp_path, **sizes), options)
+    planner.run([], [(short, 3)])
+    record(f"deepseek-v3-{name}-mixed", planner, [short], [(long, 200)])
+    record(f"deepseek-v3-{name}-decode", planner, [short, long], [])
 
 
 def test_a_captured_step(tmp_path: Path) -> None:

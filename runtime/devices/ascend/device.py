@@ -12,6 +12,7 @@ from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
 from runtime.errors import StartError
+from runtime.layers.beside import Beside
 from runtime.messages import StartRank, StepPlan
 from runtime.models.config import read_config
 from runtime.models.latent import Latent
@@ -60,12 +61,15 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.ops import AscendOps
+    from runtime.devices.ascend.prolog import Prologs
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     place = set_device(start, rank)
     ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
-    ops = AscendOps(dtype, start.page_size, place)
+    said = start.device_options
+    is_nz, is_whole = said.get("nz_cache", False), said.get("mla_prolog", False)
+    ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz)
     config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
     if config.latent is None:
         check_attention(ops, dtype, start.page_size, place)
@@ -75,7 +79,8 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
                                lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
     return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
-                  exchanges, streams=torch.npu)
+                  exchanges, streams=torch.npu, prologs=Prologs(start.page_size, is_whole=is_whole, is_nz=is_nz),
+                  beside=Beside(torch.npu) if said.get("multi_stream", False) else None)
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:

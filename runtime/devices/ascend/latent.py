@@ -28,6 +28,7 @@ from runtime.models.latent import EXPANDED
 LENGTHS = "actual_seq_kvlen"  # what the operator's second form calls the lengths of keys
 MOST_QUERIES = 16  # of a sequence, absorbed
 MOST_HEADS, ANY = 128, 1 << 30
+LANES = 16  # numbers of 16 bits in a line of NZ
 TILE, LINE = 16, 65536  # npu_transpose_batchmatmul: sizes are multiples of it, a row of all heads is shorter
 
 
@@ -44,7 +45,7 @@ class Many:
     """Rows that are expanded, one behind the other."""
 
     where: slice | Tensor  # their queries in the step
-    places: Tensor  # int64 [L]: of their keys in the cache, oldest first
+    places: Tensor | tuple[Tensor, Tensor]  # int64 [L]: of their keys in the cache, oldest first; in NZ pages, and places within them
     ends: list[int]  # of their queries
     key_ends: list[int]
 
@@ -73,7 +74,7 @@ def most_absorbed(up: Up) -> int:
     return rank * made // max(1, 2 * rank - made) if 2 * rank > made else MOST_QUERIES
 
 
-def plan_latents(plan: StepPlan, page_table: Tensor, page_size: int, mask: Tensor, most: int) -> LatentPlan:
+def plan_latents(plan: StepPlan, page_table: Tensor, page_size: int, mask: Tensor, most: int, *, is_nz: bool) -> LatentPlan:
     """Rows of up to `most` queries are absorbed."""
     counts = plan.counts.astype(np.int64)
     offsets = counts.cumsum() - counts
@@ -81,7 +82,7 @@ def plan_latents(plan: StepPlan, page_table: Tensor, page_size: int, mask: Tenso
     return LatentPlan(
         page_size, mask, {0: singles_of(plan, page_table, page_size, 0, one, offsets[one])} if len(one) else {}, {},
         few=_plan_few(plan, few, counts, offsets, page_size, page_table) if len(few) else None,
-        many=_plan_many(plan, many, counts, offsets, page_size, page_table) if len(many) else None)
+        many=_plan_many(plan, many, counts, offsets, page_size, page_table, is_nz) if len(many) else None)
 
 
 def _queries(rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, place: torch.device) -> slice | Tensor:
@@ -103,39 +104,55 @@ def _plan_few(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.
     return Several(_queries(rows, counts, offsets, page_table.device), table, lengths.tolist(), sizes.cumsum().tolist())
 
 
-def _plan_many(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, page_size: int, page_table: Tensor) -> Many:
+def _plan_many(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, page_size: int, page_table: Tensor,
+               is_nz: bool) -> Many:
     lengths = plan.starts[rows].astype(np.int64) + counts[rows]
     row_of = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(len(row_of)) - np.repeat(lengths.cumsum() - lengths, lengths)
     slots = plan.slots[rows].astype(np.int64)[row_of]
     place = page_table.device
     pages = page_table[to_device(slots, place), to_device(position // page_size, place)].long()
-    places = pages * page_size + to_device(position % page_size, place)
-    return Many(_queries(rows, counts, offsets, place), places, counts[rows].cumsum().tolist(), lengths.cumsum().tolist())
+    within = to_device(position % page_size, place)
+    return Many(_queries(rows, counts, offsets, place), (pages, within) if is_nz else pages * page_size + within,
+                counts[rows].cumsum().tolist(), lengths.cumsum().tolist())
 
 
-def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float) -> Tensor:
-    """See Ops.latent_attention."""
-    caches = latents.view(-1, plan.page_size, latents.shape[2]), ropes.view(-1, plan.page_size, ropes.shape[2])
+def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float,
+                   is_nz: bool) -> Tensor:
+    """See Ops.latent_attention. Queries that prolog.py has made are at the latents already, [T, H, R], and no row is expanded then."""
+    caches = _paged(latents, plan.page_size, is_nz), _paged(ropes, plan.page_size, is_nz)
+    is_absorbed = q.shape[2] != up.keys.shape[1]
     kinds: list[tuple[slice | Tensor, Any]] = [(rows.where, rows) for rows in plan.singles.values()]
     if isinstance(plan, LatentPlan):
         kinds += [(rows.where, rows) for rows in (plan.few, plan.many) if rows is not None]
+
+    def attend(q: Tensor, q_rope: Tensor, rows: Singles | Several | Many) -> Tensor:
+        if isinstance(rows, Many):
+            assert not is_absorbed
+            return _attend_expanded(q, q_rope, caches, up, rows, plan.triangle, scale)
+        return _attend(q if is_absorbed else _by_head(q, up.keys), q_rope, caches, up, rows, plan, scale)
+
     if len(kinds) == 1:
-        return _attend(q, q_rope, caches, up, kinds[0][1], plan, scale)
+        return attend(q, q_rope, kinds[0][1])
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     for where, rows in kinds:
-        out[where] = _attend(q[where], q_rope[where], caches, up, rows, plan, scale)
+        out[where] = attend(q[where], q_rope[where], rows)
     return out
 
 
-def _attend(q: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, rows: Singles | Several | Many, plan: AttentionPlan,
+def _paged(cache: Tensor, page_size: int, is_nz: bool) -> Tensor:
+    """[pages, page size, size]; in NZ a page is [1, size / 16, page size, 16]."""
+    if is_nz:
+        return cache.view(-1, 1, cache.shape[2] // LANES, page_size, LANES)
+    return cache.view(-1, page_size, cache.shape[2])
+
+
+def _attend(queries: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, rows: Singles | Several, plan: AttentionPlan,
             scale: float) -> Tensor:
-    if isinstance(rows, Many):
-        return _attend_expanded(q, q_rope, caches, up, rows, plan.triangle, scale)
     latents, ropes = caches
-    queries, turned = _by_head(q, up.keys), q_rope.contiguous()
+    turned = q_rope.contiguous()
     common: dict[str, Any] = {
-        "key_rope": ropes, "block_table": rows.table, LENGTHS: rows.lengths, "num_query_heads": q.shape[1],
+        "key_rope": ropes, "block_table": rows.table, LENGTHS: rows.lengths, "num_query_heads": queries.shape[1],
         "num_key_value_heads": 1, "softmax_scale": scale, "block_size": plan.page_size}
     if isinstance(rows, Singles):
         plan.called.append((LENGTHS, 0))
@@ -148,8 +165,16 @@ def _attend(q: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, ro
     return _by_head(found, up.values)
 
 
+def _rows_of(cache: Tensor, rows: Many) -> Tensor:
+    """[L, size]"""
+    if isinstance(rows.places, Tensor):
+        return cache.flatten(0, 1).index_select(0, rows.places)
+    pages, within = rows.places
+    return cache.squeeze(1)[pages, :, within].flatten(1)
+
+
 def _attend_expanded(q: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, rows: Many, mask: Tensor, scale: float) -> Tensor:
-    latents, ropes = (cache.flatten(0, 1).index_select(0, rows.places) for cache in caches)  # [L, R] and [L, P]
+    latents, ropes = (_rows_of(cache, rows) for cache in caches)  # [L, R] and [L, P]
     num_heads, made = q.shape[1], up.keys.shape[1] + up.values.shape[2] + ropes.shape[1]
     step = max(1, EXPANDED // (made * len(latents)))
     parts = []

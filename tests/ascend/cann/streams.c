@@ -23,10 +23,10 @@
 extern void cann_trace(const char *, ...);
 
 enum kind { CALL, RECORD, WAIT };
-typedef struct event { struct event *next; void *cell; double t; long recorded, done, taken; struct stream *on; int refs, dead; } event;
+typedef struct event { struct event *next; void *cell; double t; long recorded, done, taken; struct stream *on; int refs, dead, cap; } event;
 typedef struct task { struct task *next; enum kind kind; long id; event *e; } task;
 typedef struct model { int id, ops, groups, waits; event *waited[64]; } model;
-typedef struct stream { struct stream *next; int id, group, busy; model *cap; task *first, **last; } stream;
+typedef struct stream { struct stream *next; int id, group, busy, open; model *cap; task *first, **last; } stream;
 
 static pthread_mutex_t g_lists = PTHREAD_MUTEX_INITIALIZER, g_draining;
 static stream *g_streams, g_null;
@@ -151,12 +151,20 @@ int aclrtDestroyEvent(void *p) {
 }
 int aclrtRecordEvent(void *p, void *s) {
     event *e = p; e->on = at(s); e->recorded++;
+    e->cap = at(s)->cap ? at(s)->cap->id : 0;
     if (g_lazy && !at(s)->cap) push(s, RECORD, e->recorded, e); else { e->t = now(); e->done = e->recorded; }
     return OK;
 }
+/* A stream that waits for an event of a captured one is captured too, until that one waits for it: a capture that ends before
+ * is refused. */
+static void fork_or_join(stream *s, event *e) {
+    if (!e->cap || !e->on || !e->on->cap || e->on->cap->id != e->cap) return;
+    if (!s->cap) { s->cap = e->on->cap; s->open = 1; } else if (s->cap == e->on->cap) e->on->open = 0;
+}
 int aclrtResetEvent(void *e, void *s) { (void)e; (void)s; return OK; }
 int aclrtStreamWaitEvent(void *s, void *p) {
-    event *e = p; model *m = at(s)->cap;
+    event *e = p; if (!e->cell) fork_or_join(at(s), e);
+    model *m = at(s)->cap;
     if (m) { if (e->cell && m->waits < 64) { pthread_mutex_lock(&g_lists); e->refs++; pthread_mutex_unlock(&g_lists); m->waited[m->waits++] = e; } }
     else if (g_lazy && e->recorded) push(s, WAIT, e->recorded, e);
     return OK;
@@ -193,8 +201,12 @@ int aclmdlRICaptureBegin(void *s, int mode) {
     x->cap = calloc(1, sizeof(model)); x->cap->id = g_next++; T("capture_begin stream=%d mode=%d", x->id, mode); return OK;
 }
 int aclmdlRICaptureEnd(void *s, void **m) {
-    stream *x = s; if (!x || !x->cap || x->group) return E_STATE;
-    T("capture_end model=%d ops=%d groups=%d", x->cap->id, x->cap->ops, x->cap->groups); *m = x->cap; x->cap = 0; return OK;
+    stream *x = s; if (!x || !x->cap || x->group || x->open) return E_STATE;
+    T("capture_end model=%d ops=%d groups=%d", x->cap->id, x->cap->ops, x->cap->groups); *m = x->cap;
+    int open = 0;
+    for (stream *each = g_streams; each; each = each->next) if (each->cap == *m) { open |= each->open; each->cap = 0; each->open = 0; }
+    if (open) fprintf(stderr, "simulated CANN: a capture ends before a stream that it forked is waited for\n");
+    return open ? E_STATE : OK;
 }
 int aclmdlRICaptureGetInfo(void *s, int *st, void **m) { stream *x = s; *st = x && x->cap ? 1 : 0; if (m) *m = x ? x->cap : 0; return OK; }
 int aclmdlRICaptureThreadExchangeMode(int *m) { (void)m; return OK; }

@@ -71,7 +71,7 @@ def scatter_pa_kv_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cac
             need(cache.dim() == 4 and cache.shape[2:] == tokens.shape[1:], "Norm: the cache is (pages, page size, heads, head size)")
             write(cache.view(-1, *cache.shape[2:]), tokens, slot_mapping)
         else:
-            lanes = 32 // cache.element_size()
+            lanes = 32 if cache.dtype == torch.int8 else 16  # of float32, which is not documented, as of 16 bits
             need(cache.dim() == 4 and cache.shape[3] == lanes and cache.shape[1] * lanes == tokens.shape[1] * tokens.shape[2],
                  f"PA_NZ: the cache is (pages, heads * head size / {lanes}, page size, {lanes})")
             nz_write(cache, tokens, slot_mapping)

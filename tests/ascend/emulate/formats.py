@@ -10,6 +10,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from tests.ascend.emulate import queue
 from tests.ascend.emulate.memory import ND, NZ, format_of, host, leaves, make_private
 from tests.ascend.emulate.table import Limits, need, operator
 
@@ -29,8 +30,11 @@ def cast(x: Tensor, acl_format: int, **more: Any) -> Tensor:
         need(x.dtype in LANES, f"FRACTAL_NZ: {x.dtype}")
         check_sizes(x)
     made = torch_npu.empty_with_format(tuple(x.shape), dtype=x.dtype, device=x.device, acl_format=acl_format)
-    if not Limits.no_values:
-        host(made).copy_(host(x))
+    to, of = host(made), host(x)
+    if queue.is_lazy():
+        queue.enqueue(lambda: to.copy_(of))
+    elif not Limits.no_values:
+        to.copy_(of)
     if acl_format == NZ:
         make_private(made)
     return made

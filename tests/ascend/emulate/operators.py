@@ -10,10 +10,11 @@ from tests.ascend.emulate import (
     latent,
     linears,
     norms,
+    prolog,
     sampling,
     sparse,
 )
 from tests.ascend.emulate.table import OPERATORS
 
-__all__ = ["OPERATORS", "attention", "cache", "exchange", "experts", "formats", "grouped", "latent", "linears", "norms", "sampling",
-           "sparse"]
+__all__ = ["OPERATORS", "attention", "cache", "exchange", "experts", "formats", "grouped", "latent", "linears", "norms", "prolog",
+           "sampling", "sparse"]

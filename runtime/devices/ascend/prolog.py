@@ -1,0 +1,232 @@
+"""What comes before latent attention, in fused operators where they are documented for a model's sizes.
+
+    in steps      torch's products, then norm, turn and write one by one (layers/prolog.py): for every model
+    in parts      npu_kv_rmsnorm_rope_cache norms, turns and writes the latents. It wants key parts as pairs of neighbours, as checkpoints
+                  have them, and brings the second of each pair behind the first ones: what is cached is the same in either way
+    whole         npu_mla_prolog_v3 goes from hidden states to absorbed queries and the cache (--npu-mla-prolog), where all rows of a step
+                  are absorbed. The others' steps use the same weights, which lie as it wants them: [in, out], in FRACTAL_NZ
+
+`LIMITS` says what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and CANN's documents).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_npu
+from torch import Tensor
+
+from runtime.devices.ascend.attention import AttentionPlan
+from runtime.devices.ascend.formats import FRACTAL_NZ
+from runtime.devices.ascend.latent import LatentPlan, Up
+from runtime.devices.base import Quantized
+from runtime.errors import ModelError
+from runtime.layers.norm import RMSNorm
+from runtime.layers.prolog import Caches, PlainProlog, Prolog
+from runtime.models.schemes import Int8
+
+MODES = ("PA_BSND", "PA_NZ")  # of the cache, by whether it is in NZ
+QUANT_MODES = {0: 0, 1: 1, 3: 2}  # weight_quant_mode, by how many of the three matrices are int8
+PART_MODES = ("PA_BNSD", "PA_NZ")  # the same in the words of the other operator
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator is documented for; no entry: anything."""
+
+    dtypes: tuple[torch.dtype, ...]
+    sizes: dict[str, tuple[int, ...]]
+
+    def missed(self, dtype: torch.dtype, sizes: dict[str, int | None]) -> str | None:
+        """The first thing that it does not take, with what it does."""
+        if dtype not in self.dtypes:
+            return f"{_name(dtype)}, and not {' or '.join(map(_name, self.dtypes))}"
+        for name, taken in self.sizes.items():
+            if sizes[name] not in taken:
+                return f"{name} {sizes[name]}, and not {' or '.join(map(str, taken))}"
+        return None
+
+
+PARTS = Limits((torch.bfloat16, torch.float16), {"kv_lora_rank": (512,), "qk_rope_head_dim": (64,)})
+WHOLE = Limits((torch.bfloat16,), {
+    "hidden_size": (7168, 7680, 6144), "q_lora_rank": (1536,), "kv_lora_rank": (512,), "qk_nope_head_dim": (128,),
+    "qk_rope_head_dim": (64,), "heads of a rank": tuple(1 << i for i in range(8))})
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Prologs:
+    """Makes those of one rank's layers."""
+
+    def __init__(self, page_size: int, *, is_whole: bool, is_nz: bool) -> None:
+        """`is_whole`: --npu-mla-prolog; `is_nz`: --npu-nz-cache."""
+        self.page_size = page_size
+        self.is_whole = is_whole
+        self.is_nz = is_nz
+
+    def open(self, plain: PlainProlog) -> Prolog:
+        """Raises ModelError where the whole operator is wished for and does not take this layer."""
+        latent, dtype = plain.latent, plain.kv_norm.weight.tensor.dtype
+        sizes = {"hidden_size": plain.down.inputs.size, "q_lora_rank": latent.q_rank, "kv_lora_rank": latent.kv_rank,
+                 "qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim, "heads of a rank": plain.num_heads}
+        writer = Writer(plain.kv_norm, self.page_size, self.is_nz)
+        missed = PARTS.missed(dtype, sizes) or ("a norm with a bias" if plain.kv_norm.shift is not None else None)
+        if not self.is_whole:
+            return plain if missed else Parts(plain, writer)
+        if missed := missed or WHOLE.missed(dtype, sizes) or _odd(plain):
+            raise ModelError(f"--npu-mla-prolog does not take this model, which has {missed}; leave it out, or undo a profile's by "
+                             "--no-npu-mla-prolog")
+        return Whole(plain, writer)
+
+
+def _odd(plain: PlainProlog) -> str | None:
+    """What the whole operator has no argument for."""
+    assert plain.queries is not None and plain.q_norm is not None, "queries have a rank"
+    if plain.q_norm.shift is not None or plain.down.has_bias:
+        return "a norm or a projection with a bias"
+    schemes = tuple(None if linear.storage is None else linear.storage.scheme for linear in (plain.down, plain.queries))
+    token = Int8("token")
+    if schemes in ((None, None), (None, token), (token, token)):
+        return None
+    return "attention weights quantised otherwise than to int8 with a scale for each token"
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Norms latents, turns key parts, writes both."""
+
+    norm: RMSNorm
+    page_size: int
+    is_nz: bool
+
+    def write(self, kv: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor) -> None:
+        """The tokens are those of one sequence to the operator: of as many as tokens it would want as many pages."""
+        latents, ropes = self.paged(caches)
+        torch_npu.npu_kv_rmsnorm_rope_cache(
+            kv.contiguous()[None, None], self.norm.weight.tensor, cos.transpose(1, 2), sin.transpose(1, 2), locations, ropes, latents,
+            epsilon=self.norm.eps, cache_mode=PART_MODES[self.is_nz])
+
+    def paged(self, caches: Caches) -> Caches:
+        """[pages, page size, 1, size]: in NZ too, where operators know that a page lies otherwise."""
+        latents, ropes = (cache.view(-1, self.page_size, 1, cache.shape[2]) for cache in caches)
+        return latents, ropes
+
+
+def _by_token(table: Tensor) -> Tensor:
+    """[1, T, 1, P] -> [T, 1, 1, P]"""
+    return table.transpose(0, 1)
+
+
+class Parts:
+    """The second of the ways above."""
+
+    pairs_queries, pairs_keys = False, True
+
+    def __init__(self, plain: PlainProlog, writer: Writer) -> None:
+        self.plain = plain
+        self.store = writer.write
+
+    def finish(self) -> bool:
+        return False
+
+    def takes(self, plan: AttentionPlan | None) -> bool:
+        return False
+
+    def prepare(self, *_: Any) -> tuple[Tensor, Tensor]:
+        raise AssertionError("--npu-mla-prolog is off")
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.plain.project(x)
+
+    def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.plain.turn(q_rope, cos, sin)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One of the projections, as the whole operator takes it: in FRACTAL_NZ, for which all sizes of LIMITS are multiples of tiles."""
+
+    weight: Tensor  # [in, out], in bfloat16 or int8
+    scale: Tensor | None  # float32 [out], of int8
+
+    @classmethod
+    def of(cls, stored: Tensor | Quantized, rows: slice) -> "Matrix":
+        weight, scale = (stored, None) if isinstance(stored, Tensor) else (stored.weight, stored.scale[rows].flatten().contiguous())
+        return cls(torch_npu.npu_format_cast(weight[rows].t().contiguous(), FRACTAL_NZ), scale)
+
+    def times(self, x: Tensor, codes: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """`codes`: x in int8, and its scales, if somebody has them."""
+        if self.scale is None:
+            return torch.mm(x, self.weight)
+        given, scales = codes or torch_npu.npu_dynamic_quant(x)
+        return torch_npu.npu_quant_matmul(given, self.weight, self.scale, pertoken_scale=scales, output_dtype=x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """What the whole operator has besides inputs and caches."""
+
+    down: Matrix
+    queries: Matrix
+    latents: Matrix
+
+    @classmethod
+    def of(cls, plain: PlainProlog) -> "Matrices":
+        assert plain.queries is not None
+        stored, (at, size) = plain.down.stored(), plain.split
+        return cls(Matrix.of(stored, slice(0, at)), Matrix.of(plain.queries.stored(), slice(None)),
+                   Matrix.of(stored, slice(at, at + size)))
+
+    @property
+    def scales(self) -> dict[str, Any]:
+        """Arguments for those in int8: none of them, those of queries, or all."""
+        named = {"dequant_scale_w_dq": self.down, "dequant_scale_w_uq_qr": self.queries, "dequant_scale_w_dkv_kr": self.latents}
+        found = {name: matrix.scale.unsqueeze(0) for name, matrix in named.items() if matrix.scale is not None}
+        return found | {"weight_quant_mode": QUANT_MODES[len(found)]}
+
+
+class Whole:
+    """The third."""
+
+    pairs_queries = pairs_keys = True
+
+    def __init__(self, plain: PlainProlog, writer: Writer) -> None:
+        assert plain.q_norm is not None, "queries have a rank"
+        self.plain: PlainProlog | None = plain  # until `finish`: the layer gives its weights up
+        self.num_heads, self.q_norm = plain.num_heads, plain.q_norm
+        self.writer, self.store = writer, writer.write
+        self.matrices: Matrices | None = None
+
+    def finish(self) -> bool:
+        assert self.plain is not None
+        self.matrices, self.plain = Matrices.of(self.plain), None
+        return True
+
+    def takes(self, plan: AttentionPlan | None) -> bool:
+        return plan is not None and (not isinstance(plan, LatentPlan) or plan.many is None)
+
+    def prepare(self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: Up) -> tuple[Tensor, Tensor]:
+        """Queries at the latents, [T, H, R]."""
+        matrices, norm = self.matrices, self.writer.norm
+        assert matrices is not None
+        scales = matrices.scales
+        if matrices.down.scale is not None:
+            x, of_tokens = torch_npu.npu_dynamic_quant(x)
+            scales["dequant_scale_x"] = of_tokens.unsqueeze(1)
+        found: tuple[Tensor, ...] = torch_npu.npu_mla_prolog_v3(
+            x, matrices.down.weight, matrices.queries.weight, up.keys, matrices.latents.weight, self.q_norm.weight.tensor,
+            norm.weight.tensor, sin[0, :, 0], cos[0, :, 0], *self.writer.paged(caches), cache_index=locations,
+            rmsnorm_epsilon_cq=self.q_norm.eps, rmsnorm_epsilon_ckv=norm.eps, cache_mode=MODES[self.writer.is_nz], **scales)
+        return found[0], found[1]
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        matrices = self.matrices
+        assert matrices is not None
+        codes = None if matrices.down.scale is None else torch_npu.npu_dynamic_quant(x)
+        q = matrices.queries.times(self.q_norm.forward(matrices.down.times(x, codes)))
+        return q.unflatten(1, (self.num_heads, -1)), matrices.latents.times(x, codes)
+
+    def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch_npu.npu_interleave_rope(q_rope.contiguous().unsqueeze(2), _by_token(cos), _by_token(sin)).squeeze(2)
