@@ -26,6 +26,7 @@ from bench.gpu_model import Model, folder_of, pages_for
 from bench.picture import draw
 from bench.record import RESULTS, record
 from runtime.devices.cuda.interpret import use_interpreter
+from runtime.devices.scores import Scores
 from runtime.messages import StepPlan
 
 NOTHING = np.empty(0, np.int32)
@@ -33,6 +34,7 @@ HEADS, KV_HEADS, DIM, HIDDEN, VOCAB = 32, 8, 128, 4096, 151_936
 DECODES = [(1, 32_768), (16, 8192), (64, 2048), (256, 1024)]  # rows and their lengths
 PROMPTS = [(1, 8192), (8, 1024)]
 PAGE = 64
+SCORES = Scores(DIM**-0.5)
 STEPS = [(1, 2048), (64, 2048), (256, 1024)]  # decodes of a whole model
 PROMPT = 8192
 WANTED = {"attention of_bandwidth": 0.85, "attention of_peak": 0.6, "decode 1 x 2048": 0.85, "decode 64 x 2048": 0.75,
@@ -98,7 +100,7 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
         q, size = bench.randn(rows, HEADS, DIM), rows * length * KV_HEADS * DIM * 4
         plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
         found[f"decode {rows} x {length}"] = {
-            "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, 0)),  # noqa: B023
+            "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
             "torch": bench.moved(size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True))}  # noqa: B023
     for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
         plan, caches = planned(bench, ops, rows, 0, length)
@@ -106,7 +108,7 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
         whole = q.view(rows, length, HEADS, DIM).transpose(1, 2)
         plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
         found[f"prompt {rows} x {length}"] = {
-            "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, 0)),  # noqa: B023
+            "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
             "torch": bench.computed(flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True,  # noqa: B023
                                                                                 enable_gqa=True))}
     return found
@@ -118,7 +120,7 @@ def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
         x, residual, weight = bench.randn(tokens, HIDDEN), bench.randn(tokens, HIDDEN), bench.randn(HIDDEN)
         gate_up = bench.randn(tokens, 2 * 14_336)
         found[f"add_rms_norm {tokens}"] = bench.moved(4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6))  # noqa: B023
-        found[f"silu_and_mul {tokens}"] = bench.moved(gate_up.nbytes * 3 // 2, lambda: ops.silu_and_mul(gate_up))  # noqa: B023
+        found[f"silu_and_mul {tokens}"] = bench.moved(gate_up.nbytes * 3 // 2, lambda: ops.act_and_mul(gate_up, "silu"))  # noqa: B023
     return found
 
 

@@ -17,7 +17,7 @@ This file imports no torch at run time: the null device is one too.
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from runtime.constraint import Grammar
 from runtime.devices.exchange import Exchanges
 from runtime.devices.host import HostPages
 from runtime.devices.operands import Fused, Quantized
+from runtime.devices.scores import Scores
 from runtime.devices.tiers import Arrivals, Copies
 from runtime.errors import StartError
 from runtime.expert_load import CountExperts, ExpertCounts
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ANY_K = 1 << 30
+Gate = Literal["silu", "gelu_tanh"]
 Progress = Callable[[str, float], None]  # phase name, fraction done
 
 # device name -> module with `executor(rank: int) -> Executor`
@@ -152,11 +154,8 @@ class Ops(Protocol):
         those with a window, whose rows before it may hold anything; `windows`: the layers' sliding windows, 0 for none."""
         ...
 
-    def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, window: int) -> "Tensor":
-        """Causal attention of q [T, H, D] over the pages, where the step's own keys already are; scale 1/sqrt(D).
-
-        A token sees itself and, when `window` > 0, only the `window` - 1 tokens before it. Returns [T, H, D].
-        """
+    def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, scores: Scores) -> "Tensor":
+        """Causal attention of q [T, H, D] over the pages, where the step's own keys already are, -> [T, H, D]."""
         ...
 
     def pack_latent(self, up: "Tensor", nope_dim: int) -> Any:
@@ -197,8 +196,8 @@ class Ops(Protocol):
         """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al., 2021)."""
         ...
 
-    def silu_and_mul(self, x: "Tensor") -> "Tensor":
-        """silu(first half of the last dimension) * second half."""
+    def act_and_mul(self, x: "Tensor", kind: Gate) -> "Tensor":
+        """act(first half of the last dimension) * second half; gelu by its approximation with tanh (Hendrycks and Gimpel, 2016)."""
         ...
 
     def pack_linear(self, weight: "Tensor") -> Any:
@@ -314,10 +313,6 @@ class Collectives(Protocol):
 
     def broadcast(self, x: "Tensor") -> "Tensor":
         """Rank 0's `x` on every rank; overwrites `x` elsewhere."""
-        ...
-
-    def outcomes(self, mine: str) -> list[str]:
-        """What each rank says came of what they did: "", or an error; told beside the exchanges (meeting.py). Raises Stranded."""
         ...
 
     def close(self) -> None: ...

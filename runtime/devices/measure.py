@@ -21,6 +21,7 @@ from torch import Tensor
 from runtime.devices.base import Device, open_device
 from runtime.devices.figures import Figure, Measured
 from runtime.devices.runner import Runner
+from runtime.devices.scores import Scores
 from runtime.errors import StartError
 from runtime.messages import StartRank, StepPlan
 
@@ -97,12 +98,13 @@ class Bench:
         keys = self.random(SEQUENCES * pages * PAGE, kv_heads, HEAD_DIM)
         values, queries = torch.rand_like(keys), self.random(max(SEQUENCES, context), heads, HEAD_DIM)
         tables = torch.arange(SEQUENCES * pages, dtype=torch.int32, device=self.device.place).view(1, SEQUENCES, pages)
+        scores = Scores(HEAD_DIM**-0.5)
         decodes = ops.plan_attention(rows(SEQUENCES, context - 1, 1), tables, PAGE, (0,))
         yield self.speed("attention of 16 decodes", 2 * SEQUENCES * context * kv_heads * HEAD_DIM * self.dtype.itemsize, "GB/s",
-                         lambda: ops.attention(queries[:SEQUENCES], keys, values, decodes, 0))
+                         lambda: ops.attention(queries[:SEQUENCES], keys, values, decodes, scores))
         prompt = ops.plan_attention(rows(1, 0, context), tables, PAGE, (0,))  # causal: half of the products
         yield self.speed("attention of a prompt", 2 * context * context * heads * HEAD_DIM, "TFLOP/s",
-                         lambda: ops.attention(queries[:context], keys, values, prompt, 0))
+                         lambda: ops.attention(queries[:context], keys, values, prompt, scores))
 
     def exchange(self) -> Iterator[Figure]:
         """Ranks must agree on the number of calls, so it is fixed."""

@@ -1,37 +1,39 @@
-"""Attention over paged keys and values: what a layer adds to the device's arithmetic is which cache and window are its own."""
+"""Attention over paged keys and values: what a layer adds to the device's arithmetic is which cache and scores are its own."""
 
 from typing import Any
 
 from torch import Tensor
 
 from runtime.devices.base import Batch, Device, Ops
+from runtime.devices.scores import Scores
 from runtime.layers.fused import fused_of, turned_heads
 from runtime.models.latent import Latent
 
 
 class Attention:
-    """Layer `index` of the model; `num_kv_heads` of this rank; `window` 0 sees the whole past."""
+    """Layer `index` of the model; `num_kv_heads` of this rank."""
 
-    def __init__(self, device: Device, index: int, num_kv_heads: int, head_dim: int, window: int) -> None:
+    def __init__(self, device: Device, index: int, num_kv_heads: int, head_dim: int, scores: Scores) -> None:
         self.ops = device.ops
         self.fused = fused_of(device)
         self.index = index
         self.num_kv_heads = num_kv_heads
         self.key_dim = self.value_dim = head_dim  # of the cache
-        self.window = window
-        self.pool = -1 if window else 0  # layers with a window have the last one, which may be the only one
-        self.scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
+        self.scores = scores
+        self.window = scores.window
+        self.pool = -1 if scores.window else 0  # layers with a window have the last one, which may be the only one
+        self.cache_scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
 
     def prepare(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads; keys and values go to the cache.
 
-        With scales it has k / k_scale and v / v_scale: scores are linear in q, and results in v, so devices need not know.
+        With scales it has k / k_scale and v / v_scale: products are linear in q, and results in v, so devices need not know.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
-        if self.scales is None or k_cache.dtype.itemsize > 1:
+        if self.cache_scales is None or k_cache.dtype.itemsize > 1:
             return self.fused.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
         q, k, v = turned_heads(self.ops, qkv, k_cache, norm, cos, sin)
-        self.ops.store_kv(k / self.scales[0], v / self.scales[1], k_cache, v_cache, locations)
+        self.ops.store_kv(k / self.cache_scales[0], v / self.cache_scales[1], k_cache, v_cache, locations)
         return q
 
     def forward(self, q: Tensor, batch: Batch) -> Tensor:
@@ -39,10 +41,10 @@ class Attention:
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
-        if self.scales is None or k_cache.dtype.itemsize > 1:
-            return self.ops.attention(q, k_cache, v_cache, batch.attention, self.window).flatten(1)
-        k_scale, v_scale = self.scales
-        return self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.window).flatten(1) * v_scale
+        if self.cache_scales is None or k_cache.dtype.itemsize > 1:
+            return self.ops.attention(q, k_cache, v_cache, batch.attention, self.scores).flatten(1)
+        k_scale, v_scale = self.cache_scales
+        return self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.scores).flatten(1) * v_scale
 
 
 class LatentAttention:

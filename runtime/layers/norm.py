@@ -34,3 +34,13 @@ class RMSNorm(Layer):
         """(norm of the sum, the sum)."""
         normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
         return (normed if self.shift is None else normed + self.shift), total
+
+
+class UnitNorm(RMSNorm):
+    """The same where checkpoints hold how much weights differ from 1. They are float32: in fewer bits the sum would lose what differs."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
+        super().__init__(device, torch.float32, size, eps, may_shift=False)
+
+    def finish(self) -> None:
+        self.weight.tensor += 1

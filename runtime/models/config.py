@@ -35,11 +35,16 @@ class Family(Struct, frozen=True, kw_only=True):
     head_dim: int | None = None  # when config.json has none; None: hidden_size / heads
     window: str = "none"  # none; all: every layer; switched: as all, by use_sliding_window;
     # some: that and layer_types decide, or max_window_layers without them; listed: there must be layer_types
+    # alternating: where layer_types does not decide, every second layer, from the first on
     mixture: str | None = None  # its reader in sparse.py
     is_latent: bool = False
+    activation: str = "silu"
+    output_norms: bool = False
+    is_tied: bool = False  # when config.json does not say
 
 
 FAMILIES = {
+    "Gemma2ForCausalLM": Family(activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"),
     "DeepseekV2ForCausalLM": Family(mixture="deepseek2", is_latent=True),
     "DeepseekV3ForCausalLM": Family(mixture="deepseek3", is_latent=True),
     "LlamaForCausalLM": Family(mlp_bias=None),
@@ -97,6 +102,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
+    output_norms: bool = False  # also what the halves of a layer give is normalised
+    query_scalar: float = 0.0  # products of queries and keys are divided by its root; 0: by that of head_dim
+    score_cap: float = 0.0  # of attention scores, see devices/scores.py; 0: none
+    logit_cap: float = 0.0  # the same of what the head says
+    has_sinks: bool = False  # heads of attention have a learned logit beside their scores
     mixture: Mixture | None  # None: no experts
     latent: Latent | None  # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
     draft_layers: int  # of the checkpoint, behind the others, which are not loaded: they guess further tokens
@@ -110,6 +120,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None  # None: it generates
     encoder: Encoder | None = None  # None: it is a decoder
     quantization: Quantization | None = None  # None: weights are in full
+
+    @property
+    def score_scale(self) -> float:
+        return (self.query_scalar or self.head_dim) ** -0.5
 
     @property
     def needs_whole_texts(self) -> bool:
@@ -130,10 +144,15 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     head_dim: Count | None = None
     num_nextn_predict_layers: int | None = None
     hidden_act: str = "silu"
+    hidden_activation: str | None = None
+    query_pre_attn_scalar: A[float, Meta(gt=0)] | None = None
+    attn_logit_softcapping: A[float, Meta(ge=0)] | None = None
+    final_logit_softcapping: A[float, Meta(ge=0)] | None = None
+    use_bidirectional_attention: bool | None = None
     rms_norm_eps: A[float, Meta(ge=0)] = 1e-6
     max_position_embeddings: Count | None = None
     original_max_position_embeddings: Count | None = None
-    tie_word_embeddings: bool = False
+    tie_word_embeddings: bool | None = None
     attention_bias: bool = False
     qkv_bias: bool = True  # of those families that may have one
     mlp_bias: bool = False
@@ -218,7 +237,7 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
 
 def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture: Mixture | None, latent: Latent | None) -> ModelConfig:
     family = FAMILIES[family_of(architecture) + GENERATES]
-    _check_sizes(hf)
+    _check_sizes(family, hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:
         raise ModelError(f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of "
@@ -238,12 +257,16 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=hf.rms_norm_eps,
-        is_tied=hf.tie_word_embeddings,
+        is_tied=family.is_tied if hf.tie_word_embeddings is None else hf.tie_word_embeddings,
         qkv_bias=hf.attention_bias if family.qkv_bias is None else family.qkv_bias and hf.qkv_bias,
         o_bias=hf.attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=hf.mlp_bias if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         windows=_windows(family, hf),
+        output_norms=family.output_norms,
+        query_scalar=hf.query_pre_attn_scalar or 0.0,
+        score_cap=hf.attn_logit_softcapping or 0.0,
+        logit_cap=hf.final_logit_softcapping or 0.0,
         mixture=mixture,
         latent=latent,
         draft_layers=hf.num_nextn_predict_layers or 0,
@@ -292,9 +315,12 @@ def _ids(value: Ids) -> list[int]:
     return [] if value is None else [value] if isinstance(value, int) else value
 
 
-def _check_sizes(hf: HfConfig) -> None:
-    if hf.hidden_act != "silu":
-        raise ModelError(f"config.json: hidden_act {hf.hidden_act} is not supported; supported is silu")
+def _check_sizes(family: Family, hf: HfConfig) -> None:
+    activation = hf.hidden_act if family.activation == "silu" else hf.hidden_activation or family.activation
+    if activation != family.activation:
+        raise ModelError(f"config.json: hidden_act {activation} is not supported; supported is {family.activation}")
+    if hf.use_bidirectional_attention:
+        raise ModelError("config.json: use_bidirectional_attention is not supported")
     if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:
         raise ModelError(f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}, "
                          "and there is no head_dim")
@@ -304,13 +330,14 @@ def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
     window, num_layers = hf.sliding_window or 0, hf.num_hidden_layers
     if family.window == "all":
         return (window,) * num_layers
-    if family.window == "none" or not hf.use_sliding_window:
+    if family.window == "none" or (family.window != "alternating" and not hf.use_sliding_window):
         return (0,) * num_layers
     if family.window == "switched":
         return (window,) * num_layers
     if family.window == "listed" and hf.layer_types is None:
         raise ModelError("config.json: use_sliding_window needs layer_types in this family")
-    types = hf.layer_types or ["full_attention" if i < hf.max_window_layers else "sliding_attention" for i in range(num_layers)]
+    types = hf.layer_types or ["full_attention" if (i % 2 if family.window == "alternating" else i < hf.max_window_layers) else
+                               "sliding_attention" for i in range(num_layers)]
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if len(types) != num_layers or unknown:
         raise ModelError(f"config.json: layer_types must name full_attention or sliding_attention for each of the {num_layers} layers")

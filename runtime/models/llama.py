@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Batch, Device
+from runtime.devices.scores import Scores
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward
@@ -45,7 +46,8 @@ class SelfAttention(Layer):
         self.qk_norm: tuple[Tensor, float] | None = None  # weight [query and key heads, head size], and eps: both norms in one
         is_quantized = config.quantization is not None
         self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))
-        self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, config.windows[index])
+        scores = Scores(config.score_scale, config.windows[index], config.score_cap)
+        self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)
 
     def finish(self) -> None:
         if self.q_norm is not None and self.k_norm is not None:
@@ -54,7 +56,7 @@ class SelfAttention(Layer):
             self.qk_norm = torch.cat(norms), self.q_norm.eps
         if self.k_scale is not None and self.v_scale is not None:
             scales = self.k_scale.tensor.item(), self.v_scale.tensor.item()
-            self.attention.scales = None if scales == (1, 1) else scales
+            self.attention.cache_scales = None if scales == (1, 1) else scales
             self.k_scale = self.v_scale = None
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -108,11 +110,13 @@ class Llama(Layer):
         "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
     }
     attention_layer: type[Any] = SelfAttention
+    decoder: type[Any] = Decoder
+    norm_layer: type[RMSNorm] = RMSNorm
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
-        self.layers = [Decoder(device, dtype, config, i, self.attention_layer) for i in range(config.num_layers)]
-        self.norm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.layers = [self.decoder(device, dtype, config, i, self.attention_layer) for i in range(config.num_layers)]
+        self.norm = self.norm_layer(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.lm_head: Head | None = None
         self.score: Dense | None = None
         if config.pooling is None:
@@ -142,7 +146,7 @@ class Llama(Layer):
     def pieces(self, batch: Batch) -> Pieces:
         """The same with the attentions left to the caller: it runs from one to the next, which may lie in different graphs."""
         cos, sin = self.rotary.tables(batch.positions)
-        x = self.embed_tokens.forward(batch.token_ids)
+        x = self.embedded(batch.token_ids)
         if batch.embeds is not None:
             x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
         x = x if self.parts is None else self.parts.cut(x)
@@ -153,6 +157,10 @@ class Llama(Layer):
             x, residual = layer.after(attended, residual, batch)
         x = x + residual
         return x if self.parts is None else self.parts.join(x, len(batch.positions))
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]"""
+        return self.embed_tokens.forward(token_ids)
 
     def states(self, hidden: Tensor) -> Tensor:
         """What is told of hidden states: float32 [N, hidden], behind the last norm."""

@@ -15,6 +15,7 @@ POOLS = ("runtime.models.llama:Llama", "runtime.models.bert:Bert")  # classes wi
 MODELS = {
     "DeepseekV2ForCausalLM": "runtime.models.deepseek:DeepSeek",
     "DeepseekV3ForCausalLM": "runtime.models.deepseek:DeepSeek",
+    "Gemma2ForCausalLM": "runtime.models.gemma:Gemma",
     "LlamaForCausalLM": "runtime.models.llama:Llama",
     "MistralForCausalLM": "runtime.models.llama:Llama",
     "Qwen2ForCausalLM": "runtime.models.llama:Llama",

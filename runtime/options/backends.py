@@ -14,23 +14,30 @@ class Backend(Struct, frozen=True, kw_only=True):
     phases: tuple[str, ...] = PHASES
     package: str | None = None  # that it comes with; None: with the runtime, or with torch
     page_sizes: tuple[int, ...] = ()  # (): any
-    is_latent: bool = False  # for multi-head latent attention alone
-    capability: tuple[int, int] = (8, 0)  # the oldest card that has it
+    is_latent: bool | None = False  # for multi-head latent attention alone; None: for both
+    majors: tuple[int, ...] = ()  # of compute capabilities that have it; (): all that --device cuda runs on
+    has_adapter: bool = True
+    install: str | None = None  # how, where that is not the name of the package
+    has_graphs: bool = True  # its decodes can be captured
+    dtypes: tuple[str, ...] = ()  # that it computes in; (): all of the device
+    head_dims: tuple[int, ...] = ()  # (): all up to 256
+    has_kv_dtypes: bool = True  # False: pages are as queries
 
 
 BACKENDS = {
-    "torch_native": Backend(devices=("cpu", "cuda")),
-    "triton": Backend(devices=("cuda",), package="triton"),
+    "torch_native": Backend(devices=("cpu", "cuda"), has_graphs=False),
+    "triton": Backend(devices=("cuda",), package="triton", is_latent=None),
     "ascend": Backend(devices=("npu",), package="torch_npu", page_sizes=(128, 256, 384, 512)),
-    "flex_attention": Backend(devices=("cuda",)),
-    "flashinfer": Backend(devices=("cuda",), package="flashinfer-python"),
-    "fa3": Backend(devices=("cuda",), package="sgl-kernel", capability=(9, 0)),
-    "fa4": Backend(devices=("cuda",), package="flash-attn-4", capability=(9, 0)),
-    "flashmla": Backend(devices=("cuda",), package="sgl-kernel", page_sizes=(64,), is_latent=True, capability=(9, 0)),
-    "cutlass_mla": Backend(devices=("cuda",), phases=("decode",), package="sgl-kernel", page_sizes=(128,), is_latent=True,
-                           capability=(10, 0)),
-    "trtllm_mha": Backend(devices=("cuda",), package="flashinfer-python", page_sizes=(16, 32, 64), capability=(10, 0)),
-    "trtllm_mla": Backend(devices=("cuda",), package="flashinfer-python", page_sizes=(32, 64), is_latent=True, capability=(10, 0)),
+    "flex_attention": Backend(devices=("cuda",), has_graphs=False),
+    "flashinfer": Backend(devices=("cuda",), package="flashinfer-python", has_adapter=False),
+    "fa3": Backend(devices=("cuda",), package="flash-attn-3", majors=(9,), has_adapter=False),
+    "fa4": Backend(devices=("cuda",), package="flash-attn-4", majors=(9, 10, 11), has_adapter=False),
+    "flashmla": Backend(devices=("cuda",), package="sgl-kernel", page_sizes=(64,), is_latent=True, majors=(9,), has_adapter=False),
+    "cutlass_mla": Backend(devices=("cuda",), phases=("decode",), package="sgl-kernel", page_sizes=(128,), is_latent=True, majors=(10,),
+                           has_adapter=False),
+    "trtllm_mha": Backend(devices=("cuda",), package="flashinfer-python", page_sizes=(16, 32, 64), majors=(10,), has_adapter=False),
+    "trtllm_mla": Backend(devices=("cuda",), package="flashinfer-python", page_sizes=(32, 64), is_latent=True, majors=(10,),
+                          has_adapter=False),
 }
 
 
@@ -43,5 +50,30 @@ def why_not(name: str, phase: str | None, device: DeviceFacts) -> str | None:
         return f"is not possible on {device.name}, which has {device.attention_backend}"
     if phase is not None and phase not in backend.phases:
         return f"has no {phase}"
+    if backend.has_adapter and device.name == "cuda":
+        return None
     comes = "" if backend.package is None else f" with the package {backend.package}"
-    return f"would come{comes}, and has no adapter here yet; {device.name} has {device.attention_backend}"
+    return f"would come{comes}, and has no adapter here yet; {device.name} has {', '.join(offered(device))}"
+
+
+def offered(device: DeviceFacts) -> tuple[str, ...]:
+    """What --attention-backend can be on a device."""
+    if device.name != "cuda":
+        return (device.attention_backend,)
+    return tuple(name for name, backend in BACKENDS.items() if device.name in backend.devices and backend.has_adapter)
+
+
+def why_unsuited(name: str, page_size: int, dtype: str, kv_dtype: str, head_dim: int | None) -> str | None:
+    """Why kernels that a device has are none for a model and its pages, as the end of a sentence; `head_dim` None: latent attention."""
+    backend = BACKENDS[name]
+    if backend.is_latent is not None and backend.is_latent != (head_dim is None):
+        return "is for latent attention (MLA) alone" if backend.is_latent else "has no latent attention (MLA)"
+    if backend.page_sizes and page_size not in backend.page_sizes:
+        return f"takes pages of {', '.join(map(str, backend.page_sizes))} tokens, not --page-size {page_size}"
+    if backend.dtypes and dtype not in (*backend.dtypes, "auto"):
+        return f"computes in {' and '.join(backend.dtypes)}, not in {dtype}"
+    if not backend.has_kv_dtypes and kv_dtype != dtype:
+        return f"takes pages of {dtype} only, not --kv-cache-dtype {kv_dtype}"
+    if backend.head_dims and head_dim is not None and head_dim not in backend.head_dims:
+        return f"takes heads of {', '.join(map(str, backend.head_dims))}, and the model's have {head_dim}"
+    return None

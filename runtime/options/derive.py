@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 import runtime
+from runtime.options.backends import BACKENDS
 from runtime.options.environment import RANK_VARIABLES
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
 
@@ -122,13 +123,16 @@ def expert_spread(moe_a2a_backend: str, tensor_parallel_size: int) -> dict[int, 
     return {1: Derived(tensor_parallel_size, f"--moe-a2a-backend {moe_a2a_backend} spreads whole experts over all ranks")}
 
 
-def graph_max_running(device: DeviceFacts, max_running_requests: int, disable_cuda_graph: bool, counts_on_host: bool) -> Derived:
+def graph_max_running(device: DeviceFacts, max_running_requests: int, disable_cuda_graph: bool, counts_on_host: bool,
+                      decode_backend: str) -> Derived:
     if disable_cuda_graph:
         return Derived(0, "--disable-cuda-graph")
     if counts_on_host:
         return Derived(0, "--deepep-mode normal counts tokens on the host, which no graph can hold")
     if device.graph_max_running == 0:
         return Derived(0, f"{device.name} captures no graphs")
+    if decode_backend != device.attention_backend and decode_backend in BACKENDS and not BACKENDS[decode_backend].has_graphs:
+        return Derived(0, f"decodes of --attention-backend {decode_backend} are not captured")
     return Derived(min(device.graph_max_running, max_running_requests),
                    f"the fewer of --max-running-requests and what {device.name} gains from")
 

@@ -52,6 +52,15 @@ class ModelFacts(Protocol):
     @property
     def quantization(self) -> Quantization | None: ...
 
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def score_cap(self) -> float: ...
+
+    @property
+    def has_sinks(self) -> bool: ...
+
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
     """What is known about a kind of device before one is opened. A rank measures memory and reports it in RankReady."""
@@ -73,6 +82,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     host_copies: tuple[str, ...] = ("direct", "kernel")  # what can copy pages to and from host memory
     is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
     schemes: tuple[str, ...] = ()  # of quantised weights, of models/schemes.py
+    has_score_caps: bool = True  # attention for models that cap their scores
+    has_sinks: bool = True  # attention for models whose heads have a logit beside their scores
     has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
 
@@ -91,7 +102,7 @@ DEVICES = {
                        memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
                        attention_backend="ascend", sampling_backend="ascend", graph_max_running=128, page_sizes=(128, 256, 384, 512),
                        latent_page_sizes=(128,), has_kv_dtypes=False, is_numbered=True,
-                       host_copies=("direct", "kernel", "kernel_ascend"),
+                       host_copies=("direct", "kernel", "kernel_ascend"), has_score_caps=False, has_sinks=False,
                        schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8")),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",

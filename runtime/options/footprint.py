@@ -117,7 +117,8 @@ def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_r
     vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
     vocabulary += model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
     feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers))
-    return model.num_layers * (attention_count(model, ranks) + 2 * hidden) + feed_forwards + hidden + vocabulary
+    norms = (4 if model.output_norms else 2) * hidden
+    return model.num_layers * (attention_count(model, ranks) + norms) + feed_forwards + hidden + vocabulary
 
 
 def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:

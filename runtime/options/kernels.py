@@ -14,7 +14,7 @@ class Kernels(Group, frozen=True, kw_only=True):
     """Kernels"""
 
     attention_backend: A[AttentionBackend | Auto, option(
-        "Kernels of attention: torch_native on the CPU, triton on CUDA, ascend on NPUs; errors say what others take.")] = "auto"
+        "Kernels of attention: torch_native on the CPU, triton and others on CUDA, ascend on NPUs.")] = "auto"
     prefill_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for prompts, where they differ.")] = "auto"
     decode_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for decodes, where they differ.")] = "auto"
     sampling_backend: A[Literal["ascend", "flashinfer", "pytorch"] | Auto, option(

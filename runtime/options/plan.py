@@ -227,7 +227,8 @@ class Plan(Struct, frozen=True, kw_only=True):
             own = {
                 "mla_prolog": self.npu_mla_prolog, "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
             } if self.device == "npu" else {
-                "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend}
+                "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend,
+                "prefill": self.prefill_attention_backend, "decode": self.decode_attention_backend}
             return {"first": self.base_gpu_id, "step": self.gpu_id_step, **own}
         if self.device != "null":
             return {}
@@ -295,7 +296,7 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("moe_runner_backend", derive.moe_runner_backend, device)
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
     c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
-           c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal")
+           c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal", c["decode_attention_backend"])
     c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
     c.auto("piecewise_cuda_graph_max_tokens", derive.piece_max_tokens, c["enable_piecewise_cuda_graph"],
            c["max_step_tokens"] + c["max_running_requests"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runtime.cache.pools import has_two_pools
 from runtime.models.schemes import check_supported
-from runtime.options.backends import why_not
+from runtime.options.backends import BACKENDS, why_not, why_unsuited
 from runtime.options.facts import DeviceFacts, ModelFacts
 from runtime.options.table import by_name
 
@@ -117,6 +117,25 @@ def kernels_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts
     if plan.sampling_backend != device.sampling_backend:
         return (f"{by_name()['sampling_backend'].flag} {plan.sampling_backend} is not possible on {device.name}, which has "
                 f"{device.sampling_backend}; leave it out")
+    return None
+
+
+def kernels_suit_the_model(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    for phase, said in (("prefill", plan.prefill_attention_backend), ("decode", plan.decode_attention_backend)):
+        if said == device.attention_backend or why_not(said, phase, device) is not None:
+            continue
+        head_dim = None if model.latent is not None else model.head_dim
+        if (reason := why_unsuited(said, plan.page_size, plan.dtype, plan.kv_cache_dtype, head_dim)) is not None:
+            return f"--{phase}-attention-backend {said} (or --attention-backend) {reason}; take {device.attention_backend}"
+    return None
+
+
+def scores_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Some operators know softmax alone."""
+    if model.score_cap and not device.has_score_caps:
+        return f"this model caps its attention scores (attn_logit_softcapping), which no operator of {device.name} does; take --device cuda"
+    if model.has_sinks and not device.has_sinks:
+        return f"this model's attention has sinks, which have no adapter on {device.name}; take --device cuda"
     return None
 
 
@@ -261,6 +280,9 @@ def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
         return f"{' and '.join(said)}: {device.name} captures no graphs; leave out what says how"
     if plan.disable_cuda_graph:
         return f"{' and '.join(said)} and --disable-cuda-graph contradict each other; leave one out"
+    if plan.decode_attention_backend != device.attention_backend and not BACKENDS[plan.decode_attention_backend].has_graphs:
+        return (f"{' and '.join(said)}: decodes of --attention-backend {plan.decode_attention_backend} are not captured; "
+                "take --decode-attention-backend triton, or leave out what says how")
     if plan.exchanges_tokens and plan.deepep_mode == "normal":
         return f"{' and '.join(said)}: no graph can hold the exchange of --deepep-mode normal; take auto or low_latency"
     return None
@@ -299,6 +321,8 @@ RULES: tuple[Rule, ...] = (
     shared_experts_have_others,
     kv_dtype_known,
     kernels_are_the_devices,
+    kernels_suit_the_model,
+    scores_known,
     numbers_have_devices,
     schemes_known,
     context_within_model,

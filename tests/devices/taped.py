@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.devices.base import Device, Facts
-from runtime.devices.cpu.attention import AttentionPlan, DecodeGroup
-from runtime.devices.cpu.attention import _locations as locations
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
+from runtime.layers.gathered import AttentionPlan, DecodeGroup
+from runtime.layers.gathered import _locations as locations
 from runtime.messages import StartRank
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
@@ -110,16 +110,16 @@ class Tapes:
         return AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {})
 
     def capture(self, body: Callable[[], None]) -> Tape:
-        tape = Tape()
-        self.recording.append(tape)
-        with NoReads(), tape:
-            body()
-        self.recording.pop()
         if self.fails_at is not None:
             self.fails_at -= 1
             if self.fails_at < 0:
                 self.fails_at = None
                 raise torch.OutOfMemoryError("no room for a tape")
+        tape = Tape()
+        self.recording.append(tape)
+        with NoReads(), tape:
+            body()
+        self.recording.pop()
         return tape
 
     def forget(self) -> None:
@@ -186,7 +186,7 @@ class TapedExperts(CpuExperts):
         out = torch.zeros(x.shape)
         for expert, (gate_up, down) in enumerate(packed):
             share = (weights * (expert_ids == expert)).sum(1, keepdim=True)
-            out += self.ops.linear(self.ops.silu_and_mul(self.ops.linear(x, gate_up, None)), down, None) * share
+            out += self.ops.linear(self.ops.act_and_mul(self.ops.linear(x, gate_up, None), "silu"), down, None) * share
         return out.to(x.dtype)
 
 

@@ -13,6 +13,7 @@ from runtime.devices.base import Draw, Experts, Ops
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.operands import Fused, Seen
+from runtime.devices.scores import Scores
 from runtime.layers.fused import Unfused
 from runtime.messages import StepPlan
 from runtime.models.sparse import Routing
@@ -128,10 +129,12 @@ def test_rotary(bench: Bench) -> None:
     bench.near(bench.ops.rotary(x, *tables), torch.cat((pairs.real, pairs.imag), -1))
 
 
-def test_silu_and_mul(bench: Bench) -> None:
+def test_act_and_mul(bench: Bench) -> None:
     x = bench.randn(5, 24)
     gate, up = x.double().chunk(2, dim=-1)
-    bench.near(bench.ops.silu_and_mul(x), gate / (1 + (-gate).exp()) * up)
+    bench.near(bench.ops.act_and_mul(x, "silu"), gate / (1 + (-gate).exp()) * up)
+
+    bench.near(bench.ops.act_and_mul(x, "gelu_tanh"), 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()) * up)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17])
@@ -215,8 +218,21 @@ def test_attention(bench: Bench, device: str, case: str, window: int, shape: int
     """Pages in scrambled order; what no row may see is NaN, so that looking at it shows."""
     if device == "interpreter" and (shape + (bench.dtype != torch.float32) > 0) and (case, window) not in FEW:
         pytest.skip("the interpreter is slow: windows and rows of all kinds meet in one shape and dtype")
+    check_attention(bench, case, SHAPES[device][shape], Scores(SHAPES[device][shape][3] ** -0.5, window))
+
+
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize(("cap", "has_sinks"), [(2.0, False), (0.0, True), (2.0, True)])
+def test_caps_and_sinks(bench: Bench, device: str, window: int, cap: float, has_sinks: bool) -> None:
+    if device == "npu":
+        pytest.skip("refused at start: its operator has neither over pages")
+    sinks = torch.linspace(-2, 2, SHAPES[device][1][0], device=bench.place) if has_sinks else None
+    check_attention(bench, "mixed", SHAPES[device][1], Scores(0.7, window, cap, sinks))
+
+
+def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], scores: Scores) -> None:
     num_decodes, rows = ROWS[case]
-    heads, kv_heads, page_size, dim = SHAPES[device][shape]
+    heads, kv_heads, page_size, dim = shape
     num_pages = -(-1000 // page_size)
     order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
     table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.place)
@@ -231,21 +247,26 @@ def test_attention(bench: Bench, device: str, case: str, window: int, shape: int
         positions = torch.arange(start + count)
         places = table[int(slot)].cpu().long()[positions // page_size] * page_size + positions % page_size
         caches[0][places], caches[1][places] = k, v
-        expected.append(naive_attention(q[at : at + count], k, v, start, window))
+        expected.append(naive_attention(q[at : at + count], k, v, start, scores))
         at += count
     empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T
     plan = StepPlan(1, num_decodes, [], slots, starts, counts, np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
-    prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, window}))
-    bench.near(bench.ops.attention(q, *caches, prepared, window), torch.cat(expected))
+    prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, scores.window}))
+    bench.near(bench.ops.attention(q, *caches, prepared, scores), torch.cat(expected))
 
 
-def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores) -> Tensor:
+    window = scores.window
     k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) / math.sqrt(q.shape[2])
+    found = torch.einsum("qhd,khd->hqk", q.double(), k) * scores.scale
+    found = scores.cap * (found / scores.cap).tanh() if scores.cap else found
     distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
     hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1), v)
+    found = found.masked_fill(hidden.to(q.device), -math.inf)
+    if scores.sinks is not None:
+        found = torch.cat((found, scores.sinks.double()[:, None, None].expand(-1, len(q), 1)), 2)
+    return torch.einsum("hqk,khd->qhd", found.softmax(-1)[..., : len(k)], v)
 
 
 LATENTS = {"npu": (4, 128)}  # heads and page size, where a device has limits
@@ -280,7 +301,7 @@ def test_latent_attention(bench: Bench, device: str, case: str, rank: int, nope_
         made = torch.einsum("tr,hdr->thd", latents.double().squeeze(1), up.double())
         keys = torch.cat((made[..., :nope_dim], ropes.double().expand(-1, heads, -1)), 2) * scale * math.sqrt(nope_dim + rope_dim)
         queries = torch.cat((q[at : at + count], q_rope[at : at + count]), 2)
-        expected.append(naive_attention(queries, keys, made[..., nope_dim:], start, 0))
+        expected.append(naive_attention(queries, keys, made[..., nope_dim:], start, Scores(queries.shape[2] ** -0.5)))
         at += count
     empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T

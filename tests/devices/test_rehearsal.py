@@ -78,12 +78,12 @@ def test_a_step_that_cannot_fit_is_told_at_start(folder: Path, monkeypatch: pyte
     def fail(self: Any, *rest: Any) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(CpuOps, "silu_and_mul", fail)
+    monkeypatch.setattr(CpuOps, "act_and_mul", fail)
     with pytest.raises(StartError, match="a step of 512 tokens and 8 sequences does not fit .* --chunked-prefill-size"):
         runner(4 * MIB, 0)[0].start(start_rank(folder), lambda phase, done: None)
 
 
-@pytest.mark.parametrize("place", ["silu_and_mul", "sample"])
+@pytest.mark.parametrize("place", ["act_and_mul", "sample"])
 def test_a_step_is_launched_again_when_memory_is_short(place: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens, penalties and log probabilities are those of a rank that has enough."""
     wishes = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.5, "frequency_penalty": 1.0, "top_logprobs": 2}

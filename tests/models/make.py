@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma2Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -39,6 +40,8 @@ LATENT = {
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "deepseek_v2": (DeepseekV2Config, LATENT | {"n_shared_experts": 2, "routed_scaling_factor": 1.5}),
     "deepseek_v3": (DeepseekV3Config, LATENT | {"n_group": 4, "topk_group": 2}),
+    "gemma2": (Gemma2Config, {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 7, "attn_logit_softcapping": 4.0,
+                              "final_logit_softcapping": 6.0, "tie_word_embeddings": True, "num_hidden_layers": 3}),
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),

@@ -16,6 +16,10 @@ ROPE = {"rope_theta": 10000.0}
 DEEPSEEK_YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.707,
                         "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {}),
+    "gemma2 biases, no caps, own layers": ("gemma2", {
+        "attention_bias": True, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
     "llama": ("llama", {}),
     "llama biases, one kv head": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
     "llama head_dim, tied": ("llama", {"head_dim": 24, "tie_word_embeddings": True}),

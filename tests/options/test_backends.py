@@ -1,10 +1,16 @@
 """Kernels of attention by name: a device has its own, and an error says what the others would take."""
 
+from typing import Any
+
 import pytest
 
-from runtime.options.backends import BACKENDS, why_not
+from runtime.errors import OptionsError
+from runtime.options.backends import BACKENDS, why_not, why_unsuited
 from runtime.options.facts import DEVICES
+from runtime.options.given import from_argv
+from runtime.options.plan import Plan, resolve
 from runtime.options.table import by_name
+from tests.options.test_plan import MACHINE, Latents, Model
 
 
 def test_devices_attend_with_their_own() -> None:
@@ -14,8 +20,42 @@ def test_devices_attend_with_their_own() -> None:
 
 
 @pytest.mark.parametrize(("name", "phase", "device", "reason"), [
-    ("triton", None, "cpu", "not possible on cpu"), ("fa3", "decode", "cuda", "package"), ("aiter", None, "cuda", "not possible on cuda"),
-    ("flex_attention", None, "cuda", "no adapter here yet"), ("cutlass_mla", "prefill", "cuda", "has no prefill"),
+    ("triton", None, "cpu", "not possible on cpu"),
+    ("trtllm_mha", "decode", "cuda", "package"), ("aiter", None, "cuda", "not possible on cuda"),
+    ("flashmla", None, "cuda", "no adapter here yet"), ("cutlass_mla", "prefill", "cuda", "has no prefill"),
     ("torch_native", None, "npu", "ascend")])
 def test_errors_say_what_is_missing(name: str, phase: str | None, device: str, reason: str) -> None:
     assert reason in (why_not(name, phase, DEVICES[device]) or "")
+
+
+@pytest.mark.parametrize(("name", "facts", "reason"), [
+    ("triton", (64, "float32", "fp8_e4m3", None), None),
+    ("torch_native", (1, "bfloat16", "fp8_e4m3", 80), None),
+    ("torch_native", (64, "bfloat16", "bfloat16", None), "no latent attention"),
+    ("flashmla", (64, "bfloat16", "bfloat16", 128), "for latent attention"),
+    ("flashmla", (16, "bfloat16", "bfloat16", None), "pages of 64")])
+def test_what_suits_a_model(name: str, facts: tuple[int, str, str, int | None], reason: str | None) -> None:
+    found = why_unsuited(name, *facts)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def card(words: str, **changes: Any) -> Plan:
+    return resolve(from_argv(["--device", "cuda", *words.split()]), type("Changed", (Model,), changes), DEVICES["cuda"], MACHINE)
+
+
+def test_decodes_without_graphs() -> None:
+    """What cannot be captured is launched, and who asks for captures is told."""
+    made = card("--decode-attention-backend torch_native")
+    assert made.cuda_graph_max_bs == 0 and "not captured" in made.why["cuda_graph_max_bs"].reason
+    assert card("--prefill-attention-backend flex_attention").cuda_graph_max_bs > 0
+    with pytest.raises(OptionsError, match="--cuda-graph-bs: decodes of --attention-backend flex_attention are not captured"):
+        card("--attention-backend flex_attention --cuda-graph-bs 4")
+
+
+def test_models_that_kernels_do_not_know() -> None:
+    with pytest.raises(OptionsError, match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton"):
+        card("--attention-backend torch_native", latent=Latents.latent)
+    for changes, reason in (({"score_cap": 50.0}, "caps its attention scores"), ({"has_sinks": True}, "has sinks")):
+        assert card("", **changes).attention_backend == "triton"
+        with pytest.raises(OptionsError, match=f"{reason}.* npu"):
+            resolve(from_argv(["--device", "npu"]), type("Changed", (Model,), changes), DEVICES["npu"], MACHINE)

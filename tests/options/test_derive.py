@@ -46,9 +46,9 @@ def machine(cores: int) -> MachineFacts:
     (derive.page_size(CPU), 16, "kernels of cpu"),
     (derive.random_seed(machine(1)), 7, "drawn"),
     (derive.num_ranks(4), 4, "one process"),
-    (derive.graph_max_running(CPU, 64, False, False), 0, "captures no graphs"),
-    (derive.graph_max_running(CPU, 64, True, True), 0, "--disable-cuda-graph"),
-    (derive.graph_max_running(CPU, 64, False, True), 0, "--deepep-mode normal counts tokens on the host"),
+    (derive.graph_max_running(CPU, 64, False, False, "triton"), 0, "captures no graphs"),
+    (derive.graph_max_running(CPU, 64, True, True, "triton"), 0, "--disable-cuda-graph"),
+    (derive.graph_max_running(CPU, 64, False, True, "triton"), 0, "--deepep-mode normal counts tokens on the host"),
     (derive.expert_spread("deepep", 8)[1], 8, "over all ranks"),
     (derive.graph_sizes(0), (), "no graphs"),
     (derive.attention_backend(CPU), "torch_native", "cpu"),
@@ -65,7 +65,7 @@ def test_values_and_reasons(derived: Derived, value: object, reason: str) -> Non
 ])
 def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -> None:
     device = structs.replace(CPU, graph_max_running=graph_max)
-    assert derive.graph_sizes(derive.graph_max_running(device, running, False, False).value).value == sizes
+    assert derive.graph_sizes(derive.graph_max_running(device, running, False, False, "triton").value).value == sizes
 
 
 def test_graphs_waste_little() -> None:

@@ -24,6 +24,7 @@ class Model:
     mixture: Mixture | None = None
     latent: Latent | None = None
     quantization = None
+    head_dim, score_cap, has_sinks = 128, 0.0, False
 
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)

@@ -19,6 +19,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from runtime.devices.scores import Scores
 from runtime.layers.upload import to_device, upload
 from runtime.messages import StepPlan
 
@@ -116,11 +117,14 @@ def where_of(queries: np.ndarray, place: torch.device) -> slice | Tensor:
     return slice(first, last + 1) if last - first + 1 == len(queries) else to_device(queries, place)
 
 
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
-    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
+    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. The operator caps no scores, and has sinks in a form of its own for which
+    pages are not documented: models with either are refused at start (device.py)."""
+    assert not scores.cap and scores.sinks is None, "caps or sinks on an NPU"
+    window = scores.window
     caches = k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]), v_cache.view(
         -1, plan.page_size, v_cache.shape[1] * v_cache.shape[2])
-    common = {"num_heads": q.shape[1], "num_key_value_heads": k_cache.shape[1], "scale": q.shape[2] ** -0.5, "block_size": plan.page_size}
+    common = {"num_heads": q.shape[1], "num_key_value_heads": k_cache.shape[1], "scale": scores.scale, "block_size": plan.page_size}
     singles, several = plan.singles.get(window), plan.several.get(window)
     if singles is not None:
         plan.called.append((LENGTHS, window))

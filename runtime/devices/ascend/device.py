@@ -11,6 +11,7 @@ from runtime.devices.ascend.facts import FACTS
 from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.dispatch import open_exchanges
 from runtime.devices.runner import Runner
+from runtime.devices.scores import Scores
 from runtime.errors import StartError
 from runtime.layers.beside import Beside
 from runtime.messages import StartRank, StepPlan
@@ -71,6 +72,8 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     is_nz, is_whole = said.get("nz_cache", False), said.get("mla_prolog", False)
     ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz)
     config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
+    if config.score_cap or config.has_sinks:
+        raise StartError("this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages")
     if config.latent is None:
         check_attention(ops, dtype, start.page_size, place)
     elif config.num_heads % start.tp_size == 0:
@@ -88,7 +91,7 @@ def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.d
     page = torch.zeros(page_size, 1, 128, dtype=dtype, device=place)
     tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=place)
     try:
-        ops.attention(page[:1], page, page, ops.plan_attention(fresh_rows([1]), tables, page_size, (0,)), 0)
+        ops.attention(page[:1], page, page, ops.plan_attention(fresh_rows([1]), tables, page_size, (0,)), Scores(128**-0.5))
         torch.npu.synchronize()
     except RuntimeError as error:
         name = str(dtype).removeprefix("torch.")

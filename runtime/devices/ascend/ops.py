@@ -10,7 +10,8 @@ from runtime.devices.ascend.attention import AttentionPlan
 from runtime.devices.ascend.coded import Coded, multiply_coded, pack_coded
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
-from runtime.devices.base import Draw, Quantized
+from runtime.devices.base import Draw, Gate, Quantized
+from runtime.devices.scores import Scores
 from runtime.layers.sampler import mask
 from runtime.messages import StepPlan
 from runtime.models.schemes import Codes
@@ -35,8 +36,8 @@ class AscendOps:
             return latent.plan_latents(plan, page_tables[0], page_size, self.triangle, self.most_absorbed, is_nz=self.is_nz)
         return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
-        return attention.attend(q, k_cache, v_cache, plan, window)
+    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
+        return attention.attend(q, k_cache, v_cache, plan, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> latent.Up:
         packed = latent.pack_latent(up, nope_dim)
@@ -73,8 +74,11 @@ class AscendOps:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch_npu.npu_rotary_mul(x.unsqueeze(0), cos, sin).squeeze(0)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        return torch_npu.npu_swiglu(x, dim=-1)
+    def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
+        if kind == "silu":
+            return torch_npu.npu_swiglu(x, dim=-1)
+        gate, up = x.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
 
     def pack_linear(self, weight: Tensor) -> Tensor:
         return in_tiles(weight)

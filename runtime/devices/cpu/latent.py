@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from runtime.devices.cpu.attention import AttentionPlan, attend_decodes, attend_extend
-from runtime.devices.cpu.narrow import read_as
+from runtime.devices.scores import Scores
+from runtime.layers.gathered import AttentionPlan, attend_decodes, attend_extend
+from runtime.layers.narrow import read_as
 from runtime.models.latent import EXPANDED
 
 
@@ -39,7 +40,7 @@ def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up
         for group in plan.decodes[0]:
             keys = _gathered(latents, ropes, group.gather, q.dtype)
             places = slice(None) if group.places is None else group.places
-            found[places] = attend_decodes(queries[places], keys, keys, group, scale)
+            found[places] = attend_decodes(queries[places], keys, keys, group, Scores(scale))
         out[: plan.num_decodes] = _valued(found, up)
     for row in plan.extends[0]:
         part = slice(row.first, row.first + row.count)
@@ -47,7 +48,7 @@ def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up
         if up.absorbs(row.count):
             queries = _absorbed(q[part], q_rope[part], up)
             found = torch.empty_like(queries)
-            attend_extend(queries, keys, keys, plan.masks[0], 0, scale, found)
+            attend_extend(queries, keys, keys, plan.masks[0], Scores(scale), found)
             out[part] = _valued(found, up)
         else:
             _attend_expanded(torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, plan.masks[0], scale, out[part])
@@ -82,5 +83,5 @@ def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float
         values = seen.new_zeros(keys.shape)
         values[..., :value_dim] = torch.matmul(seen[:, :rank], up.values[heads]).transpose(0, 1)
         found = q.new_empty(len(q), heads.stop - at, size)
-        attend_extend(pad(q[:, heads], (0, size - dim)), keys, values, mask, 0, scale, found)
+        attend_extend(pad(q[:, heads], (0, size - dim)), keys, values, mask, Scores(scale), found)
         out[:, heads] = found[..., :value_dim]

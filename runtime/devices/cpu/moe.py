@@ -43,7 +43,7 @@ def apply(ops: CpuOps, x: Tensor, ids: Tensor, weights: Tensor, experts: list[tu
         if count:
             end = at + count
             rows = tokens[at:end]
-            inner = ops.silu_and_mul(ops.linear(x.index_select(0, rows), gate_up, None))
+            inner = ops.act_and_mul(ops.linear(x.index_select(0, rows), gate_up, None), "silu")
             out.index_add_(0, rows, ops.linear(inner, down, None) * shares[at:end])
             at = end
     return out.to(x.dtype)

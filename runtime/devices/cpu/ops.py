@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.base import Draw, Quantized
-from runtime.devices.cpu.attention import AttentionPlan, attend, plan_attention
+from runtime.devices.base import Draw, Gate, Quantized
 from runtime.devices.cpu.latent import Up, attend_latents
-from runtime.devices.cpu.narrow import store_as
 from runtime.devices.cpu.quantized import multiply
+from runtime.devices.scores import Scores
+from runtime.layers.gathered import AttentionPlan, attend, plan_attention
+from runtime.layers.narrow import store_as
 from runtime.layers.sampler import BANNED, choose
 from runtime.messages import StepPlan
 
@@ -30,8 +31,8 @@ class CpuOps:
     def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
         return plan_attention(plan, page_tables, page_size, windows, self.dtype)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
-        return attend(q, k_cache, v_cache, plan, window)
+    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
+        return attend(q, k_cache, v_cache, plan, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
         return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
@@ -63,9 +64,9 @@ class CpuOps:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
+    def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return (F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
     def pack_linear(self, weight: Tensor) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packs else weight

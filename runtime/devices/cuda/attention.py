@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtime.devices.cuda.kernels.attention import LOG2E, attend, merge
 from runtime.devices.cuda.kernels.launch import INTERPRETER, NARROW, Card, dot_type, power
+from runtime.devices.scores import Scores
 from runtime.layers.upload import upload
 from runtime.messages import StepPlan
 
@@ -44,18 +45,6 @@ class AttentionPlan:
     page_tables: Tensor  # int32 [pools, max_slots, pages]
     page_size: int
     singles: dict[int, Span] = field(default_factory=dict)  # by their first query, rows alone, as layers ask for them
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How scores are made of products, and weights of scores."""
-
-    scale: float
-    window: int = 0
-    cap: float = 0.0  # scores become cap * tanh(score / cap); 0: they stay
-    sinks: Tensor | None = None  # [H]: a logit that takes part in each head's sum
-    key_scale: float = 1.0  # of numbers in the caches
-    value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +143,6 @@ def attend_span(out: Tensor, q: Tensor, keys: Tensor, values: Tensor, span: Span
     kind = NARROW.get(keys.dtype, "")
     caches = [x if not kind or x is None else x.view(torch.uint8) for x in (keys, values, ropes)]
     table = plan.page_tables[-1 if scores.window else 0]
-    scale = scores.scale * scores.key_scale
     queries = q if q_rope is None else q_rope
     rows = span.rows
     attend[(num_tiles, columns, splits)](
@@ -162,7 +150,7 @@ def attend_span(out: Tensor, q: Tensor, keys: Tensor, values: Tensor, span: Span
         rows if tiles is None else tiles, rows if scores.sinks is None else scores.sinks, rows.stride(0), num_tiles,
         span.first, table.stride(0), q.stride(0), q.stride(1), queries.stride(0), queries.stride(1),
         keys.stride(0), values.stride(0), 0 if ropes is None else ropes.stride(0),
-        scale / scores.cap if scores.cap else scale * LOG2E.value, scores.cap * LOG2E.value, scores.value_scale,
+        scores.scale / scores.cap if scores.cap else scores.scale * LOG2E.value, scores.cap * LOG2E.value,
         GROUP=group, HEADS=heads, KV_HEADS=kv_heads, SPLITS=splits, TILED=tiles is not None, WINDOW=scores.window,
         CAPPED=scores.cap > 0, HAS_SINKS=scores.sinks is not None, LATENT=ropes is not None, PAGE=plan.page_size, M=tile.m, N=tile.n,
         DK=dim_k, DV=dim_v, DR=dim_r, BLOCK_K=power(dim_k, 16), BLOCK_V=power(dim_v, 16), BLOCK_R=power(dim_r, 16), NARROW=kind,

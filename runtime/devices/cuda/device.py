@@ -40,6 +40,7 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.fused import CudaFused
         from runtime.devices.cuda.kernels.launch import card_of
         from runtime.devices.cuda.ops import CudaOps
+        from runtime.devices.cuda.phases import open_phases
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
     from runtime.devices.cuda.collectives import Nccl
@@ -50,9 +51,10 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         torch.set_num_threads(start.num_threads)
     ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(
         rank, start.tp_size, start.rendezvous, place, shares=start.device_options.get("shares", False))
-    graphs = CudaGraphs(place, collects=start.device_options.get("collects", False)) if start.graph_sizes else None
-    card = card_of(place)
-    ops, experts = CudaOps(dtype, card, start.device_options.get("fp8_gemm", "by_rows")), CudaExperts(card)
+    card, options = card_of(place), start.device_options
+    phases = open_phases(options.get("prefill", "triton"), options.get("decode", "triton"), dtype, card, torch.cuda.get_device_capability())
+    graphs = CudaGraphs(place, collects=options.get("collects", False), phases=phases) if start.graph_sizes else None
+    ops, experts = CudaOps(dtype, card, options.get("fp8_gemm", "by_rows"), phases), CudaExperts(card)
     return Device(FACTS, place, ops, experts, CudaMemory(start.tp_size, place), ranks, graphs, start.ep_size,
                   open_exchanges(start.exchange, start.exchange_mode, ranks, experts), fused=CudaFused(), streams=torch.cuda)
 

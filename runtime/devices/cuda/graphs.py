@@ -7,26 +7,41 @@ have a stream of their own, and are `thread_local`: another thread waits for the
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
+from runtime.devices.cuda.attention import plan_decodes
+from runtime.devices.cuda.phases import Part, Phases
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A capture, and the attention in it that wants to know lengths."""
+
+    recorded: Any
+    parts: tuple[Part, ...]
 
 
 class CudaGraphs:
     """See devices/base.py."""
 
-    def __init__(self, place: torch.device, *, collects: bool = False) -> None:
-        """`collects`: Python's garbage collector may run during a capture."""
+    def __init__(self, place: torch.device, *, collects: bool = False, phases: Phases | None = None) -> None:
+        """`collects`: Python's garbage collector may run during a capture; `phases`: attention by other kernels than ours."""
         self.place = place
+        self.phases = phases
+        self.parts: tuple[Part, ...] = ()  # that the latest body has planned
         self.collects = collects
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(place)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
-        return plan_decodes(slots, lengths, page_tables, page_size)
+    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+        if self.phases is None:
+            return plan_decodes(slots, lengths, page_tables, page_size)
+        self.parts = self.phases.plan_decodes(slots, lengths, page_tables, page_size, windows)
+        return self.parts
 
     def capture(self, body: Callable[[], None]) -> Any:
         """Where the memory that steps have left lying about is in the way, it is given back, and the capture tried again."""
@@ -40,10 +55,13 @@ class CudaGraphs:
         """A pool that no graph is in is gone with its memory, and takes no new ones."""
         self.pool = torch.cuda.graph_pool_handle()
 
-    def replay(self, graph: Any, lengths: Any) -> None:
-        graph.replay()
+    def replay(self, graph: "Graph", lengths: Any) -> None:
+        for part in graph.parts:
+            part.kernels.replan(part.planned, lengths)
+        graph.recorded.replay()
 
-    def _capture(self, body: Callable[[], None]) -> Any:
+    def _capture(self, body: Callable[[], None]) -> "Graph":
+        self.parts = ()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.place)
         with _still(self.collects), torch.cuda.stream(self.stream):
@@ -58,7 +76,7 @@ class CudaGraphs:
             except RuntimeError:
                 self._leave_pool()
                 raise
-        return graph
+        return Graph(graph, self.parts)
 
     def _give_up(self, graph: Any) -> None:
         """Ends the capture of a body that raised: of one that did what a capture forbids, this raises as well."""

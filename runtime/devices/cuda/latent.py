@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.devices.cuda.attention import AttentionPlan, Scores, Span, attend_span
+from runtime.devices.cuda.attention import AttentionPlan, Span, attend_span
 from runtime.devices.cuda.kernels.launch import NARROW, Card
+from runtime.devices.scores import Scores
 from runtime.models.latent import EXPANDED
 
 ONE_PAGE = 1 << 30  # a page that holds any sequence: keys that lie one behind the other

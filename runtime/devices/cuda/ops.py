@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.base import Draw, Quantized
+from runtime.devices.base import Draw, Gate, Quantized
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import products
-from runtime.devices.cuda.attention import AttentionPlan, Scores
+from runtime.devices.cuda.attention import AttentionPlan
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kernels.logits import mask
@@ -18,24 +18,31 @@ from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
+from runtime.devices.cuda.phases import Phases
 from runtime.devices.cuda.weights import Packed, pack
+from runtime.devices.scores import Scores
 from runtime.messages import StepPlan
 
 
 class CudaOps:
     """See devices/base.py for what each one means."""
 
-    def __init__(self, dtype: torch.dtype, card: Card, fp8_gemm: str = "by_rows") -> None:
-        """`fp8_gemm`: of choices.NAMES."""
+    def __init__(self, dtype: torch.dtype, card: Card, fp8_gemm: str = "by_rows", phases: Phases | None = None) -> None:
+        """`fp8_gemm`: of choices.NAMES; `phases`: attention by other kernels than ours."""
         self.dtype = dtype
         self.card = card
         self.fp8_gemm = fp8_gemm
+        self.phases = phases
 
-    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+        if self.phases is not None:
+            return self.phases.plan(plan, page_tables, page_size, windows)
         return paged.plan_attention(plan, page_tables, page_size)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, window: int) -> Tensor:
-        return paged.attention(q, k_cache, v_cache, plan, Scores(q.shape[2] ** -0.5, window), self.card)
+    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Any, scores: Scores) -> Tensor:
+        if self.phases is not None:
+            return self.phases.attend(q, k_cache, v_cache, plan, scores)
+        return paged.attention(q, k_cache, v_cache, plan, scores, self.card)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
         return pack_latent(up, nope_dim)
@@ -59,8 +66,8 @@ class CudaOps:
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotary(x, cos, sin)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        return act_and_mul(x, "silu")
+    def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
+        return act_and_mul(x, kind)
 
     def pack_linear(self, weight: Tensor) -> Any:
         return weight

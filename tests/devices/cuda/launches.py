@@ -5,7 +5,7 @@ import torch
 
 from runtime.devices.base import Draw
 from runtime.devices.cuda import attention
-from runtime.devices.cuda.attention import AttentionPlan, Scores, Span
+from runtime.devices.cuda.attention import AttentionPlan, Span
 from runtime.devices.cuda.copies import copy
 from runtime.devices.cuda.experts import CudaExperts
 from runtime.devices.cuda.kernels.activation import act_and_mul
@@ -18,6 +18,7 @@ from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.products import product
 from runtime.devices.cuda.weights import Packed, plain
 from runtime.devices.operands import Seen
+from runtime.devices.scores import Scores
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
 from runtime.models.sparse import Routing
 

@@ -83,7 +83,7 @@ def attend(out: tl.tensor, sums: tl.tensor, q: tl.tensor, q_rope: tl.tensor, key
            tables: tl.tensor, rows: tl.tensor, tiles: tl.tensor, sinks: tl.tensor, num_rows: tl.tensor, num_tiles: tl.tensor,
            origin: tl.tensor, table_stride: tl.tensor, q_stride: tl.tensor, q_head_stride: tl.tensor, rope_q_stride: tl.tensor,
            rope_q_head_stride: tl.tensor, key_stride: tl.tensor, value_stride: tl.tensor, rope_stride: tl.tensor,
-           scale: tl.tensor, cap: tl.tensor, value_scale: tl.tensor,
+           scale: tl.tensor, cap: tl.tensor,
            GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr, TILED: tl.constexpr,
            WINDOW: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr, LATENT: tl.constexpr, PAGE: tl.constexpr,
            M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -123,7 +123,7 @@ def attend(out: tl.tensor, sums: tl.tensor, q: tl.tensor, q_rope: tl.tensor, key
     if HAS_SINKS and SPLITS == 1:
         acc, total = _sink(acc, peak, total, tl.load(sinks + head, mask=is_line, other=FAR).to(tl.float32) * LOG2E)
     whole = tl.where(total == 0.0, 1.0, total)
-    acc = acc / whole[:, None] * value_scale
+    acc = acc / whole[:, None]
     place = at * (KV_HEADS * GROUP) + head
     if SPLITS > 1:
         place = place * SPLITS + split
