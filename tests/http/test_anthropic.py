@@ -239,3 +239,26 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         assert missing.status_code == 404 and missing.headers["request-id"] and missing.json()["type"] == "error"
         assert "request-id" not in (await http.get("/health")).headers
         assert (await http.head("/")).status_code == 200
+
+
+@pytest.mark.parametrize(("edits", "thoughts"), [
+    ([], ["a", None, "b", "c"]), ([{"type": "clear_thinking_20251015", "keep": "all"}], ["a", None, "b", "c"]),
+    ([{"type": "clear_thinking_20251015"}], [None, None, None, "c"]),
+    ([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}], [None, None, "b", "c"]),
+    ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], ["a", None, "b", "c"]),
+])
+def test_thoughts_of_older_answers_are_left_out(edits: list[Any], thoughts: list[str | None]) -> None:
+    """Claude Code sends the second of these with everything."""
+    turns: list[Any] = []
+    for text in ("a", None, "b", "c"):
+        thought = [] if text is None else [{"type": "thinking", "thinking": text, "signature": ""}]
+        turns += [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [*thought, {"type": "text", "text": "so"}]}]
+    turns.append({"role": "user", "content": "and?"})
+    body = msgspec.convert(ASK | {"messages": turns, "context_management": {"edits": edits}}, MessagesBody)
+    assert [message.reasoning_content for message in chat_body(body).messages if message.role == "assistant"] == thoughts
+
+
+async def test_other_edits_are_refused() -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test") as http:
+        told = await http.post("/v1/messages", json=ASK | {"context_management": {"edits": [{"type": "compact_20260112"}]}})
+    assert told.status_code == 400 and "compact_20260112" in told.json()["error"]["message"]

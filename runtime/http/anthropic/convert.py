@@ -7,6 +7,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest
 from runtime.http.anthropic.types import (
+    REFUSED,
     Adaptive,
     AnyChoice,
     Block,
@@ -24,6 +25,7 @@ from runtime.http.anthropic.types import (
     ToolResultBlock,
     ToolUseBlock,
     Turn,
+    Turns,
 )
 from runtime.http.openai.types import ChatBody, Function, Message, ToolCall
 
@@ -37,7 +39,7 @@ ERROR = "Error: "  # templates know no failed calls, models do
 
 def chat_body(body: CountBody) -> ChatBody:
     """Raises InvalidRequest."""
-    for name in ("mcp_servers", "context_management"):
+    for name in REFUSED:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
@@ -116,7 +118,16 @@ def messages_of(body: CountBody) -> list[Message]:
                 raise InvalidRequest(f"{place} ends with a tool_use; its tool_result must follow", param=place)
         else:
             messages += _user(turn, turn.content, place)
+    _clear_thoughts(body, messages)
     return messages
+
+
+def _clear_thoughts(body: CountBody, messages: list[Message]) -> None:
+    """As the request's context_management has it."""
+    for edit in body.context_management.edits if body.context_management is not None else ():
+        if isinstance(edit.keep, Turns):
+            for message in [message for message in messages if message.reasoning_content][:-edit.keep.value]:
+                message.reasoning_content = None
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> Message:

@@ -139,6 +139,28 @@ class OutputConfig(Struct):
     format: SchemaFormat | None = None
 
 
+class Turns(Struct, frozen=True, tag_field="type", tag="thinking_turns"):
+    """So many answers."""
+
+    value: A[int, Meta(ge=1)]
+
+
+class AllTurns(Struct, tag_field="type", tag="all"):
+    """All of them."""
+
+
+class ClearThinking(Struct, tag_field="type", tag="clear_thinking_20251015"):
+    """Thoughts of the last answers that had any are kept, and of those before left out."""
+
+    keep: Turns | AllTurns | Literal["all"] = Turns(1)
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    """What is left out of the conversation."""
+
+    edits: list[ClearThinking] = []
+
+
 class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens"""
 
@@ -156,9 +178,17 @@ class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
     speed: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
-    # refused when they say anything
+    context_management: ContextManagement | None = None
+    billing_policy: Any = None
+    fallback_credit_token: Any = None
+    # refused when they say anything: REFUSED
     mcp_servers: list[Any] | None = None
-    context_management: Any = None
+    compaction: Any = None
+    fallbacks: Any = None
+    thread: Any = None
+
+
+REFUSED = ("mcp_servers", "compaction", "fallbacks", "thread")
 
 
 class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):

@@ -152,7 +152,8 @@ async def _run_when_asked(service: FakeService) -> None:
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"), ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "web_search"}, {"type": "custom", "name": "f"}]}, "tools[1].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"include": ["file_search_call.results"]}, "include"), ({"conversation": "c"}, "conversation"), ({"prompt": {"id": "p"}}, "prompt"),
     ({"background": True, "store": False}, "store"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"), ({"previous_response_id": "resp_0"},
@@ -165,6 +166,22 @@ async def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> No
         answer = await http.post("/v1/responses", json=ASK | fields)
         assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param, answer.text
         assert not service.running
+
+
+async def test_tools_of_openais_servers_are_left_out() -> None:
+    """Codex lists them unasked."""
+    service = FakeService()
+    own = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    async with client_of(service) as client:
+        for hosted in ("web_search", "web_search_preview_2025_03_11", "image_generation", "code_interpreter", "mcp"):
+            some: Any = [own, {"type": hosted, "external_web_access": False}]
+            response = await client.responses.create(**ASK, tools=some, extra_body={"client_metadata": {"a": "b"}})
+            assert [tool.type for tool in response.tools] == ["function"]
+            none = await client.responses.create(**ASK, tools=some[1:])
+            assert none.tools == []
+            with pytest.raises(openai.BadRequestError, match="there are no tools"):
+                await client.responses.create(**ASK, tools=some[1:], tool_choice="required")
+    assert [ask.prompt.tools and len(ask.prompt.tools) for ask in service.asks] == [1, None] * 5  # type: ignore[union-attr]
 
 
 def test_items_become_messages() -> None:

@@ -20,7 +20,7 @@ from runtime.http.openai.models import told_model
 from runtime.http.openai.responses.answers import Response
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.store import Kept, ResponseStore
-from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check
+from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check, served_tools
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.openai.types import ChatBody
 from runtime.http.reading import events_of
@@ -65,9 +65,9 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields |= {theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None}
     fields["messages"] = messages_of(body.instructions, items)
-    if body.tools:
+    if tools := served_tools(body):
         fields["tools"] = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
-                           for tool in body.tools]
+                           for tool in tools]
     if body.tool_choice is not None:
         fields["tool_choice"] = _choice(body.tool_choice)
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -110,7 +110,7 @@ def response_object(body: ResponseBody, model: str) -> Payload:
         "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, "service_tier": "default",
         "store": body.store is not False, "temperature": body.temperature, "text": text, "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [], "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
+        "tools": served_tools(body), "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
         "truncation": body.truncation or "disabled", "usage": None, "user": body.user,
     }
 

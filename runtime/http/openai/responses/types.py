@@ -75,6 +75,7 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     service_tier: str | None = None
     stream_options: Any = None
+    client_metadata: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
@@ -93,6 +94,19 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothing: reasoning is given as text
 
 
+# how the types of tools begin that run in OpenAI's servers; clients list them unasked
+HOSTED = ("web_search", "file_search", "image_generation", "code_interpreter", "computer", "mcp", "tool_search")
+
+
+def is_hosted(tool: dict[str, Any]) -> bool:
+    return str(tool.get("type")).startswith(HOSTED)
+
+
+def served_tools(body: ResponseBody) -> list[dict[str, Any]]:
+    """Those that there are here. The model does not see the others, so it calls none of them."""
+    return [tool for tool in body.tools or () if not is_hosted(tool)]
+
+
 def check(body: ResponseBody) -> None:
     """Raises InvalidRequest, naming the field, for what this server can't do."""
     for name in NOT_SERVED:
@@ -102,6 +116,8 @@ def check(body: ResponseBody) -> None:
         if name not in INCLUDES:
             raise InvalidRequest(f"include: {name} is not served here; {', '.join(INCLUDES)} are", param="include")
     for i, tool in enumerate(body.tools or ()):
+        if is_hosted(tool):
+            continue
         if tool.get("type") != "function":
             raise InvalidRequest(f"tools[{i}]: tools of type {tool.get('type')} are not served here; use functions",
                                  param=f"tools[{i}].type")
