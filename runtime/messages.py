@@ -352,6 +352,7 @@ class Captured(Struct, frozen=True, array_like=True, tag="captured"):
     num_bytes: int  # of the device's memory that it took
     error: str  # why it failed; empty: it did not
     unit: str = "sequences"
+    is_fatal: bool = False  # one rank failed where others wait for it: they end
 
 
 class Failing(StrEnum):

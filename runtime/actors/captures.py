@@ -33,13 +33,12 @@ class Capturing:
     def look(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
         kinds = self._captures.values()
         if (ranks, ranks.num_changes) != self._ranks:
+            if self._ranks is not None and self._ranks[0] is not ranks:
+                self._hear(self._ranks[0])  # they may have ended over a capture
             for captures in kinds:
                 captures.restart()
             self._ranks = ranks, ranks.num_changes
-        while ranks.captured:
-            answer = ranks.captured.pop(0)
-            self._captures[answer.unit].answered(answer, monotonic())
-            self._tell(answer, self._captures[answer.unit])
+        self._hear(ranks)
         self._ran(scheduler)
         if scheduler.is_held or all(kind.is_complete for kind in kinds) or any(kind.asked is not None for kind in kinds):
             return
@@ -61,6 +60,12 @@ class Capturing:
             self._captures["sequences"].ran(rows, steps - with_prompts)
         if with_prompts and "tokens" in self._captures:
             self._captures["tokens"].ran(known // with_prompts + rows, with_prompts)
+
+    def _hear(self, ranks: CapturingRanks) -> None:
+        while ranks.captured:
+            answer = ranks.captured.pop(0)
+            self._captures[answer.unit].answered(answer, monotonic())
+            self._tell(answer, self._captures[answer.unit])
 
     def _tell(self, answer: Captured, captures: Captures) -> None:
         size: dict[str, int] = {answer.unit: answer.size}

@@ -27,5 +27,8 @@ class Alone:
     def broadcast(self, x: "Tensor") -> "Tensor":
         return x
 
+    def outcomes(self, mine: str) -> list[str]:
+        return [mine]
+
     def close(self) -> None:
         return None

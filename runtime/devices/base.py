@@ -315,6 +315,10 @@ class Collectives(Protocol):
         """Rank 0's `x` on every rank; overwrites `x` elsewhere."""
         ...
 
+    def outcomes(self, mine: str) -> list[str]:
+        """What each rank says came of what they did: "", or an error; told beside the exchanges (meeting.py). Raises Stranded."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from runtime import log
 from runtime.devices.base import Batch, Device, Graphs
+from runtime.devices.meeting import Stranded
 from runtime.devices.transfers import Transfers
 from runtime.layers.sampler import clean
 from runtime.layers.slots import Slots
@@ -53,12 +54,16 @@ def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[
     recorded, error = None, ""
     try:
         recorded = record(wish.size)
+        torch.zeros(1, device=device.place).item()  # it may still wait for another rank in an exchange
     except RuntimeError as failure:  # out of memory is one
         log.get("graphs").exception("a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True)
         error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
-    failed = torch.tensor([float(bool(error))], device=device.place)
-    if device.collectives.all_reduce(failed).item():
-        recorded, error = None, error or "another rank could not"
+    try:
+        outcomes = device.collectives.outcomes(error)
+    except Stranded as fault:
+        return Captured(wish.size, perf_counter() - begin, 0, str(fault), wish.unit, True), None
+    if any(outcomes):
+        recorded, error = None, error or f"another rank could not ({next(filter(None, outcomes))})"
     num_bytes = max(0, free_bytes - device.memory.free_bytes())
     return Captured(wish.size, perf_counter() - begin, num_bytes, error, wish.unit), recorded
 
@@ -144,15 +149,17 @@ class DecodeGraphs:
         return captured
 
     def record(self, size: int) -> Recorded:
-        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so."""
+        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so.
+
+        All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails is waited for by nobody.
+        """
         draws = self.device.facts.draws_in_graphs
         bodies: list[Callable[[], None]] = [lambda: self.step(size), lambda: self.pick(size, is_random=False)]
         if draws:
             bodies.append(lambda: self.pick(size, is_random=True))
-        graphs = []
         for body in bodies:
             body()
-            graphs.append(self.graphs.capture(body))
+        graphs = [self.graphs.capture(body) for body in bodies]
         return Recorded(graphs[0], graphs[1], graphs[2] if draws else None)
 
     def blank(self, size: int) -> np.ndarray:

@@ -139,8 +139,10 @@ class Rank:
 
     def _capture(self, executor: Executor, wish: Capture) -> None:
         captured = executor.capture(wish.size, wish.unit)
-        if self._rank == 0:
+        if self._rank == 0 or captured.is_fatal:
             self._send(captured)
+        if captured.is_fatal:
+            raise RuntimeError(captured.error)
 
     def _load_adapter(self, executor: Executor, load: LoadAdapter) -> None:
         """An adapter that cannot be loaded harms no request: none has it yet."""

@@ -9,6 +9,7 @@ from runtime.actors.captures import Capturing
 from runtime.messages import Arrive, Capture, Captured, StepPlan
 from runtime.metrics import Metrics
 from runtime.scheduling.captures import Captures
+from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.actors.test_scheduler import Bench, FakeRanks, bench, request
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +31,9 @@ class CapturingRanks(FakeRanks):
             self.unit = plan.unit
             return True
         return super().submit(plan)
+
+    def strand(self) -> None:
+        self.captured.append(Captured(self.asked[-1], 0.25, 0, "OutOfMemoryError: full", "sequences", True))
 
     def answer(self) -> None:
         size = self.asked[-1]
@@ -112,3 +116,18 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
             ranks.answer()
         await b.settle()
         assert ranks.asked == [1, 1, 2] and captures.done == [1, 2]
+
+
+def test_a_capture_that_ended_the_ranks_is_not_tried_on_the_next() -> None:
+    """Nobody looked between their answer and their end."""
+    captures, metrics = Captures([1, 2, 4]), Metrics()
+    capturing, scheduler = Capturing([captures], metrics), Scheduler(
+        SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()))
+    ranks = CapturingRanks()
+    for _ in range(2):
+        capturing.look(scheduler, ranks)
+        ranks.captured.append(Captured(ranks.asked[-1], 0.25, 0, "")) if ranks.asked[-1] == 1 else ranks.strand()
+    assert ranks.asked == [1, 2]
+    following = CapturingRanks()
+    capturing.look(scheduler, following)
+    assert following.asked == [1] and captures.sizes == [1] and metrics.capture_failures.value == 1

@@ -110,16 +110,16 @@ class Tapes:
         return AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {})
 
     def capture(self, body: Callable[[], None]) -> Tape:
-        if self.fails_at is not None:
-            self.fails_at -= 1
-            if self.fails_at < 0:
-                self.fails_at = None
-                raise torch.OutOfMemoryError("no room for a tape")
         tape = Tape()
         self.recording.append(tape)
         with NoReads(), tape:
             body()
         self.recording.pop()
+        if self.fails_at is not None:
+            self.fails_at -= 1
+            if self.fails_at < 0:
+                self.fails_at = None
+                raise torch.OutOfMemoryError("no room for a tape")
         return tape
 
     def forget(self) -> None:

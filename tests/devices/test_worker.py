@@ -195,6 +195,25 @@ def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.Monkey
         opened.close()
 
 
+def test_a_capture_that_others_wait_for_ends_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so first, whichever rank it is."""
+    fatal = Captured(4, 0.5, 0, "OutOfMemoryError: full", "sequences", True)
+    executor = Busy(0)
+    executor.capture = lambda size, unit: fatal  # type: ignore[attr-defined]
+    monkeypatch.setattr(worker, "open_device", lambda name, rank: executor)
+    plans, results = ring.create(), ring.create()
+    writer, reader, wire = ring.Writer(plans, 1), ring.Reader(results, 1), Wire[Any](ToRank)
+    for message in (start_null(), Capture(4)):
+        writer.publish(wire.encode(message))
+    assert worker.Rank(1, 1, plans, results).run() == 1
+    heard = []
+    while (body := reader.read_nowait()) is not None:
+        heard.append(Wire[FromRank](FromRank).decode(body))
+    assert isinstance(heard[0], RankReady) and heard[1] == fatal and isinstance(heard[2], RankFailed)
+    for opened in (writer, reader, plans, results):
+        opened.close()
+
+
 @pytest.mark.parametrize("messages,reason", [
     ([StopRank()], "not a StartRank"), ([start_null(), start_null()], "StepPlan or StopRank was due")], ids=["no start", "two starts"])
 def test_records_out_of_order_end_it(process: Process, messages: list[Any], reason: str) -> None:

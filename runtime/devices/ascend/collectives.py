@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.devices.meeting import Meeting
 from runtime.errors import StartError
 
 
@@ -20,8 +21,10 @@ class Hccl:
         """Raises StartError where the ranks do not find each other."""
         self.rank = rank
         self.size = size
+        store = dist.FileStore(rendezvous, size)
+        self.outcomes = Meeting(store, rank, size).outcomes
         try:
-            dist.init_process_group("hccl", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size)
+            dist.init_process_group("hccl", store=store, rank=rank, world_size=size)
             self.all_reduce(torch.zeros(1, device=place)).cpu()
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runtime.devices.meeting import Meeting
+
 
 class Gloo:
     """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
@@ -11,7 +13,9 @@ class Gloo:
     def __init__(self, rank: int, size: int, rendezvous: str) -> None:
         self.rank = rank
         self.size = size
-        dist.init_process_group("gloo", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size)
+        store = dist.FileStore(rendezvous, size)
+        self.outcomes = Meeting(store, rank, size).outcomes
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.devices.cuda.symmetric import SymmetricSums
+from runtime.devices.meeting import Meeting
 
 
 class Nccl:
@@ -14,7 +15,9 @@ class Nccl:
         """`shares`: small sums go through memory that the cards share."""
         self.rank = rank
         self.size = size
-        dist.init_process_group("nccl", store=dist.FileStore(rendezvous, size), rank=rank, world_size=size, device_id=place)
+        store = dist.FileStore(rendezvous, size)
+        self.outcomes = Meeting(store, rank, size).outcomes
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=place)
         self.sums = SymmetricSums.open(dist.group.WORLD.group_name, size, place) if shares else None
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -1,0 +1,48 @@
+"""One of two ranks whose captures fail, run as a process by test_failing.py. Arguments: rank, model folder, rendezvous.
+
+Prints what became of each capture, a JSON line each: one that fails on both ranks alike, one whose last tape fails on rank 1, one that
+comes off, and one in whose trial run rank 1 fails between two exchanges.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.devices import base, meeting
+from tests.devices.drive import start
+
+
+def main() -> None:
+    rank = int(sys.argv[1])
+    base.DEVICES["taped"] = "tests.devices.taped"
+    executor: Any
+    executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
+    executor.loaded.open_graphs([1, 2, 3, 4], [], pads=True)
+    mlp = executor.loaded.model.layers[0].mlp
+    forward = mlp.forward
+    meeting.PATIENCE_S = 60.0
+
+    def full(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no room\nat all")
+
+    def capture(size: int) -> None:
+        found = executor.capture(size)
+        print(json.dumps([found.error, found.is_fatal, executor.loaded.graphs.ready]), flush=True)
+
+    mlp.forward = full
+    capture(1)
+    mlp.forward = forward
+    executor.tapes.fails_at = 2 if rank == 1 else None
+    capture(2)
+    capture(3)
+    meeting.PATIENCE_S = 0.5
+    mlp.forward = full if rank == 1 else forward
+    capture(4)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
