@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.adapters.wire import AdapterLoaded, AdapterSetup, LoadAdapter, Seating
+from runtime.compiled import Compiled
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.expert_load import CountExperts, ExpertCounts
@@ -211,6 +212,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
     piece_sizes: list[int] = []  # numbers of tokens for which steps with prompts may be captured, between their attentions
+    compiled: Compiled = Compiled()
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
     expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
 

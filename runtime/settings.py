@@ -11,6 +11,7 @@ from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
+from runtime.compiled import Compiled
 from runtime.constraint import GrammarSetup
 from runtime.errors import OptionsError
 from runtime.loras import Limits as LoraLimits
@@ -58,7 +59,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
-        piece_sizes=piece_sizes(plan),
+        piece_sizes=piece_sizes(plan), compiled=compiled(plan),
         adapters=None if loras is None else loras.setup(),
         expert_steps=plan.expert_steps,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
@@ -72,6 +73,13 @@ def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
 def piece_sizes(plan: Plan) -> list[int]:
     """Numbers of tokens for which steps with prompts are to be captured, between their attentions."""
     return list(plan.piecewise_cuda_graph_tokens) if plan.enable_piecewise_cuda_graph else []
+
+
+def compiled(plan: Plan) -> Compiled:
+    """What runs through torch.compile."""
+    return Compiled(max_rows=plan.torch_compile_max_bs if plan.enable_torch_compile else 0,
+                    has_pieces=plan.enable_piecewise_cuda_graph and plan.piecewise_cuda_graph_compiler == "inductor",
+                    explains=plan.enable_torch_compile_debug_mode)
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:

@@ -131,6 +131,7 @@ class Batch:
     embeds: "tuple[Tensor, Tensor] | None" = None  # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T]: tokens that are somebody's; None: all
+    is_compiled: bool = False  # by what the model has compiled (devices/compiling.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class DecodeGraphs:
         self.transfers = transfers
         self.pads = pads
         self.masks = False  # layers must know which rows are padding
+        self.compiles = 0  # steps of up to so many sequences run what the model has compiled
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
@@ -182,7 +183,7 @@ class DecodeGraphs:
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
         hidden = self.model.forward(Batch(self.slots.last_token[slots], positions, locations, self.kv, attention, is_decode=True,
-                                          is_real=slots != self.slots.padding if self.masks else None))
+                                          is_real=slots != self.slots.padding if self.masks else None, is_compiled=size <= self.compiles))
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)

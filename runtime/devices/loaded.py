@@ -14,6 +14,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from runtime.compiled import Compiled
 from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
 from runtime.devices.counting import ExpertLoad
 from runtime.devices.decoding import DecodeGraphs
@@ -163,7 +164,7 @@ class Loaded:
         self.unsettled = launched if follows else None
         return launched
 
-    def open_graphs(self, sizes: list[int], piece_sizes: list[int], *, pads: bool) -> None:
+    def open_graphs(self, sizes: list[int], piece_sizes: list[int], compiled: Compiled, *, pads: bool) -> None:
         """Decode steps of these numbers of sequences can be captured, where the device has graphs and the model decodes; and what lies
         between the attentions of steps of so many tokens."""
         if self.device.graphs is None or not self.kv:
@@ -171,10 +172,11 @@ class Loaded:
         if sizes and self.pooling is None:
             self.graphs = DecodeGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
                                        self.transfers, sizes, pads=pads)
-            self.graphs.masks = self.load is not None
+            self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
         if piece_sizes and hasattr(self.model, "pieces"):
             self.pieces = PieceGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
                                       piece_sizes, masks=self.load is not None)
+            self.pieces.compiles = compiled.has_pieces
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where somebody must be told them."""

@@ -116,6 +116,7 @@ class PieceGraphs:
         self.ready: list[int] = []  # the sizes in it, rising
         self.crossings = Crossings(max(sizes))
         self.inputs = torch.zeros(2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.place)
+        self.compiles = False  # graphs run what the model has compiled
         self.is_real = torch.zeros(max(sizes), dtype=torch.bool, device=device.place) if masks else None
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +174,7 @@ class PieceGraphs:
         single = Batch(rows[0, :1], rows[1, :1], tuple(rows[2:, :1].unbind()), self.kv, self.device.ops.plan_attention(
             plan, self.slots.page_tables, self.page_size, self.windows))
         is_real = None if self.is_real is None else self.is_real[:size]
-        batch = Batch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real)
+        batch = Batch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real, is_compiled=self.compiles)
         way = Walk(self.model, batch, single, self.crossings)
         graphs, cuts = [take(way.advance)], []
         while way.hidden is None:

@@ -16,6 +16,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.devices.base import Device
+from runtime.devices.compiling import compile_model
 from runtime.devices.host import HostPages
 from runtime.devices.loaded import Loaded
 from runtime.errors import ModelError, StartError
@@ -66,6 +67,9 @@ class Weights:
         model = self._empty(self.device)
         self.num_bytes = load(model, model.fused, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed,
                               progress, getattr(model, "renames", ()))
+        if self.start.compiled.is_wanted:
+            progress("compile", 0.0)
+            compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
         return model
 
     def other(self, model_path: str, load_format: str) -> "Weights":
@@ -196,7 +200,7 @@ class Residence:
 
     def open_graphs(self) -> None:
         start = self.weights.start
-        self.loaded.open_graphs(start.graph_sizes, start.piece_sizes, pads=start.graph_pads)
+        self.loaded.open_graphs(start.graph_sizes, start.piece_sizes, start.compiled, pads=start.graph_pads)
 
     def settle(self) -> None:
         """Layers and what adapters add to them refer to each other."""

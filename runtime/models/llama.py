@@ -4,7 +4,7 @@ Pre-norm blocks of grouped-query attention with rotary positions and a SwiGLU fe
 which config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalises each head of q and k; Mistral and Qwen slide a window.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -126,6 +126,7 @@ class Llama(Layer):
             self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.parts = None if device.exchanges is None else Parts(device.collectives)
         self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.place)
+        self.compiled: Callable[..., tuple[Tensor, Tensor]] | None = None  # Decoder.after (devices/compiling.py)
 
     @property
     def attentions(self) -> list[Attention | LatentAttention]:
@@ -151,10 +152,11 @@ class Llama(Layer):
             x = x.index_copy(0, batch.embeds[0], batch.embeds[1].to(x.dtype))
         x = x if self.parts is None else self.parts.cut(x)
         residual = torch.zeros_like(x)
+        compiled = self.compiled if batch.is_compiled else None
         for layer in self.layers:
             queries, residual = layer.before(x, residual, cos, sin, batch)
             attended = yield layer.self_attn, queries
-            x, residual = layer.after(attended, residual, batch)
+            x, residual = layer.after(attended, residual, batch) if compiled is None else compiled(layer, attended, residual, batch)
         x = x + residual
         return x if self.parts is None else self.parts.join(x, len(batch.positions))
 

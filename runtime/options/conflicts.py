@@ -36,6 +36,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nsa_prefill_cp_mode", ("enable_nsa_prefill_context_parallel",)),
     ("log_requests_", ("log_requests",)),
     ("torch_compile_max_bs", ("enable_torch_compile",)),
+    ("enable_torch_compile_debug_mode", ("enable_torch_compile", "piecewise_cuda_graph_compiler")),
     ("piecewise_cuda_graph_", ("enable_piecewise_cuda_graph",)),
     ("prompt_tokens_buckets", ("collect_tokens_histogram",)),
     ("generation_tokens_buckets", ("collect_tokens_histogram",)),

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, on_device, option, planned
+from runtime.options.declare import Auto, Count, Group, on_device, option
 
 
 class Graphs(Group, frozen=True, kw_only=True):
@@ -21,10 +21,12 @@ class Graphs(Group, frozen=True, kw_only=True):
     piecewise_cuda_graph_tokens: A[tuple[Count, ...] | Auto, option(
         "Numbers of tokens to capture such steps for, the most used ones first, while nothing else is to do.",
         devices=("cuda", "npu"))] = "auto"
-    piecewise_cuda_graph_compiler: A[Literal["eager", "inductor"], on_device("cuda and npu", "What compiles the pieces.")] = "eager"
+    piecewise_cuda_graph_compiler: A[Literal["eager", "inductor"], option(
+        "What compiles them: nothing, or torch.compile.", devices=("cuda",))] = "eager"
     piecewise_cuda_graph_max_tokens: A[Count | Auto, option(
         "Most tokens of such a step; larger ones keep the device busy for longer than their launch takes.",
         devices=("cuda", "npu"))] = "auto"
-    enable_torch_compile: A[bool, planned("Compile the model with torch.compile.")] = False
-    enable_torch_compile_debug_mode: A[bool, planned("Explain what torch.compile does.")] = False
-    torch_compile_max_bs: A[Count, planned("Most sequences of a compiled step.")] = 32
+    enable_torch_compile: A[bool, option(
+        "Pass captured decode steps through torch.compile; starting takes minutes longer.", devices=("cuda",))] = False
+    enable_torch_compile_debug_mode: A[bool, option("Log what torch.compile compiles anew, and why.", devices=("cuda",))] = False
+    torch_compile_max_bs: A[Count, option("Most sequences of a compiled decode step.", devices=("cuda",))] = 32

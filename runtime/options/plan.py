@@ -162,6 +162,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     enable_piecewise_cuda_graph: bool
     piecewise_cuda_graph_max_tokens: int  # 0: none
     piecewise_cuda_graph_tokens: tuple[int, ...]  # numbers of tokens of steps that are captured in pieces
+    piecewise_cuda_graph_compiler: str
+    enable_torch_compile: bool
+    enable_torch_compile_debug_mode: bool
+    torch_compile_max_bs: int
     enable_cudagraph_gc: bool
     enable_torch_symm_mem: bool
     kv_events_config: KVEvents | None

@@ -303,7 +303,23 @@ def pieces_can_be_captured(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
+def compiled_steps_are_plain(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    """What follows an attention must be products, norms and an activation, which is all that is tried through the compiler."""
+    has_pieces = plan.piecewise_cuda_graph_compiler == "inductor"
+    if not plan.enable_torch_compile and not has_pieces:
+        return None
+    said = "--enable-torch-compile" if plan.enable_torch_compile else "--piecewise-cuda-graph-compiler inductor"
+    if plan.disable_cuda_graph:
+        return f"{said} and --disable-cuda-graph contradict each other, as only captured steps are compiled; leave one out"
+    lacks = {"experts": model.mixture is not None, "weights in few bits": model.quantization is not None,
+             "adapters": plan.enable_lora, "several ranks": plan.num_ranks > 1}
+    if any(lacks.values()):
+        return f"{said} is not possible with {' and '.join(name for name, has in lacks.items() if has)}; leave it out"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
+    compiled_steps_are_plain,
     graphs_have_a_device,
     pieces_can_be_captured,
     options_suit_the_device,

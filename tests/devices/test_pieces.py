@@ -20,7 +20,7 @@ from tests.models.reference import Reference
 PROMPTS = [[5, 9, 100, 7, 3], list(range(20)), list(range(3, 40)), [250, 1]]
 SMALL: dict[str, Any] = {"device": "taped", "max_len": 128, "graph_sizes": [2], "piece_sizes": [8, 16]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}), "qwen3": ("qwen3", {}), "experts": ("qwen3_moe", {}), "latent": ("deepseek_v3", {}),
+    "llama": ("llama", {}), "qwen3": ("qwen3", {}), "experts": ("qwen3_moe", {}), "latent": ("deepseek_v3", {}), "gemma": ("gemma2", {}),
     "window": ("mistral", {"sliding_window": 7})}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runtime.compiled import Compiled
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options.facts import DEVICES, MachineFacts
@@ -71,4 +72,24 @@ def test_tokens_of_steps_in_pieces(words: str, sizes: list[int]) -> None:
 def test_what_pieces_cannot_be(words: str, problem: str) -> None:
     with pytest.raises(OptionsError) as refused:
         on_card(words)
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(("words", "compiled"), [
+    ("", Compiled()), ("--enable-torch-compile", Compiled(max_rows=32)),
+    ("--enable-torch-compile --torch-compile-max-bs 4 --enable-torch-compile-debug-mode", Compiled(max_rows=4, explains=True)),
+    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler inductor", Compiled(has_pieces=True))])
+def test_what_is_compiled(words: str, compiled: Compiled) -> None:
+    assert start_rank(on_card(words), MODEL).compiled == compiled
+    assert compiled.is_wanted == bool(words)
+
+
+@pytest.mark.parametrize(("words", "problem"), [
+    ("--enable-torch-compile --disable-cuda-graph", "only captured steps are compiled"),
+    ("--enable-torch-compile --tensor-parallel-size 2", "--enable-torch-compile is not possible with several ranks; leave it out"),
+    ("--torch-compile-max-bs 4", "--enable-torch-compile"),
+    ("--device cpu --enable-torch-compile", "--enable-torch-compile")])
+def test_what_cannot_be_compiled(words: str, problem: str) -> None:
+    with pytest.raises(OptionsError) as refused:
+        resolve(from_argv(["--device", "cuda", *words.split()]), MODEL, DEVICES["cpu"] if "cpu" in words else CARD, MACHINE)
     assert problem in str(refused.value)

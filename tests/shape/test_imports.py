@@ -30,7 +30,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.layers",),
     ("runtime.models",),
     ("runtime.devices.transfers",),
-    ("runtime.devices.counting", "runtime.devices.decoding", "runtime.devices.dispatch"),
+    ("runtime.devices.counting", "runtime.devices.decoding", "runtime.devices.dispatch",
+     "runtime.devices.compiling"),
     ("runtime.devices.pieces",),
     ("runtime.devices.loaded",),
     ("runtime.devices.rehearsal", "runtime.devices.residence"),
@@ -48,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {"runtime.actors": ("runtime.actors.answers", "runtime.actors.counts"), "runtime.devices": (
-    "runtime.devices.operands",
+    "runtime.devices.operands", "runtime.devices.compiling",
     "runtime.devices.alone", "runtime.devices.base", "runtime.devices.figures", "runtime.devices.host", "runtime.devices.ring",
     "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
     "runtime.devices.dispatch", "runtime.devices.exchange", "runtime.devices.meeting", "runtime.devices.scores", "runtime.devices.tiers",
@@ -57,6 +58,7 @@ RANK_SIDE = ("runtime.devices.counting", "runtime.devices.pieces", "runtime.devi
              "runtime.devices.runner", "runtime.devices.loaded", "runtime.devices.rehearsal", "runtime.devices.decoding",
              "runtime.devices.transfers", "runtime.devices.dispatch",
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
+             "runtime.devices.compiling",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
 TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
               "runtime.models.tasks", "runtime.models.encoder_config", "runtime.models.schemes", "runtime.models.quantization",

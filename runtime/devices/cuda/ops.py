@@ -21,6 +21,7 @@ from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
 from runtime.devices.cuda.phases import Phases
 from runtime.devices.cuda.weights import Packed, pack
 from runtime.devices.scores import Scores
+from runtime.layers import plain
 from runtime.messages import StepPlan
 
 
@@ -55,9 +56,11 @@ class CudaOps:
         store_kv(k, v, k_cache, v_cache, locations)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps)
+        return plain.rms_norm(x, weight, eps) if torch.compiler.is_compiling() else rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return plain.add_rms_norm(x, residual, weight, eps)
         return add_rms_norm(x, residual, weight, eps)
 
     def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +70,7 @@ class CudaOps:
         return rotary(x, cos, sin)
 
     def act_and_mul(self, x: Tensor, kind: Gate) -> Tensor:
-        return act_and_mul(x, kind)
+        return plain.act_and_mul(x, kind) if torch.compiler.is_compiling() else act_and_mul(x, kind)
 
     def pack_linear(self, weight: Tensor) -> Any:
         return weight
