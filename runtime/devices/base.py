@@ -370,3 +370,4 @@ class Device:
     streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns
     prologs: Any = None  # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps (layers/prolog.py)
     beside: Any = None  # a second stream, for shared experts beside routed ones (layers/beside.py)
+    joins_latents: bool = False  # with exchanges: tokens are joined behind the first projections of latent attention, and not before

@@ -4,6 +4,7 @@ A device may have operators for more of it at once (`Device.prologs`); in plain 
 two norms, and two turns by position.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
 from runtime.models.latent import Latent
 
+Join = Callable[[Tensor], Tensor]  # of the ranks' parts: [P, ...] -> [T, ...]
 Caches = tuple[Tensor, Tensor]  # latents [num_locations, 1, R] and rotary key parts [num_locations, 1, P]
 
 
@@ -35,8 +37,9 @@ class Prolog(Protocol):
         latents and rotary key parts are written."""
         ...
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, hidden] -> queries [T, H, N + P] and latents with rotary key parts [T, R + P], before norm and turn."""
+    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
+        """x [T, hidden] -> queries [T, H, N + P] and latents with rotary key parts [T, R + P], before norm and turn. With `join` x is this
+        rank's part of the tokens, and what comes of the first projections is joined."""
         ...
 
     def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -74,8 +77,9 @@ class PlainProlog:
     def prepare(self, *_: Any) -> tuple[Tensor, Tensor]:
         raise AssertionError("it goes step by step")
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, kv = self.down.forward(x).split(self.split, dim=1)
+    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
+        made = self.down.forward(x)
+        q, kv = (made if join is None else join(made)).split(self.split, dim=1)
         if self.q_norm is not None and self.queries is not None:
             q = self.queries.forward(self.q_norm.forward(q))
         return q.unflatten(1, (self.num_heads, -1)), kv

@@ -5,6 +5,7 @@ keeps all of it. The families differ in data only: how experts are chosen (spars
 (in V2-Lite they do not).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from runtime.devices.base import Batch, Device
 from runtime.layers.attention import LatentAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parts import Parts
 from runtime.layers.prolog import PlainProlog, Prolog
 from runtime.layers.rotary import stretched_scale
 from runtime.layers.weight import Layer, Share, even_share, scaled
@@ -29,6 +31,8 @@ class LatentSelfAttention(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         assert config.latent is not None
         self.device = device
+        self.joins = device.joins_latents
+        self.parts = Parts(device.collectives)
         self.latent = latent = config.latent
         heads = even_share(config.num_heads, device.collectives, "attention heads")
         self.num_heads, query_dim = heads.size, latent.nope_dim + latent.rope_dim
@@ -70,9 +74,10 @@ class LatentSelfAttention(Layer):
         """-> queries and their rotary parts; latents and theirs go to the cache."""
         prolog, place = self.prolog, self.attention.place(batch)
         assert prolog is not None, "a step before the weights are complete"
+        join = partial(self.parts.join, num_tokens=len(batch.positions)) if self.joins else None
         if prolog.takes(batch.attention):
-            return prolog.prepare(x, cos, sin, *place, self.up)
-        q, kv = prolog.project(x)
+            return prolog.prepare(x if join is None else join(x), cos, sin, *place, self.up)
+        q, kv = prolog.project(x, join)
         q, q_rope = q.split((self.latent.nope_dim, self.latent.rope_dim), dim=2)
         q_rope = prolog.turn(q_rope, cos, sin)
         prolog.store(kv, cos, sin, *place)

@@ -36,6 +36,8 @@ def sums_of(device: Device) -> Sums:
 class SelfAttention(Layer):
     """Projections, optional head norms, rotary positions, attention."""
 
+    joins = False  # itself, where ranks have parts of a step's tokens: `project` is given all of them
+
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         heads, dim = config.num_heads, config.head_dim
         self.qkv_proj = QkvLinear(device, dtype, config.hidden_size, heads, config.num_kv_heads, dim, bias=config.qkv_bias)
@@ -88,7 +90,7 @@ class Decoder(Layer):
         """`x` is what the previous block adds to `residual`; of all tokens, or of this rank's part of them. -> what attention is asked
         with, of all tokens, and the sum"""
         x, residual = self.input_layernorm.add(x, residual)
-        return self.self_attn.project(self.joined(x, batch), cos, sin, batch), residual
+        return self.self_attn.project(x if self.self_attn.joins else self.joined(x, batch), cos, sin, batch), residual
 
     def after(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """From what attention found to the pair that the next block begins with."""

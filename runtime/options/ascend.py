@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, option, planned
+from runtime.options.declare import Auto, Count, Group, option
 
 
 class Ascend(Group, frozen=True, kw_only=True):
@@ -23,4 +23,6 @@ class Ascend(Group, frozen=True, kw_only=True):
         "Prepare queries and latents of MLA in one fused operator, in steps whose rows are few tokens each.", devices=("npu",))] = False
     npu_nz_cache: A[bool, option("Keep latents in the NZ layout; goes with --npu-mla-prolog.", devices=("npu",))] = False
     npu_multi_stream: A[bool, option("Compute shared and routed experts on two streams.", devices=("npu",))] = False
-    npu_gather_after_q: A[bool, planned("Gather after the low-rank projection of queries, so that fewer bytes are sent.")] = False
+    npu_gather_after_q: A[bool, option(
+        "Gather after the low-rank projections of MLA, so that fewer bytes are sent and a token is projected once; with "
+        "--moe-a2a-backend.", devices=("npu",))] = False

@@ -180,6 +180,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     npu_mla_prolog: bool
     npu_nz_cache: bool
     npu_multi_stream: bool
+    npu_gather_after_q: bool
     profile: str | None
     null_step_s: float
     null_token_s: float
@@ -230,6 +231,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         if self.device in ("cuda", "npu"):
             own = {
                 "mla_prolog": self.npu_mla_prolog, "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
+                "gather_after_q": self.npu_gather_after_q,
             } if self.device == "npu" else {
                 "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend,
                 "prefill": self.prefill_attention_backend, "decode": self.decode_attention_backend}

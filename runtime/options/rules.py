@@ -88,11 +88,14 @@ def pages_fit_the_kernels(plan: "Plan", model: ModelFacts, device: DeviceFacts) 
 
 def latents_have_attention(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     """What a rank of the device says of sizes, it says at start."""
-    said = [by_name()[name].flag for name in ("npu_mla_prolog", "npu_nz_cache") if getattr(plan, name)]
+    said = [by_name()[name].flag for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q") if getattr(plan, name)]
     if said and model.latent is None:
         return f"{' and '.join(said)} needs latent attention (MLA), which this model has not; leave it out"
-    if plan.npu_mla_prolog and model.latent is not None and model.latent.q_rank is None:
-        return "--npu-mla-prolog needs queries of low rank (q_lora_rank), which this model has not; leave it out"
+    low = [flag for flag in said if flag != "--npu-nz-cache"]
+    if low and model.latent is not None and model.latent.q_rank is None:
+        return f"{' and '.join(low)} needs queries of low rank (q_lora_rank), which this model has not; leave it out"
+    if plan.npu_gather_after_q and not plan.exchanges_tokens:
+        return "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend, or leave it out"
     return None
 
 

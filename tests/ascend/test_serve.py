@@ -74,7 +74,8 @@ LATENT = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
 @pytest.mark.parametrize(("family", "overrides", "options"), [
     ("qwen3_moe", {}, {"tensor_parallel_size": 2, "expert_parallel_size": 2}),
     ("deepseek_v2", LATENT, {"chunked_prefill_size": 50, "max_total_tokens": 640}),
-    ("deepseek_v3", LATENT, {"tensor_parallel_size": 2, "expert_parallel_size": 2, "disable_cuda_graph": True}),
+    ("deepseek_v3", LATENT, {"tensor_parallel_size": 2, "expert_parallel_size": 2, "disable_cuda_graph": True, "npu_nz_cache": True,
+                             "npu_multi_stream": True}),
 ])
 async def test_experts_and_latents(family: str, overrides: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path, **overrides)
@@ -86,22 +87,31 @@ async def test_experts_and_latents(family: str, overrides: dict[str, Any], optio
 
 
 @pytest.mark.anyio
-async def test_tokens_travel_to_experts(checkpoint: Callable[[str], Path], reference: Generate) -> None:
+@pytest.mark.parametrize(("family", "overrides", "options"), [
+    ("qwen3_moe", {}, {}), ("deepseek_v3", LATENT, {"npu_gather_after_q": True})])
+async def test_tokens_travel_to_experts(family: str, overrides: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     """Counted in prompts, in graphs of fixed shapes in decodes; float32 is beyond CANN's own operators, which dispatch_rank.py tries."""
-    expected = [reference("qwen3_moe", prompt, COUNT) for prompt in PROMPTS]
-    async with Engine(model_path=str(checkpoint("qwen3_moe")), tensor_parallel_size=2, moe_a2a_backend="deepep", cuda_graph_bs=(2, 4),
-                      **(OPTIONS | {"chunked_prefill_size": 50})) as engine:
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    reference = Reference(folder)
+    expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
+    async with Engine(model_path=str(folder), tensor_parallel_size=2, moe_a2a_backend="deepep", cuda_graph_bs=(2, 4),
+                      **(OPTIONS | {"chunked_prefill_size": 50} | options)) as engine:
         for _ in range(2):
             assert await run_all(engine, PROMPTS) == expected
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("host", [{}, {"hicache_io_backend": "kernel_ascend", "hicache_mem_layout": "page_first_direct",
-                                       "hicache_write_policy": "write_back"}], ids=["layer first", "page first"])
-async def test_prompts_come_back_from_host_memory(host: dict[str, Any], checkpoint: Callable[[str], Path], reference: Generate) -> None:
+@pytest.mark.parametrize(("family", "overrides", "host"), [
+    ("qwen3", {}, {}),
+    ("qwen3", {}, {"hicache_io_backend": "kernel_ascend", "hicache_mem_layout": "page_first_direct", "hicache_write_policy": "write_back"}),
+    ("deepseek_v3", LATENT, {"npu_nz_cache": True}),
+], ids=["layer first", "page first", "latents in NZ"])
+async def test_prompts_come_back_from_host_memory(family: str, overrides: dict[str, Any], host: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    reference = Reference(folder)
     prompts = [[first, *SHARED, *SHARED] for first in (1, 2, 3)]
-    expected = [reference("qwen3", prompt, COUNT) for prompt in prompts]
-    async with Engine(model_path=str(checkpoint("qwen3")), enable_hierarchical_cache=True, hicache_ratio=3.0, **host,
+    expected = [reference.greedy(prompt, COUNT) for prompt in prompts]
+    async with Engine(model_path=str(folder), enable_hierarchical_cache=True, hicache_ratio=3.0, **host,
                       **(OPTIONS | {"max_total_tokens": 512})) as engine:
         for _ in range(2):
             assert [(await run_all(engine, [prompt]))[0] for prompt in prompts] == expected

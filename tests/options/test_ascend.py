@@ -1,6 +1,7 @@
 """Flags that the reference supports on Ascend: what works on the CPU device works on an NPU, with the defaults and choices of there."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -81,3 +82,35 @@ def test_what_works_on_the_cpu_works_on_an_npu(flag: str, value: str | None) -> 
         assert any(OTHERWISE[flag, str(value)].replace("npu", "DEVICE") in problem for problem in found)
     else:
         assert found <= problems(flag, value, CPU)
+
+
+HF: dict[str, object] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 96,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2, "first_k_dense_replace": 1, "vocab_size": 300,
+    "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+    "norm_topk_prob": True, "max_position_embeddings": 512, "torch_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(("words", "changes", "refusal"), [
+    ("--npu-mla-prolog --npu-nz-cache --npu-multi-stream", {}, ""),
+    ("--npu-gather-after-q --moe-a2a-backend deepep --tp-size 2 --ep-size 2", {}, ""),
+    ("--npu-nz-cache", {"q_lora_rank": None}, ""),
+    ("--npu-mla-prolog", {"q_lora_rank": None}, "--npu-mla-prolog needs queries of low rank (q_lora_rank), which this model has not"),
+    ("--npu-gather-after-q", {}, "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend"),
+    ("--npu-multi-stream", {"n_shared_experts": None}, "--npu-multi-stream computes shared experts beside routed ones, and this model has"),
+    ("--npu-mla-prolog --npu-nz-cache", None, "--npu-mla-prolog and --npu-nz-cache needs latent attention (MLA), which this model has not"),
+])
+def test_latents_and_shared_experts(words: str, changes: dict[str, object] | None, refusal: str, tmp_path: Path) -> None:
+    """None: a model without either."""
+    (tmp_path / "config.json").write_text(json.dumps(HF | (changes or {})))
+    model = MODEL if changes is None else read_config(str(tmp_path))
+    if not refusal:
+        options = resolve(from_argv(words.split()), model, NPU, MACHINE).device_options
+        assert all(options[name] == (f"--npu-{name.replace('_', '-')}" in words) for name in (
+            "mla_prolog", "nz_cache", "multi_stream", "gather_after_q"))
+        return
+    with pytest.raises(OptionsError, match=re.escape(refusal)):
+        resolve(from_argv(words.split()), model, NPU, MACHINE)
+    with pytest.raises(OptionsError, match="does nothing on --device cpu"):
+        resolve(from_argv(words.split()), model, CPU, MACHINE)

@@ -83,7 +83,8 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
                                lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
     return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
                   exchanges, streams=torch.npu, prologs=Prologs(start.page_size, is_whole=is_whole, is_nz=is_nz),
-                  beside=Beside(torch.npu) if said.get("multi_stream", False) else None)
+                  beside=Beside(torch.npu) if said.get("multi_stream", False) else None,
+                  joins_latents=said.get("gather_after_q", False))
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:

@@ -22,7 +22,7 @@ from runtime.devices.ascend.latent import LatentPlan, Up
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
-from runtime.layers.prolog import Caches, PlainProlog, Prolog
+from runtime.layers.prolog import Caches, Join, PlainProlog, Prolog
 from runtime.models.schemes import Int8
 
 MODES = ("PA_BSND", "PA_NZ")  # of the cache, by whether it is in NZ
@@ -137,8 +137,8 @@ class Parts:
     def prepare(self, *_: Any) -> tuple[Tensor, Tensor]:
         raise AssertionError("--npu-mla-prolog is off")
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.plain.project(x)
+    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
+        return self.plain.project(x, join)
 
     def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return self.plain.turn(q_rope, cos, sin)
@@ -221,12 +221,14 @@ class Whole:
             rmsnorm_epsilon_cq=self.q_norm.eps, rmsnorm_epsilon_ckv=norm.eps, cache_mode=MODES[self.writer.is_nz], **scales)
         return found[0], found[1]
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
         matrices = self.matrices
         assert matrices is not None
         codes = None if matrices.down.scale is None else torch_npu.npu_dynamic_quant(x)
-        q = matrices.queries.times(self.q_norm.forward(matrices.down.times(x, codes)))
-        return q.unflatten(1, (self.num_heads, -1)), matrices.latents.times(x, codes)
+        q, kv = matrices.down.times(x, codes), matrices.latents.times(x, codes)
+        if join is not None:
+            q, kv = join(torch.cat((q, kv), 1)).split((q.shape[1], kv.shape[1]), dim=1)
+        return matrices.queries.times(self.q_norm.forward(q)).unflatten(1, (self.num_heads, -1)), kv
 
     def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch_npu.npu_interleave_rope(q_rope.contiguous().unsqueeze(2), _by_token(cos), _by_token(sin)).squeeze(2)
