@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from runtime.errors import InternalFault, RequestError, StartError
+from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
 from runtime.http.doors import Level
 from runtime.http.face import Face
 from runtime.rpc.calls import Calls, Headered
@@ -40,8 +41,8 @@ class Rpc:
             level = LEVELS.get(name, "user")
             call = getattr(calls, name.lower())
             make = grpc.unary_stream_rpc_method_handler if several else grpc.unary_unary_rpc_method_handler
-            handlers[name] = make(self._several(level, call) if several else self._one(level, call),
-                                  request_deserializer=types[takes].FromString, response_serializer=types[gives].SerializeToString)
+            method = (self._several if several else self._one)(level, types[takes], call)
+            handlers[name] = make(method, response_serializer=types[gives].SerializeToString)  # requests are read behind the door
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -59,20 +60,23 @@ class Rpc:
             with anyio.CancelScope(shield=True):
                 await self.server.stop(GRACE_S if shutdown.is_set() else 0)
 
-    def _one(self, level: Level, call: Callable[[Any, Headered], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def method(wish: Any, context: Context) -> Any:
+    def _one(self, level: Level, kind: Any, call: Callable[[Any, Headered], Awaitable[Any]]) -> Callable[[bytes, Context], Awaitable[Any]]:
+        async def method(data: bytes, context: Context) -> Any:
             try:
-                return await call(wish, self._enter(level, context))
+                headers = self._enter(level, context)
+                return await call(_read(kind, data), headers)
             except Exception as error:
                 await _refuse(error, context)
 
         return method
 
-    def _several(self, level: Level, call: Callable[[Any, Headered], AsyncIterator[Any]]) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        async def method(wish: Any, context: Context) -> AsyncIterator[Any]:
+    def _several(self, level: Level, kind: Any,
+                 call: Callable[[Any, Headered], AsyncIterator[Any]]) -> Callable[[bytes, Context], AsyncIterator[Any]]:
+        async def method(data: bytes, context: Context) -> AsyncIterator[Any]:
             answers = None
             try:
-                answers = call(wish, self._enter(level, context))
+                headers = self._enter(level, context)
+                answers = call(_read(kind, data), headers)
                 async for message in answers:
                     yield message
             except Exception as error:
@@ -88,6 +92,14 @@ class Rpc:
         headers = [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
         self.face.keys.check(level, headers)
         return headers
+
+
+def _read(kind: Any, data: bytes) -> Any:
+    """Raises InvalidRequest."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.name} of runtime.proto: {error}") from None
 
 
 async def _refuse(error: Exception, context: Context) -> None:

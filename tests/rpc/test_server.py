@@ -34,13 +34,17 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": uvloop.new_event_loop} if request.param == "uvloop" else {}
 
 
+def _bytes(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
 class Client:
     """Calls by name, as generated code would make them."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        for name, takes, several, gives in METHODS:
+        for name, _, several, gives in METHODS:
             make = channel.unary_stream if several else channel.unary_unary
-            setattr(self, name.lower(), make(f"/{SERVICE}/{name}", request_serializer=TYPES[takes].SerializeToString,
+            setattr(self, name.lower(), make(f"/{SERVICE}/{name}", request_serializer=_bytes,
                                              response_deserializer=TYPES[gives].FromString))
 
     def __getattr__(self, name: str) -> Any:
@@ -203,3 +207,21 @@ def test_the_file_is_read_to_its_last_line() -> None:
     assert len(sampling.field) == 22 and sampling.nested_type[0].options.map_entry
     with pytest.raises(ValueError, match="oneof"):
         read("message X { oneof a { string b = 1; } }")
+
+
+async def test_bytes_that_are_no_message_are_refused_behind_the_door() -> None:
+    async with talking(FakeService()) as client:
+        for data in (b"\xff\xff\xff\xff", b"\x0a\xff\xff\xff\x7f"):
+            async with refused(grpc.StatusCode.INVALID_ARGUMENT, "no GenerateRequest of runtime.proto"):
+                assert [message async for message in client.generate(data)] == []
+            async with refused(grpc.StatusCode.INVALID_ARGUMENT, "no EmbedRequest of runtime.proto"):
+                await client.embed(data)
+    async with talking(FakeService(), Face(keys=Keys(("secret",)))) as client, refused(grpc.StatusCode.UNAUTHENTICATED):
+        await client.embed(b"\xff")
+
+
+async def test_no_new_tokens_and_hidden_states() -> None:
+    async with talking(FakeService()) as client:
+        (silent,) = await client.collect(text="hi", sampling_params={"max_new_tokens": 0}, return_hidden_states=True)
+    assert (silent.text, list(silent.output_ids), silent.finish.reason, silent.finish.completion_tokens) == ("", [], "length", 0)
+    assert [list(row.values) for row in silent.hidden_states] == [[0.0, -1.0], [1.0, -1.0]]
