@@ -114,7 +114,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]  # that it computes in
     has_graphs: bool
     schemes: tuple[str, ...] = ()  # of quantised weights that it multiplies by, of SCHEMES in models/schemes.py
-    draws_in_graphs: bool = False  # whether Ops.sample can be captured: it launches the same work whatever the rows wish
+    draws: tuple[tuple[int, bool], ...] = ()  # Draw's last two for which Ops.sample can be captured, a graph for each; the widest last
 
 
 @dataclass(frozen=True, slots=True)

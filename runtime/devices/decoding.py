@@ -3,9 +3,10 @@
     what a step needs                              where it runs
     page updates, embedding, layers                the forward graph, from static inputs to static hidden states
     head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
-    head, draw, last tokens                        the random graph, when all are plain and some random (devices that can capture a draw)
-    head, then log probabilities, penalties,       launched one by one behind the forward graph (Loaded.sample)
-      biases, bans, processors, grammars
+    head, draw, last tokens                        a random graph, when all are plain and some random: the first of Facts.draws that filters
+                                                   what these rows want filtered
+    head, then other draws, log probabilities,     launched one by one behind the forward graph (Loaded.sample)
+      penalties, biases, bans, processors, grammars
     prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
       encoders, states, models that pool
 
@@ -20,11 +21,13 @@ of plans and of what was captured, and a capture counts only when it came off on
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from runtime import log
@@ -45,7 +48,7 @@ class Recorded:
 
     forward: Any
     greedy: Any
-    random: Any  # None: this device draws outside
+    draws: dict[tuple[int, bool], Any]  # by what they filter, in the order of Facts.draws; a step that none fits draws outside
 
 
 def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
@@ -85,6 +88,7 @@ class DecodeGraphs:
         self.pads = pads
         self.masks = False  # layers must know which rows are padding
         self.compiles = 0  # steps of up to so many sequences run what the model has compiled
+        self.draws = list(device.facts.draws)  # those that could be captured until now
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
@@ -129,10 +133,13 @@ class DecodeGraphs:
 
     def choose(self, size: int, plan: StepPlan) -> Tensor | None:
         """Tokens behind the forward graph, int64 [rows]; None: they must be chosen outside. The next step overwrites them."""
-        if not self.slots.is_plain[plan.slots].all():
+        slots, recorded = self.slots, self.recorded[size]
+        if not slots.is_plain[plan.slots].all():
             return None
-        recorded = self.recorded[size]
-        graph = recorded.random if self.slots.is_random[plan.slots].any() else recorded.greedy
+        graph = recorded.greedy
+        if slots.is_random[plan.slots].any():
+            largest_k, has_top_p = slots.cuts(plan.slots)
+            graph = next((graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None)
         if graph is None:
             return None
         self.graphs.replay(graph, ())
@@ -141,27 +148,33 @@ class DecodeGraphs:
     # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def capture(self, size: int) -> Captured:
-        """Graphs of one more size. One that cannot be captured leaves everything as it was."""
+        """Graphs of one more size. One that cannot be captured leaves everything as it was; a draw that cannot be is left outside from now
+        on."""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
-        captured, recorded = attempt(self.device, Capture(size), self.record)
-        if recorded is not None:
-            self.recorded[size] = recorded
-            self.ready = sorted(self.recorded)
+        captured, graphs = attempt(self.device, Capture(size), partial(self.record, [self.step, partial(self.pick, None)]))
+        if graphs is None:
+            return captured
+        draws = {}
+        for cuts in self.draws:
+            more, draw = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, cuts)]))
+            if more.is_fatal:
+                return more
+            captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
+            if draw is not None:
+                draws[cuts] = draw[0]
+        self.draws = list(draws)
+        self.recorded[size] = Recorded(graphs[0], graphs[1], draws)
+        self.ready = sorted(self.recorded)
         return captured
 
-    def record(self, size: int) -> Recorded:
+    def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Any]:
         """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so.
 
         All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails is waited for by nobody.
         """
-        draws = self.device.facts.draws_in_graphs
-        bodies: list[Callable[[], None]] = [lambda: self.step(size), lambda: self.pick(size, is_random=False)]
-        if draws:
-            bodies.append(lambda: self.pick(size, is_random=True))
         for body in bodies:
-            body()
-        graphs = [self.graphs.capture(body) for body in bodies]
-        return Recorded(graphs[0], graphs[1], graphs[2] if draws else None)
+            body(size)
+        return [self.graphs.capture(partial(body, size)) for body in bodies]
 
     def blank(self, size: int) -> np.ndarray:
         """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which it is already."""
@@ -188,15 +201,15 @@ class DecodeGraphs:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
 
-    def pick(self, size: int, *, is_random: bool) -> None:
-        """From hidden states to tokens, which become their slots' last ones."""
+    def pick(self, cuts: tuple[int, bool] | None, size: int) -> None:
+        """From hidden states to tokens, which become their slots' last ones; greedy ones, or by a draw that filters so much."""
         assert self.hidden is not None
         rows = self.inputs(size)
         logits = self.model.logits(self.hidden[:size])
         tokens = self.tokens[:size]
         if self.device.collectives.rank == 0:
             clean(logits)
-            draw = self.slots.draw(rows[0], rows[1] + 1) if is_random else None
+            draw = None if cuts is None else self.slots.draw(rows[0], rows[1] + 1, *cuts)
             tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
         self.device.collectives.broadcast(tokens)
         self.slots.last_token.index_put_((rows[0],), tokens)

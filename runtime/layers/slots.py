@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import ANY_K, Draw, Ops
+from runtime.devices.base import Draw, Ops
 from runtime.layers.adjust import Adjuster, Penalises, has_penalties
 from runtime.layers.fused import penalise
 from runtime.layers.guides import Guides
@@ -108,8 +108,7 @@ class Slots:
         if self.guides.slots:
             adjusted = self._guide(ops, adjusted, names, lengths.tolist(), is_own=width < 0 or adjusted is not logits)
         if self.is_random[slots].any():
-            draw = self.draw(to_device(slots, self.place), to_device(lengths, self.place), int(self.top_k[slots].max()),
-                             bool(self.has_top_p[slots].any()))
+            draw = self.draw(to_device(slots, self.place), to_device(lengths, self.place), *self.cuts(slots))
             tokens = ops.sample(adjusted, draw)
         else:
             tokens = adjusted.argmax(dim=1)
@@ -137,9 +136,13 @@ class Slots:
         return (self.page_tables.shape[0] == 1 and self.top_logprobs[slot] < 0 and self.prompt_logprobs[slot] < 0
                 and slot not in self.adjuster.counts.rows and slot not in self.processors.slots)
 
-    def draw(self, slots: Tensor, lengths: Tensor, largest_k: int = ANY_K, has_top_p: bool = True) -> Draw:
+    def cuts(self, slots: np.ndarray) -> tuple[int, bool]:
+        """The largest top_k, and whether somebody has top_p, as the host knows."""
+        return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
+
+    def draw(self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool) -> Draw:
         """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N] each. The last two are what the
-        host knows of these slots; a graph holds for any."""
+        host knows of these slots (`cuts`)."""
         temperature, top_p, min_p = self.floats[slots].unbind(1)
         seed, top_k = self.ints[slots].unbind(1)
         return Draw(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)

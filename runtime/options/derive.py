@@ -99,7 +99,7 @@ def lora_backend() -> Derived:
 
 
 def sampling_backend(device: DeviceFacts) -> Derived:
-    return Derived(device.sampling_backend, f"it is the sampling of {device.name}")
+    return Derived(device.sampling_backends[0], f"it is the sampling of {device.name}")
 
 
 def fp8_gemm_backend(device: DeviceFacts) -> Derived:

@@ -73,7 +73,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     memory_reason: str
     dtypes: tuple[str, ...]
     attention_backend: str
-    sampling_backend: str
+    sampling_backends: tuple[str, ...]  # the best one first
     graph_max_running: int  # sequences of the largest decode step worth capturing; 0: the device has no graphs
     other_dtypes: tuple[str, ...] = ()  # possible, but nothing that "auto" chooses
     page_sizes: tuple[int, ...] = ()  # that its kernels take; (): any
@@ -92,21 +92,22 @@ GRAMMAR_PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outline
 DEVICES = {
     "cpu": DeviceFacts(name="cpu", page_size=16, chunk_tokens=512, max_running=64, memory_fraction=0.6,
                        memory_reason="a CPU's memory is shared with everything else on the machine",
-                       dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backend="pytorch",
+                       dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backends=("pytorch",),
                        graph_max_running=0, schemes=SCHEMES),
     "cuda": DeviceFacts(name="cuda", page_size=64, chunk_tokens=8192, max_running=256, memory_fraction=0.95,
                         memory_reason="what a step computes is measured and left free, the rest is for graphs",
-                        dtypes=("bfloat16", "float16", "float32"), attention_backend="triton", sampling_backend="pytorch",
+                        dtypes=("bfloat16", "float16", "float32"), attention_backend="triton", sampling_backends=("pytorch",),
                         graph_max_running=256, is_numbered=True, schemes=SCHEMES),
-    "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.85,
-                       memory_reason="the rest is for what a step computes", dtypes=("bfloat16", "float16"), other_dtypes=("float32",),
-                       attention_backend="ascend", sampling_backend="ascend", graph_max_running=128, page_sizes=(128, 256, 384, 512),
+    "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.9,
+                       memory_reason="what a step computes is measured and left free, the rest is for graphs and CANN",
+                       dtypes=("bfloat16", "float16"), other_dtypes=("float32",), attention_backend="ascend",
+                       sampling_backends=("ascend", "pytorch"), graph_max_running=128, page_sizes=(128, 256, 384, 512),
                        latent_page_sizes=(128,), has_kv_dtypes=False, is_numbered=True,
                        host_copies=("direct", "kernel", "kernel_ascend"), has_score_caps=False, has_sinks=False,
                        schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8")),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
-                        sampling_backend="pytorch", graph_max_running=0, schemes=SCHEMES, has_logits=False),
+                        sampling_backends=("pytorch",), graph_max_running=0, schemes=SCHEMES, has_logits=False),
 }
 
 

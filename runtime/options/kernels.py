@@ -18,7 +18,8 @@ class Kernels(Group, frozen=True, kw_only=True):
     prefill_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for prompts, where they differ.")] = "auto"
     decode_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for decodes, where they differ.")] = "auto"
     sampling_backend: A[Literal["ascend", "flashinfer", "pytorch"] | Auto, option(
-        "Kernels of sampling: pytorch, our own, on CPU and CUDA, ascend on NPUs.", later=("flashinfer",))] = "auto"
+        "Kernels of sampling: pytorch, our own, on CPU and CUDA; on NPUs ascend, or pytorch for the CPU's tokens by a whole sort.",
+        later=("flashinfer",))] = "auto"
     grammar_backend: A[Literal["auto", "xgrammar", "outlines", "llguidance", "none"], option(
         "Library that turns grammars into masks of tokens; none: no structured outputs.")] = "auto"
     mm_attention_backend: A[Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto, planned(

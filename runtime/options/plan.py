@@ -231,7 +231,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         if self.device in ("cuda", "npu"):
             own = {
                 "mla_prolog": self.npu_mla_prolog, "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
-                "gather_after_q": self.npu_gather_after_q,
+                "gather_after_q": self.npu_gather_after_q, "sampling": self.sampling_backend,
             } if self.device == "npu" else {
                 "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend,
                 "prefill": self.prefill_attention_backend, "decode": self.decode_attention_backend}

@@ -117,9 +117,9 @@ def kernels_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts
         said = getattr(plan, name)
         if (reason := why_not(said, phase, device)) is not None:
             return f"{by_name()[name].flag} {said} {reason}; leave it out"
-    if plan.sampling_backend != device.sampling_backend:
+    if plan.sampling_backend not in device.sampling_backends:
         return (f"{by_name()['sampling_backend'].flag} {plan.sampling_backend} is not possible on {device.name}, which has "
-                f"{device.sampling_backend}; leave it out")
+                f"{' and '.join(device.sampling_backends)}; leave it out")
     return None
 
 

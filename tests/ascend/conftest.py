@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-STEPS = ("test_exact", "test_copies", "test_graphs")
+STEPS = ("test_exact", "test_copies", "test_graphs", "test_draws")
 
 if importlib.util.find_spec("torch_npu") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -13,7 +13,8 @@ from tests.e2e.test_adapters import PROMPTS, Expect, made, named, run_all
 __all__ = ["checkpoint", "made"]  # fixtures
 pytestmark = [pytest.mark.ascend, pytest.mark.anyio]
 
-OPTIONS: dict[str, Any] = {"device": "npu", "dtype": "float32", "num_threads": 1, "context_length": 256, "max_total_tokens": 2048}
+OPTIONS: dict[str, Any] = {"device": "npu", "dtype": "float32", "num_threads": 1, "context_length": 256, "max_total_tokens": 2048,
+                           "chunked_prefill_size": 256, "max_running_requests": 16}
 
 
 @pytest.mark.parametrize(("family", "options"), [("qwen3", {"max_loras_per_batch": 2}), ("qwen3_moe", {"tensor_parallel_size": 2})])

@@ -27,7 +27,7 @@ def test_forward_and_choice(family: str, window: int | None, overrides: dict[str
         loaded.slots.update(plan)
         batch = loaded.batch(plan, None)
         places = torch.tensor([0, 1], device="npu")
-        draw = loaded.slots.draw(places, torch.tensor([5, 202], device="npu"), largest_k=20)
+        draw = loaded.slots.draw(places, torch.tensor([5, 202], device="npu"), largest_k=20, has_top_p=True)
 
         def step() -> tuple[torch.Tensor, torch.Tensor]:
             logits = loaded.model.logits(loaded.model.forward(batch))

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.ascend
 
 SHARED = [i * 37 % 250 for i in range(200)]
 PROMPTS = [[*SHARED, 60, 61], [*SHARED, 70], list(range(100, 105)), [*SHARED[:140], 7, 8, 9], [5]]
-OPTIONS: dict[str, Any] = {"device": "npu", "dtype": "float32", "num_threads": 1, "context_length": 512, "max_total_tokens": 2048}
+OPTIONS: dict[str, Any] = {"device": "npu", "dtype": "float32", "num_threads": 1, "context_length": 512, "max_total_tokens": 2048,
+                           "chunked_prefill_size": 512, "max_running_requests": 16}  # which a start tries
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks of 50, few pages: sequences give way": {"chunked_prefill_size": 50, "max_total_tokens": 640},
     "pages of 256, one step in flight": {"page_size": 256, "disable_overlap_schedule": True},
@@ -119,8 +120,8 @@ async def test_prompts_come_back_from_host_memory(family: str, overrides: dict[s
 
 
 def test_the_openai_client_is_answered() -> None:
-    with serve("--device", "npu", "--dtype", "float32", "--max-total-tokens", "4096") as npu, \
-            serve("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096") as cpu:
+    options = ("--dtype", "float32", "--max-total-tokens", "4096", "--chunked-prefill-size", "512")
+    with serve("--device", "npu", *options) as npu, serve("--device", "cpu", *options) as cpu:
         texts = [[chunk.choices[0].delta.content or "" for chunk in server.client.chat.completions.create(
             model="pocket", messages=[{"role": "user", "content": "Tell me of the fox."}], max_tokens=20, temperature=0, stream=True)]
             for server in (npu, cpu)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.devices.base import Device, Facts
+from runtime.devices.base import ANY_K, Device, Facts
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
@@ -193,9 +193,9 @@ class TapedExperts(CpuExperts):
 class TapedRunner(Runner):
     """Captures what it is told to as soon as it has started."""
 
-    def __init__(self, rank: int, *, draws: bool) -> None:
+    def __init__(self, rank: int, *, draws: tuple[tuple[int, bool], ...]) -> None:
         self.tapes = Tapes()
-        facts = Facts(name="taped", dtypes=("float32",), has_graphs=True, draws_in_graphs=draws)
+        facts = Facts(name="taped", dtypes=("float32",), has_graphs=True, draws=draws)
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             device, ops = open_cpu(start, rank, dtype), TapedOps(dtype)
@@ -216,4 +216,4 @@ class TapedRunner(Runner):
 
 
 def executor(rank: int) -> TapedRunner:
-    return TapedRunner(rank, draws=True)
+    return TapedRunner(rank, draws=((ANY_K, True),))

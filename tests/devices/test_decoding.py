@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.devices import base
-from runtime.devices.base import open_device
+from runtime.devices.base import ANY_K, open_device
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, moves, sampling, start, start_rank
 from tests.devices.test_runner import WISHES
@@ -103,12 +103,15 @@ def test_windows_in_a_pool_of_their_own(model: str, tmp_path: Path) -> None:
     assert [row.tokens[40:] for row in rows] == [reference.greedy(row.tokens[:40], 21) for row in rows]
 
 
-@pytest.mark.parametrize("draws", [True, False], ids=["draws in graphs", "draws outside"])
+DRAWS = {"for all": (((ANY_K, True),), 40), "for none": ((), 10), "two": (((0, False), (4, True)), 30)}  # plain rows' tokens by graphs
+
+
+@pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("company", [False, True])
-def test_wishes(draws: bool, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without graphs."""
     folder, _, _ = checkpoints("qwen3")
-    monkeypatch.setattr(taped, "executor", lambda rank: taped.TapedRunner(rank, draws=draws))
+    monkeypatch.setattr(taped, "executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
 
     def run(**wishes: Any) -> tuple[list[list[int]], Any]:
         executor, ready = start(folder, max_slots=16, max_len=128, **wishes)
@@ -126,7 +129,7 @@ def test_wishes(draws: bool, company: bool, checkpoints: Any, monkeypatch: pytes
     found, executor = run(device="taped", graph_sizes=[2, 8])
     assert found == expected
     forwards, replays = len(executor.tapes.lengths), executor.tapes.replays
-    plain = 0 if company else 40 if draws else 10  # rows that wish for nothing but a token: greedy, random, nucleus, top_k
+    plain = 0 if company else DRAWS[draws][1]  # rows that wish for nothing but a token: greedy, random, nucleus, top_k
     assert (forwards, replays - forwards) == ((10, 0) if company else (80, plain))
 
 
@@ -165,7 +168,7 @@ def test_many_page_updates_in_one_step(checkpoints: Any) -> None:
     assert tapes.replays == 2
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 1])
 def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any) -> None:
     folder, _, expected = checkpoints("llama")
     planner, tapes = opened(folder)
@@ -181,6 +184,21 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any)
         planner.run([row], [])
     assert row.tokens[row.prompt_len :] == expected[1] and tapes.replays > 0
     assert planner.executor.capture(4).error == ""
+
+
+def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Any) -> None:
+    """The size counts all the same, and no size that is captured later tries that draw."""
+    planner, tapes = opened(checkpoints("llama")[0], graph_sizes=[2, 4, 8])
+    graphs = planner.executor.loaded.graphs  # type: ignore[attr-defined]
+    row = planner.row(0, prompts()[1], sampling(temperature=1.0))
+    planner.prefill(row)
+    planner.run([row], [])
+    assert tapes.replays == 2
+    tapes.fails_at = 2
+    assert [planner.executor.capture(size).error for size in (2, 4)] == ["", ""] and tapes.fails_at is None
+    assert len(graphs.recorded[2].draws) == len(graphs.recorded[4].draws) == 0 < len(graphs.recorded[8].draws)
+    planner.run([row], [])
+    assert tapes.replays == 3
 
 
 @pytest.mark.parametrize("body", [

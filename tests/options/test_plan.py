@@ -88,7 +88,7 @@ def test_the_embedded_model_is_a_word() -> None:
     ("--device npu --page-size 16", "--page-size 16 is not possible on npu; choose one of 128, 256, 384, 512"),
     ("--device npu --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3 is not possible on npu, which keeps keys and values in bfloat16"),
     ("--attention-backend ascend", "--attention-backend ascend is not possible on cpu, which has torch_native"),
-    ("--device npu --sampling-backend pytorch", "--sampling-backend pytorch is not possible on npu, which has ascend"),
+    ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
     ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
 ])
 def test_rules_about_the_model(words: str, sentence: str) -> None:

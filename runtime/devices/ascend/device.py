@@ -70,7 +70,7 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
     said = start.device_options
     is_nz, is_whole = said.get("nz_cache", False), said.get("mla_prolog", False)
-    ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz)
+    ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
     config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
     if config.score_cap or config.has_sinks:
         raise StartError("this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages")

@@ -33,7 +33,17 @@ class AscendMemory:
         torch.npu.empty_cache()
 
     def peak(self, run: Callable[[], None]) -> int:
-        return 0
+        """With what the allocator takes beyond what is asked of it; and with what is kept elsewhere for the steps to come, such as HCCL's
+        buffers and the operators' workspaces."""
+        self.settle()
+        torch.npu.reset_peak_memory_stats()
+        free_bytes = self.free_bytes()
+        before = torch.npu.memory_reserved()
+        run()
+        torch.npu.synchronize()
+        peak = int(torch.npu.max_memory_reserved()) - before
+        self.settle()
+        return peak + max(0, free_bytes - self.free_bytes())
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """Raises StartError for what the attention operator cannot read."""

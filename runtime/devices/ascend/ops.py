@@ -5,11 +5,12 @@ import torch_npu
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.ascend import attention, latent, sampler
+from runtime.devices.ascend import attention, latent
 from runtime.devices.ascend.attention import AttentionPlan
 from runtime.devices.ascend.coded import Coded, multiply_coded, pack_coded
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
+from runtime.devices.ascend.sampler import CUTS, choose
 from runtime.devices.base import Draw, Gate, Quantized
 from runtime.devices.scores import Scores
 from runtime.layers.sampler import mask
@@ -22,11 +23,12 @@ WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ
 class AscendOps:
     """Ops of one NPU. Nothing here reads the device, so that a step can be captured."""
 
-    def __init__(self, dtype: torch.dtype, page_size: int, place: torch.device, *, is_nz: bool = False) -> None:
-        """`is_nz`: latents are kept in NZ."""
+    def __init__(self, dtype: torch.dtype, page_size: int, place: torch.device, *, is_nz: bool = False, sampling: str = "ascend") -> None:
+        """`is_nz`: latents are kept in NZ; `sampling`: of CUTS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
+        self.cut = CUTS[sampling]
         self.triangle = attention.triangle(place)
         self.most_absorbed = 0  # queries of a row whose latent attention is absorbed; 0: the model's attention is another
         self._ones: dict[int, Tensor] = {}  # by size
@@ -92,7 +94,7 @@ class AscendOps:
         return multiply(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        return sampler.choose(logits, draw)
+        return choose(logits, draw, self.cut)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         mask(logits, rows, bits)

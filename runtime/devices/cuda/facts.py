@@ -1,6 +1,6 @@
 """What is always true of the cuda device; torch-free."""
 
-from runtime.devices.base import Facts
+from runtime.devices.base import ANY_K, Facts
 from runtime.models.schemes import SCHEMES
 
-FACTS = Facts(name="cuda", dtypes=("bfloat16", "float16", "float32"), has_graphs=True, draws_in_graphs=True, schemes=SCHEMES)
+FACTS = Facts(name="cuda", dtypes=("bfloat16", "float16", "float32"), has_graphs=True, draws=((ANY_K, True),), schemes=SCHEMES)

@@ -11,6 +11,7 @@ from tests.ascend.emulate.table import Refused, need, need_values, operator
 
 V1 = "npu::npu_fused_infer_attention_score"
 V2 = "npu::npu_fused_infer_attention_score_v2"
+QUERIES = 256  # computed at a time
 V2_NAMES = {"actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv", "num_query_heads": "num_heads",
             "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag"}
 
@@ -30,6 +31,11 @@ def paged_tokens(cache: Tensor, pages: Tensor, length: int, heads: int) -> Tenso
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
     """q (s, n, d), k and v (t, kn, d) -> (s, n, dv) and the log of the sum of exponentials (s, n); rows that see nothing are 0."""
+    if len(q) > QUERIES and hidden is not None and hidden.dim() == 2:  # in parts, each without the keys behind those that it sees
+        ends = [int((~part).any(0).nonzero().amax() + 1) if not part.all() else 1 for part in hidden.split(QUERIES)]
+        parts = [attend(some, k[:end], v[:end], scale, mask[:, :end])
+                 for some, mask, end in zip(q.split(QUERIES), hidden.split(QUERIES), ends, strict=True)]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     group = q.shape[1] // k.shape[1]
     k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
     scores = torch.einsum("snd,tnd->nst", q.float(), k) * scale

@@ -31,9 +31,10 @@ def write(x: Tensor, tokens: Tensor, slots: Tensor) -> None:
 
 def single(places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Who wins where a slot is given twice is not said: what is written there shows if anybody reads it."""
-    if places.unique().numel() == places.numel():
+    _, inverse, counts = places.unique(return_inverse=True, return_counts=True)
+    twice = counts[inverse] > 1
+    if not twice.any():
         return places, values
-    twice = (places[:, None] == places[None]).sum(-1) > 1
     return places, values.masked_fill(twice.view(-1, *[1] * (values.dim() - 1)), math.nan if values.is_floating_point() else 113)
 
 

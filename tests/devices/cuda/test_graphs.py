@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from runtime.devices import base
-from runtime.devices.base import Device, Facts
+from runtime.devices.base import ANY_K, Device, Facts
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
 from runtime.devices.cuda.fused import CudaFused
@@ -59,7 +59,7 @@ class Captured(Runner):
 
     def __init__(self, rank: int) -> None:
         self.tapes = KernelTapes()
-        facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws_in_graphs=True)
+        facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws=((ANY_K, True),))
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             return replace(open_cpu(start, rank, dtype), facts=facts, ops=CudaOps(dtype, INTERPRETER), fused=CudaFused(), graphs=self.tapes)
