@@ -31,7 +31,9 @@ from runtime.cache.journal import Journal
 from runtime.channels import Channel
 from runtime.control import Control
 from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
+from runtime.heartbeat import StepLog, long_collections
 from runtime.holdings import Holdings
+from runtime.keeping import Keeping
 from runtime.loras import Loras, find_adapter
 from runtime.messages import Ask, ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
@@ -45,6 +47,7 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Health, Load, ModelCard, State, check_task
 from runtime.settings import (
     answer_formats,
+    buckets,
     chat_templates,
     grammar_setup,
     graph_sizes,
@@ -75,7 +78,8 @@ class Core:
         self.plan = plan
         self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling,
                                               quantization=plan.quantization)
-        self._metrics = Metrics(delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets)
+        self._metrics = Metrics(buckets(plan))
+        self._keeping = Keeping(plan, self._metrics)
         self.adapters: Loras | None = open_loras(plan, self.model)
         preferred = preferred_sampling(plan)
         self._warmups = warmup.named(plan.warmups)
@@ -107,6 +111,8 @@ class Core:
         self.holdings = Holdings(self._supervisor, self.control.ask, self._to_scheduler.send_nowait, partial(name_weights, self),
                                  can_release=plan.enable_memory_saver, has_storage=plan.hicache_storage_backend is not None)
         self._outputs.on_close(self.control.sessions.ended)
+        self._outputs.on_close(self._keeping.records.left)
+        self._supervisor.on_death = self._keeping.died
         if self.adapters is not None:
             self.adapters.connect(self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter)))
             self._outputs.on_close(self.adapters.ended)
@@ -124,7 +130,8 @@ class Core:
         """Loads, serves until cancelled, and cleans up. A failure of ours ends it without raising: see `failure`."""
         try:
             try:
-                await self._live()
+                with long_collections(self.plan.gc_warning_threshold_secs):
+                    await self._live()
             except BaseExceptionGroup as group:
                 fault, rest = group.split(RuntimeFault)
                 if rest is not None or fault is None:
@@ -195,7 +202,7 @@ class Core:
             actor = SchedulerActor(
                 self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH,
-                publish=None if events is None else events.offer, look=capturing(self.plan, self.model, self._metrics))
+                publish=None if events is None else events.offer, look=looks(self.plan, self.model, self._metrics, self.load))
             if self.plan.hicache_storage_backend is not None:
                 self._storage = await open_storage(self.plan, self.model, self._scheduler, self._supervisor.open_hosts(), actor.wake)
                 self.control.clear_storage = self._storage.clear
@@ -245,7 +252,9 @@ class Core:
         try:
             if ask.adapter:
                 ask = structs.replace(ask, adapter_ref=find_adapter(self.adapters, ask.adapter))
+            sink = self._keeping.records.watch(ask, sink)
             self._router.submit(ask, sink)
+            self._keeping.records.begin(sink)
             if self.adapters is not None and ask.adapter:
                 self.adapters.opened(ask.id, ask.adapter)
         except (Overloaded, Unavailable) as error:
@@ -322,7 +331,7 @@ class Core:
             metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
         if self._storage is not None:
             self._storage.report(metrics)
-        return metrics.render(dict(enumerate(self._supervisor.ranks.pids)))
+        return metrics.render(dict(enumerate(self._supervisor.ranks.pids)), self.plan.extra_metric_labels)
 
     def token_bytes(self, token_id: int) -> bytes:
         assert self._vocabulary is not None, "a token, but no tokenizer"
@@ -346,8 +355,16 @@ def name_weights(core: Core, version: str) -> None:
         core.control.tokenizer.weight_version = version
 
 
-def capturing(plan: Plan, model: ModelConfig, metrics: Metrics) -> Callable[[Scheduler, Any], None] | None:
-    """What has steps captured, where the device can."""
+def looks(plan: Plan, model: ModelConfig, metrics: Metrics, load: Callable[[], Load]) -> Callable[[Scheduler, Any], None] | None:
+    """What looks at the scheduler after each round: it has steps captured, where the device can, and logs the load, where that is wished."""
     kinds = {"sequences": graph_sizes(plan, model), "tokens": piece_sizes(plan)}
     captures = [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]
-    return Capturing(captures, metrics).look if captures else None
+    found = [Capturing(captures, metrics).look] if captures else []
+    if plan.decode_log_interval is not None:
+        found.append(StepLog(plan.decode_log_interval, load).look)
+
+    def look(scheduler: Scheduler, ranks: Any) -> None:
+        for each in found:
+            each(scheduler, ranks)
+
+    return (look if len(found) > 1 else found[0]) if found else None

@@ -1,5 +1,6 @@
 """From the plan to what each part of the runtime must know of it."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from runtime.errors import OptionsError
 from runtime.loras import Limits as LoraLimits
 from runtime.loras import Loras, wishes_of
 from runtime.messages import StartRank
+from runtime.metrics.table import Buckets
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.parsing.choose import Formats, choose
@@ -63,6 +65,27 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         adapters=None if loras is None else loras.setup(),
         expert_steps=plan.expert_steps,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
+
+
+def buckets(plan: Plan) -> Buckets:
+    """Of the histograms."""
+    return Buckets(
+        delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets,
+        ttft_s=plan.bucket_time_to_first_token, itl_s=plan.bucket_inter_token_latency, e2e_s=plan.bucket_e2e_request_latency,
+        prompt_length=bounds_of(plan.prompt_tokens_buckets), answer_length=bounds_of(plan.generation_tokens_buckets))
+
+
+def bounds_of(words: tuple[str, ...] | None) -> tuple[float, ...] | None:
+    """Of --prompt-tokens-buckets; None: the usual ones. `tse`: half of the bounds on each side, in powers of the base away from it."""
+    form, *rest = words or ("default",)
+    if form == "default":
+        return None
+    numbers = tuple(map(float, rest))
+    if form == "custom":
+        return numbers
+    middle, base, count = numbers
+    steps = [base**i for i in range(1, math.ceil(count / 2) + 1)]
+    return (middle, *(middle + step for step in steps), *(max(0.0, middle - step) for step in steps))
 
 
 def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:

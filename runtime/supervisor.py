@@ -94,6 +94,7 @@ class Supervisor:
         self._metrics = metrics
         self._watchdog_s = watchdog_s
         self._peek_s = peek_s
+        self.on_death: Callable[[RankDied], None] = lambda died: None  # told before the others are stopped
         self._log = log.get("ranks")
 
     @property
@@ -220,6 +221,7 @@ class Supervisor:
         raise died
 
     def _tell(self, died: RankDied, num_steps: int) -> None:
+        self.on_death(died)
         self._log.error("a rank died", rank=died.rank, exit_code=died.exit_code, generation=self.generation, steps=num_steps,
                         reason=died.reason or "it said nothing")
 

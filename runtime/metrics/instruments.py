@@ -7,7 +7,7 @@ Text form: Prometheus exposition format 0.0.4.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 
@@ -108,12 +108,24 @@ class Histogram:
         yield f"{self.name}_count {total}"
 
 
-def render(instruments: list[Instrument]) -> bytes:
-    """The text exposition of `instruments`, in their order."""
+def render(instruments: list[Instrument], labels: Mapping[str, str] | None = None) -> bytes:
+    """The text exposition of `instruments`, in their order; all samples have `labels` beside their own."""
     lines: list[str] = []
+    more = ",".join(f'{name}="{_escape(value)}"' for name, value in (labels or {}).items())
     for one in instruments:
-        lines += (f"# HELP {one.name} {one.help}", f"# TYPE {one.name} {one.kind}", *one.samples())
+        lines += (f"# HELP {one.name} {one.help}", f"# TYPE {one.name} {one.kind}", *(with_labels(line, more) for line in one.samples()))
     return ("\n".join(lines) + "\n").encode()
+
+
+def with_labels(sample: str, more: str) -> str:
+    """`name value` or `name{own} value`, and so many labels more."""
+    if not more:
+        return sample
+    name, brace, rest = sample.partition("{")
+    if brace:
+        return f"{name}{{{more},{rest}"
+    name, _, value = sample.partition(" ")
+    return f"{name}{{{more}}} {value}"
 
 
 def _escape(value: str) -> str:

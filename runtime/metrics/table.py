@@ -12,6 +12,8 @@ import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
 from runtime.request import FinishReason
 
@@ -20,14 +22,29 @@ TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 DELAY_STEPS = (1, 2, 5, 10, 20, 30, 50, 100)
 DELAY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+LENGTH = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
 Bounds = Sequence[float] | None
+
+
+class Buckets(Struct, frozen=True, kw_only=True):
+    """Histogram bounds in place of the usual ones."""
+
+    delay_steps: Bounds = None
+    delay_s: Bounds = None
+    ttft_s: Bounds = None
+    itl_s: Bounds = None
+    e2e_s: Bounds = None
+    prompt_length: Bounds = None
+    answer_length: Bounds = None
+
+
+USUAL = Buckets()
 
 
 class Metrics:
     """Plain attributes: counters have `add`, gauges `set`, histograms `observe`, labelled ones are indexed by the label's value."""
 
-    def __init__(self, *, delay_steps: Bounds = None, delay_s: Bounds = None) -> None:
-        """Histogram bounds in place of the usual ones."""
+    def __init__(self, buckets: Buckets = USUAL) -> None:
         self.running = Gauge("runtime_running_sequences", "Sequences that run now.")
         self.waiting = Gauge("runtime_waiting_requests", "Requests that wait for pages or a slot.")
         self.used_pages = Gauge("runtime_used_pages", "Pages held by running sequences or by the prefix cache.")
@@ -63,8 +80,9 @@ class Metrics:
         self.delays = Labelled("runtime_prefill_delays_total", "Times that newcomers were let in by the prefill delayer, by reason.",
                                label="reason", values=("full", "watermark", "limit"))
         self.delay_steps = Histogram("runtime_prefill_delay_steps", "Steps that newcomers were held back before.",
-                                     bounds(delay_steps, DELAY_STEPS))
-        self.delay_s = Histogram("runtime_prefill_delay_seconds", "Time that newcomers were held back before.", bounds(delay_s, DELAY_S))
+                                     bounds(buckets.delay_steps, DELAY_STEPS))
+        self.delay_s = Histogram("runtime_prefill_delay_seconds", "Time that newcomers were held back before.",
+                                 bounds(buckets.delay_s, DELAY_S))
         self.storage_pages = Labelled("runtime_storage_pages_total", "Pages of the storage tier, by what became of them.", label="event",
                                       values=("written", "read", "missed", "corrupt", "dropped", "evicted"))
         self.storage_bytes = Labelled("runtime_storage_bytes_total", "Bytes to and from storage.", label="way", values=("write", "read"))
@@ -75,14 +93,23 @@ class Metrics:
         self.storage_timeouts = Counter("runtime_storage_timeouts_total", "Requests that did not wait any longer for storage.")
         self.storage_wait_s = Counter("runtime_storage_wait_seconds_total", "Time that requests waited for storage.")
         self.storage_held_bytes = Gauge("runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows.")
+        self._of_requests(buckets)
         self._of_steps()
         self._of_processes()
 
-    def _of_steps(self) -> None:
+    def _of_requests(self, buckets: Buckets) -> None:
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
-        self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.", REQUEST_S)
-        self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.", TOKEN_S)
-        self.e2e_s = Histogram("runtime_request_seconds", "From arrival to the end of a request.", REQUEST_S)
+        self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.",
+                                ascending(buckets.ttft_s, REQUEST_S))
+        self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.",
+                               ascending(buckets.itl_s, TOKEN_S))
+        self.e2e_s = Histogram("runtime_request_seconds", "From arrival to the end of a request.", ascending(buckets.e2e_s, REQUEST_S))
+        self.prompt_length = Histogram("runtime_prompt_length_tokens", "Tokens of prompts (--collect-tokens-histogram).",
+                                       ascending(buckets.prompt_length, LENGTH))
+        self.answer_length = Histogram("runtime_answer_length_tokens", "Tokens of all answers to a request (the same).",
+                                       ascending(buckets.answer_length, LENGTH))
+
+    def _of_steps(self) -> None:
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
         self.captured_sizes = Gauge("runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs.")
@@ -99,20 +126,25 @@ class Metrics:
         self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")
         self.cpu_s = Labelled("runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process")
 
-    def render(self, rank_pids: Mapping[int, int] | None = None) -> bytes:
-        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are read beside our own."""
+    def render(self, rank_pids: Mapping[int, int] | None = None, labels: Mapping[str, str] | None = None) -> bytes:
+        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are read beside our own; all samples have
+        `labels`."""
         pids = {"server": os.getpid()} | {f"rank{rank}": pid for rank, pid in (rank_pids or {}).items()}
         self.rss_bytes.values.clear()
         self.cpu_s.values.clear()
         for name, pid in pids.items():
             if (usage := process_usage(pid)) is not None:
                 self.rss_bytes[name], self.cpu_s[name] = usage
-        return render(list(vars(self).values()))
+        return render(list(vars(self).values()), labels)
 
 
 def bounds(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:
     """Ascending, with 0, which is for those who did not wait."""
     return tuple(sorted({0.0, *(usual if given is None else given)}))
+
+
+def ascending(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:
+    return tuple(sorted(set(usual if given is None else given)))
 
 
 def process_usage(pid: int) -> tuple[int, float] | None:

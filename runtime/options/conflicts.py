@@ -7,7 +7,7 @@ already: they are shown beside the refusal, and are in force when the option sta
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from runtime.options import doors
+from runtime.options import doors, labels
 from runtime.options.table import by_name, rows
 from runtime.storage import settings
 
@@ -34,7 +34,10 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("otlp_traces_endpoint", ("enable_trace",)),
     ("enable_dp_lm_head", ("enable_dp_attention",)),
     ("nsa_prefill_cp_mode", ("enable_nsa_prefill_context_parallel",)),
-    ("log_requests_", ("log_requests",)),
+    ("log_requests_level", ("log_requests", "crash_dump_folder")),
+    ("log_requests_format", ("log_requests",)),
+    ("log_requests_target", ("log_requests",)),
+    ("expert_distribution_recorder_buffer_size", ("expert_distribution_recorder_mode",)),
     ("torch_compile_max_bs", ("enable_torch_compile",)),
     ("enable_torch_compile_debug_mode", ("enable_torch_compile", "piecewise_cuda_graph_compiler")),
     ("piecewise_cuda_graph_", ("enable_piecewise_cuda_graph",)),
@@ -359,6 +362,7 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
     limits_name_media,
     bounds_have_a_form,
     states_align_with_pages,
+    labels.labels_have_names,
     doors.keys_fit_a_header,
     doors.root_path_is_a_path,
     doors.grpc_serves_no_http,

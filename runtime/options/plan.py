@@ -172,6 +172,23 @@ class Plan(Struct, frozen=True, kw_only=True):
     random_seed: int
     log_level: str
     log_format: str
+    log_requests: bool
+    log_requests_level: int
+    log_requests_format: str
+    log_requests_target: tuple[str, ...] | None  # None: standard error
+    crash_dump_folder: str | None
+    gc_warning_threshold_secs: float  # 0: no warnings
+    decode_log_interval: int | None  # steps
+    enable_request_time_stats_logging: bool
+    extra_metric_labels: dict[str, str] | None
+    bucket_time_to_first_token: tuple[float, ...] | None  # this and the next two: None: the usual ones
+    bucket_inter_token_latency: tuple[float, ...] | None
+    bucket_e2e_request_latency: tuple[float, ...] | None
+    collect_tokens_histogram: bool
+    prompt_tokens_buckets: tuple[str, ...] | None  # default, tse MIDDLE BASE COUNT, custom BOUND ...
+    generation_tokens_buckets: tuple[str, ...] | None
+    export_metrics_to_file: bool
+    export_metrics_to_file_dir: str | None
     npu_alloc_conf: str | None  # this and the next four: what ranks on npu devices find in their environment; None: nothing of ours
     npu_streams: str | int | None
     npu_task_queue: str | int | None

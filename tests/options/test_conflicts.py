@@ -60,6 +60,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [  # wrong values, par
       "speculative_num_draft_tokens": 4}, "is below --speculative-num-draft-tokens", {"mamba_track_interval": 4}),
     ({"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "hicache_storage_backend_extra_config": {"directory": "x"}},
      "it knows dir, max_bytes", {"hicache_storage_backend_extra_config": {"dir": "x"}}),
+    ({"extra_metric_labels": {"le": "x"}}, "le cannot be a label", {"extra_metric_labels": {"zone": "x"}}),
 ]
 
 
