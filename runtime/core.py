@@ -356,7 +356,7 @@ def name_weights(core: Core, version: str) -> None:
 
 
 def looks(plan: Plan, model: ModelConfig, metrics: Metrics, load: Callable[[], Load]) -> Callable[[Scheduler, Any], None] | None:
-    """What looks at the scheduler after each round: it has steps captured, where the device can, and logs the load, where that is wished."""
+    """What looks at the scheduler after each round: has steps captured, where the device can, and logs the load, where that is wished."""
     kinds = {"sequences": graph_sizes(plan, model), "tokens": piece_sizes(plan)}
     captures = [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]
     found = [Capturing(captures, metrics).look] if captures else []
