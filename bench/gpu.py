@@ -27,6 +27,7 @@ from bench.picture import draw
 from bench.record import RESULTS, record
 from runtime.devices.cuda.interpret import use_interpreter
 from runtime.devices.scores import Scores
+from runtime.errors import StartError
 from runtime.messages import StepPlan
 
 NOTHING = np.empty(0, np.int32)
@@ -81,29 +82,62 @@ class Bench:
         return {"us": round(seconds * 1e6, 1), "of_peak": round(flops / seconds / self.peak, 3)}
 
 
-def planned(bench: Bench, ops: Any, rows: int, starts: int, count: int) -> tuple[Any, list[torch.Tensor]]:
-    """A step of equal rows over scattered pages, and the caches."""
+def rivals(bench: Bench) -> dict[str, Any]:
+    """The other kernels of --attention-backend that are installed here and made for this card."""
+    from runtime.devices.cuda.kernels.launch import card_of
+    from runtime.devices.cuda.ops import CudaOps
+    from runtime.devices.cuda.phases import KERNELS, open_phases
+
+    found, capability = {}, (9, 0) if bench.is_dry else torch.cuda.get_device_capability()
+    for name in KERNELS:
+        try:
+            phases = open_phases(name, name, torch.bfloat16, card_of(bench.place), capability)
+        except StartError as error:
+            print(error, file=sys.stderr)
+            continue
+        if phases is not None:
+            found[name] = CudaOps(torch.bfloat16, card_of(bench.place), phases=phases)
+    return found
+
+
+def planned(bench: Bench, rows: int, starts: int, count: int) -> tuple[Callable[[Any], Any], list[torch.Tensor]]:
+    """A step of equal rows over scattered pages, as any ops plan it, and the caches."""
     pages = -(-(starts + count) // PAGE)
     table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.place)
     caches = [bench.randn((rows * pages + 1) * PAGE, KV_HEADS, DIM) for _ in range(2)]
     full = np.full(rows, 1, np.int32)
     plan = StepPlan(1, rows if count == 1 else 0, [], np.arange(rows, dtype=np.int32), full * starts, full * count, full.astype(np.uint8),
                     *[NOTHING] * 5)
-    return ops.plan_attention(plan, table, PAGE, (0,)), caches
+    return lambda ops: ops.plan_attention(plan, table, PAGE, (0,)), caches
+
+
+def attempt(call: Callable[[], dict[str, float]]) -> dict[str, Any]:
+    """Other packages' failures must not cost our figures."""
+    try:
+        return call()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
 def attention(bench: Bench, ops: Any) -> dict[str, Any]:
-    """Llama-3.1-8B's heads; torch's attention beside it over keys that lie in one piece."""
+    """Llama-3.1-8B's heads; beside ours the other packages that are here, and torch's over keys that lie in one piece."""
     found: dict[str, Any] = {}
+    others = rivals(bench)
     for rows, length in [(2, 100)] if bench.is_dry else DECODES:
-        plan, caches = planned(bench, ops, rows, length - 1, 1)
+        plan_of, caches = planned(bench, rows, length - 1, 1)
+        plan = plan_of(ops)
         q, size = bench.randn(rows, HEADS, DIM), rows * length * KV_HEADS * DIM * 4
         plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
         found[f"decode {rows} x {length}"] = {
             "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
             "torch": bench.moved(size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True))}  # noqa: B023
+        for name, rival in others.items():
+            theirs = plan_of(rival)
+            found[f"decode {rows} x {length}"][name] = attempt(lambda: bench.moved(
+                size, lambda: rival.attention(q, *caches, theirs, SCORES)))  # noqa: B023
     for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
-        plan, caches = planned(bench, ops, rows, 0, length)
+        plan_of, caches = planned(bench, rows, 0, length)
+        plan = plan_of(ops)
         q, flops = bench.randn(rows * length, HEADS, DIM), 2.0 * rows * length * length * HEADS * DIM
         whole = q.view(rows, length, HEADS, DIM).transpose(1, 2)
         plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
@@ -111,6 +145,10 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
             "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
             "torch": bench.computed(flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True,  # noqa: B023
                                                                                 enable_gqa=True))}
+        for name, rival in others.items():
+            theirs = plan_of(rival)
+            found[f"prompt {rows} x {length}"][name] = attempt(lambda: bench.computed(
+                flops, lambda: rival.attention(q, *caches, theirs, SCORES)))  # noqa: B023
     return found
 
 

@@ -5,6 +5,7 @@ from msgspec import Struct
 from runtime.options.facts import DeviceFacts
 
 PHASES = ("prefill", "decode")
+HALVES = ("bfloat16", "float16")
 
 
 class Backend(Struct, frozen=True, kw_only=True):
@@ -17,7 +18,8 @@ class Backend(Struct, frozen=True, kw_only=True):
     is_latent: bool | None = False  # for multi-head latent attention alone; None: for both
     majors: tuple[int, ...] = ()  # of compute capabilities that have it; (): all that --device cuda runs on
     has_adapter: bool = True
-    install: str | None = None  # how, where that is not the name of the package
+    read: str | None = None  # the version of the package whose documents the adapter was written by
+    install: str | None = None  # what, where that is not the name of the package
     has_graphs: bool = True  # its decodes can be captured
     dtypes: tuple[str, ...] = ()  # that it computes in; (): all of the device
     head_dims: tuple[int, ...] = ()  # (): all up to 256
@@ -29,9 +31,10 @@ BACKENDS = {
     "triton": Backend(devices=("cuda",), package="triton", is_latent=None),
     "ascend": Backend(devices=("npu",), package="torch_npu", page_sizes=(128, 256, 384, 512)),
     "flex_attention": Backend(devices=("cuda",), has_graphs=False),
-    "flashinfer": Backend(devices=("cuda",), package="flashinfer-python", has_adapter=False),
-    "fa3": Backend(devices=("cuda",), package="flash-attn-3", majors=(9,), has_adapter=False),
-    "fa4": Backend(devices=("cuda",), package="flash-attn-4", majors=(9, 10, 11), has_adapter=False),
+    "flashinfer": Backend(devices=("cuda",), package="flashinfer-python", read="0.7.2", dtypes=HALVES, head_dims=(64, 128, 256)),
+    "fa3": Backend(devices=("cuda",), package="flash_attn_interface", read="3.0.0, commit 01afd16", dtypes=HALVES, majors=(9,),
+                   install="FlashAttention 3: the folder hopper of Dao-AILab/flash-attention", has_kv_dtypes=False),
+    "fa4": Backend(devices=("cuda",), package="flash-attn-4", read="4.0.0b36", dtypes=HALVES, majors=(9, 10, 11), has_kv_dtypes=False),
     "flashmla": Backend(devices=("cuda",), package="sgl-kernel", page_sizes=(64,), is_latent=True, majors=(9,), has_adapter=False),
     "cutlass_mla": Backend(devices=("cuda",), phases=("decode",), package="sgl-kernel", page_sizes=(128,), is_latent=True, majors=(10,),
                            has_adapter=False),

@@ -134,6 +134,9 @@ KERNELS = {
     "triton": "runtime.devices.cuda.phases:Triton",
     "torch_native": "runtime.devices.cuda.phases:TorchNative",
     "flex_attention": "runtime.devices.cuda.flex:Flex",
+    "flashinfer": "runtime.devices.cuda.flashinfer:FlashInfer",
+    "fa3": "runtime.devices.cuda.flash:Flash3",
+    "fa4": "runtime.devices.cuda.flash:Flash4",
 }
 
 

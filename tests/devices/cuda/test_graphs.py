@@ -19,6 +19,7 @@ from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.cuda.phases import Phases, Triton
 from runtime.devices.runner import Runner
 from runtime.messages import StartRank
 from tests.devices import taped
@@ -170,6 +171,24 @@ def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recording.take() == ["replay"] and was_still == [True] and gc.isenabled()
     CudaGraphs(PLACE, collects=True).capture(body)
     assert was_still == [True, False]
+
+
+def test_lengths_are_told_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the kernels whose attention is in the graph, and in no other."""
+    recording = Recording(monkeypatch)
+
+    class Told(Triton):
+        def replan(self, planned: Any, lengths: Any) -> None:
+            recording.calls.append(lengths)
+
+    kernels = Told(torch.float32, INTERPRETER)
+    graphs, tables = CudaGraphs(PLACE, phases=Phases(kernels, kernels)), torch.zeros(1, 2, 3, dtype=torch.int32)
+    forward = graphs.capture(lambda: graphs.plan_decodes(torch.arange(2), torch.ones(2, dtype=torch.int64), tables, 4, (0,)) and None)
+    choice = graphs.capture(lambda: None)
+    recording.take()
+    graphs.replay(forward, "lengths")
+    graphs.replay(choice, ())
+    assert recording.take() == ["lengths", "replay", "replay"]
 
 
 def test_no_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:

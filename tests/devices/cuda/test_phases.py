@@ -1,6 +1,10 @@
 """Other packages' attention behind --attention-backend against the definition in float64: each alone, and two of them in a step."""
 
 
+import sys
+from importlib.util import find_spec
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +13,10 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.phases import KERNELS, open_phases
 from runtime.devices.scores import Scores
+from runtime.errors import StartError
 from runtime.messages import StepPlan
 from runtime.options.backends import BACKENDS
+from tests.devices.cuda import doubles
 from tests.devices.cuda.place import HAS_CARD, PLACE, near
 from tests.devices.cuda.test_attention import MIXED, NOTHING, Rows, by_the_book, fill
 
@@ -18,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 SINKS = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=PLACE)
 CASES = {"plain": Scores(0.25), "window": Scores(0.25, 20), "cap": Scores(0.25, 0, 3.0), "sinks": Scores(0.25, 20, 0.0, SINKS)}
 HOPPER = (9, 0)
+MODULES = {"flashinfer": "flashinfer", "fa3": "flash_attn_interface", "fa4": "flash_attn"}
 
 
 def ops_of(prefill: str, decode: str, dtype: torch.dtype) -> CudaOps:
@@ -62,3 +69,71 @@ def test_the_table_and_the_adapters_agree() -> None:
     offered = {name for name, facts in BACKENDS.items() if "cuda" in facts.devices and facts.has_adapter}
     assert offered == set(KERNELS)
     assert open_phases("triton", "triton", torch.float32, INTERPRETER, HOPPER) is None
+
+
+PACKAGES = ("flashinfer", "fa3", "fa4")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", PACKAGES)
+def test_packages(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubles hold the calls to the documents; on a card with the package, it is the package."""
+    if not HAS_CARD:
+        doubles.install(monkeypatch)
+    elif find_spec(MODULES[name]) is None or torch.cuda.get_device_capability()[0] not in (BACKENDS[name].majors or (8, 9, 10, 12)):
+        pytest.skip(f"{name} is not installed here, or not for this card")
+    ops = ops_of(name, name, torch.bfloat16)
+    for _ in range(2):  # wrappers are kept
+        check(ops, MIXED, 3, CASES[case], dim=64)
+        check(ops, [(40, 1), (0, 1)], 2, CASES[case], dim=64, page_size=4)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="the double is the cpu's")
+def test_flashinfer_reads_narrow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubles.install(monkeypatch)
+    check(ops_of("flashinfer", "flashinfer", torch.bfloat16), MIXED, 3, CASES["window"], dim=64, kv_dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="the tape is the cpu's")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", PACKAGES)
+def test_captured_decodes(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that has seen padding alone computes, behind `replan`, rows of any length: its wrappers and buffers are the same."""
+    doubles.install(monkeypatch)
+    ops, scores, page_size = ops_of(name, name, torch.bfloat16), CASES[case], 4
+    cache = fill(lengths := [(40, 1), (0, 1), (7, 1)], 2, (64, 64), page_size, torch.bfloat16, torch.bfloat16)
+    for x in (cache.keys, cache.values):
+        x[:page_size] = 0
+    table = torch.cat((cache.table, torch.zeros_like(cache.table[:, :1])), 1)  # a slot of padding
+    slots, known = torch.full((3,), 3), torch.ones(3, dtype=torch.int64)
+    q = torch.zeros(3, 4, 64, dtype=torch.bfloat16)
+    assert ops.phases is not None
+
+    def body() -> tuple[Any, torch.Tensor]:
+        assert ops.phases is not None
+        parts = ops.phases.plan_decodes(slots, known, table, page_size, tuple({0, scores.window}))
+        return parts, ops.attention(q, cache.keys, cache.values, parts, scores)
+
+    parts, _ = body()
+    slots.copy_(torch.arange(3))
+    known.copy_(torch.tensor([start + 1 for start, _ in lengths]))
+    q.copy_(torch.randn(q.shape, generator=torch.Generator().manual_seed(3)))
+    for part in parts:
+        part.kernels.replan(part.planned, known.numpy().astype(np.int32))
+    _, found = body()
+    near(found, torch.cat([by_the_book(q[i : i + 1], *cache.known[i], lengths[i][0], scores) for i in range(3)]), torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("flash_attn_interface", "flash_attn", "flash_attn.cute", "flashinfer"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StartError, match=f"--attention-backend {name} needs the package {BACKENDS[name].package}"):
+        open_phases(name, name, torch.bfloat16, INTERPRETER, HOPPER)
+    with pytest.raises(StartError, match="computes in bfloat16 and float16"):
+        open_phases(name, "triton", torch.float32, INTERPRETER, HOPPER)
+
+
+def test_cards_that_are_too_old() -> None:
+    with pytest.raises(StartError, match=r"fa4 needs a card of compute capability 9.x, 10.x, 11.x, and this one has 8.0"):
+        open_phases("triton", "fa4", torch.bfloat16, INTERPRETER, (8, 0))

@@ -1,0 +1,106 @@
+"""FlashAttention 3 and 4 over pages: `--attention-backend fa3` (Shah et al., 2024; Dao-AILab's flash_attn_interface, built from its folder
+hopper) and `fa4` (the package flash-attn-4). Written by their documents; see options/backends.py for what each is known to take.
+
+Both align a causal mask at the lower right corner of a row, read keys through a page table, and tell the logarithm of each sum.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.devices.cuda.kernels.launch import Card
+from runtime.devices.cuda.lines import table_of, table_of_decodes
+from runtime.devices.cuda.phases import sunk
+from runtime.devices.scores import Scores
+from runtime.layers.upload import upload
+from runtime.messages import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Of a phase, for the layers of one window."""
+
+    table: Tensor  # int32 [R, pages]
+    lengths: Tensor  # int32 [R], keys in it
+    ends: Tensor | None  # int32 [R + 1]: where each row's queries begin; None: one query each
+    longest: int  # queries of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Of a step."""
+
+    page_size: int
+    rows: dict[int, Rows]  # by window
+
+
+class Flash(Protocol):
+    """What the two packages have in common."""
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool) -> Any: ...
+
+
+class FlashKernels:
+    """See phases.Kernels."""
+
+    flash: Flash
+
+    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
+        ends, longest = None, int(plan.counts.max())
+        if plan.num_decodes < len(plan.slots):
+            ends = upload(np.concatenate(([0], plan.counts.cumsum())).astype(np.int32), page_tables.device)
+        return Planned(page_size, {window: Rows(*table_of(plan, page_tables[-1 if window else 0], page_size, window), ends, longest)
+                                   for window in windows})
+
+    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
+        return Planned(page_size, {
+            window: Rows(*table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window), None, 1)
+            for window in windows})
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: Planned, scores: Scores) -> Tensor:
+        rows = planned.rows[scores.window]
+        pages = [cache.unflatten(0, (-1, planned.page_size)) for cache in (keys, values)]
+        queries = q.unsqueeze(1) if rows.ends is None else q  # [R, 1, H, D] or [T, H, D]
+        found = self.flash(queries, pages[0], pages[1], rows, scores, wants_sums=scores.sinks is not None)
+        if scores.sinks is None:
+            return found.view(q.shape)
+        out, sums = found[:2]  # float32 [R, H, 1] or [H, T]
+        return sunk(out.view(q.shape), sums.squeeze(2) if rows.ends is None else sums.T, scores.sinks)
+
+    def replan(self, planned: Planned, lengths: np.ndarray) -> None:
+        """Lengths are read on the device."""
+
+
+class Flash3(FlashKernels):
+    """flash_attn_with_kvcache, to which new keys need not be given."""
+
+    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        def flash(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool) -> Any:
+            return flash_attn_with_kvcache(
+                q, keys, values, cache_seqlens=rows.lengths, page_table=rows.table, cu_seqlens_q=rows.ends,
+                max_seqlen_q=None if rows.ends is None else rows.longest, softmax_scale=scores.scale, causal=True,
+                window_size=(scores.window - 1, 0) if scores.window else (-1, -1), softcap=scores.cap, return_softmax_lse=wants_sums)
+
+        self.flash = flash
+
+
+class Flash4(FlashKernels):
+    """flash_attn_varlen_func, which also takes rows of one length in a dimension of their own."""
+
+    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+        from flash_attn.cute import flash_attn_varlen_func
+
+        def flash(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool) -> Any:
+            found = flash_attn_varlen_func(
+                q, keys, values, cu_seqlens_q=rows.ends, max_seqlen_q=None if rows.ends is None else rows.longest, seqused_k=rows.lengths,
+                page_table=rows.table, softmax_scale=scores.scale, causal=True,
+                window_size=(scores.window - 1, 0) if scores.window else (None, None), softcap=scores.cap, num_splits=0,
+                return_lse=wants_sums)
+            return found if wants_sums else found[0]
+
+        self.flash = flash

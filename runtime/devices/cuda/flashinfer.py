@@ -1,0 +1,185 @@
+"""FlashInfer over pages (Ye et al., 2025): `--attention-backend flashinfer`, the package flashinfer-python.
+
+Its kernels follow a schedule that `plan` makes on the host from the rows' lengths, once a step for each kind of layer. In a captured step
+the schedule lies in buffers that are written anew before each replay; the pages of rows, which the host does not know, are listed by the
+graph itself.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.devices.cuda.kernels.launch import Card
+from runtime.devices.cuda.lines import seen, table_of_decodes
+from runtime.devices.cuda.phases import sunk
+from runtime.devices.scores import Scores
+from runtime.layers.upload import to_device
+from runtime.messages import StepPlan
+
+WORKSPACE_BYTES = 256 << 20  # for parts of rows whose keys are split; its documents recommend half of that
+GROUP = 4  # query heads of a key head from which tensor cores pay in decodes
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a schedule depends on besides rows: layers that agree in it share one."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    window: int
+    cap: float
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, q: Tensor, keys: Tensor, scores: Scores) -> "Kind":
+        return cls(q.shape[1], keys.shape[1], q.shape[2], scores.scale, scores.window, scores.cap, q.dtype, keys.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Of rows, for the layers of one window."""
+
+    ends: np.ndarray  # int32 [R + 1]: where each row's pages begin
+    last: np.ndarray  # int32 [R]: tokens in its last page
+    ids: Tensor  # int32 on the device: the pages; in a captured step as many as there may be
+
+
+@dataclass(slots=True)
+class Planned:
+    """Of a step; or, where it is captured, of all steps of a number of rows, with the wrappers that are theirs."""
+
+    page_size: int
+    pages: dict[int, Pages]  # by window
+    queries: np.ndarray | None  # int32 [R + 1]: where each row's queries begin; None: one each
+    is_captured: bool = False
+    scheduled: dict[Kind, "Scheduled"] = field(default_factory=dict)
+
+
+class Scheduled:
+    """A wrapper, which keeps its schedule for a kind of layers."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self.wrapper = wrapper
+        self.copied: torch.cuda.Event | None = None  # the latest schedule has left the pinned memory that the next one is made in
+
+    def plan(self, kind: Kind, pages: Pages, queries: np.ndarray | None, page_size: int) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+        ends, last = torch.from_numpy(pages.ends), torch.from_numpy(pages.last)
+        given = {"sm_scale": kind.scale, "window_left": kind.window - 1 if kind.window else -1, "logits_soft_cap": kind.cap,
+                 "q_data_type": kind.dtype, "kv_data_type": kind.kv_dtype}
+        ids = pages.ids[: int(pages.ends[-1])]
+        rows = (ends, ids, last, kind.heads, kind.kv_heads, kind.dim, page_size)
+        if queries is None:
+            self.wrapper.plan(*rows, **given)
+        else:
+            self.wrapper.plan(torch.from_numpy(queries), *rows, causal=True, **given)
+        if ids.is_cuda:
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+
+class FlashInfer:
+    """See phases.Kernels."""
+
+    def __init__(self, dtype: torch.dtype, card: Card) -> None:
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
+
+        self.decode: Any = BatchDecodeWithPagedKVCacheWrapper
+        self.prefill: Any = BatchPrefillWithPagedKVCacheWrapper
+        self.workspace: Tensor | None = None
+        self.kept: dict[tuple[Kind, bool], Scheduled] = {}  # of steps that are not captured, by whether they decode
+        self.captured: dict[int, Planned] = {}  # by rows
+
+    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
+        queries = None if plan.num_decodes else np.concatenate(([0], plan.counts.cumsum())).astype(np.int32)
+        pages = {window: pages_of(plan, page_tables[-1 if window else 0], page_size, window) for window in windows}
+        return Planned(page_size, pages, queries)
+
+    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
+        """The same buffers each time it is called for a number of rows: by the warm-up, then by the capture."""
+        num = len(slots)
+        tables = {window: table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window) for window in windows}
+        if num not in self.captured:
+            single = np.arange(num + 1, dtype=np.int32), np.ones(num, np.int32)  # rows of padding, one token each
+            self.captured[num] = Planned(page_size, {
+                window: Pages(*single, torch.zeros(table.numel(), dtype=torch.int32, device=table.device))
+                for window, (table, _) in tables.items()}, None, is_captured=True)
+        planned = self.captured[num]
+        for window, (table, keys) in tables.items():
+            flatten(table, keys, page_size, planned.pages[window].ids)
+        return planned
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: Planned, scores: Scores) -> Tensor:
+        kind = Kind.of(q, keys, scores)
+        if kind not in planned.scheduled:
+            pages, is_decode = planned.pages[scores.window], planned.queries is None
+            made = self.fixed(kind, pages) if planned.is_captured else self.open(kind, q.device, is_decode)
+            made.plan(kind, pages, planned.queries, planned.page_size)
+            planned.scheduled[kind] = made
+        caches = tuple(cache.unflatten(0, (-1, planned.page_size)) for cache in (keys, values))
+        found = planned.scheduled[kind].wrapper.run(q.contiguous(), caches, return_lse=scores.sinks is not None)
+        if scores.sinks is None:
+            return found
+        out, sums = found  # its logarithms are binary
+        return sunk(out, sums * math.log(2), scores.sinks)
+
+    def replan(self, planned: Planned, lengths: np.ndarray) -> None:
+        for kind, scheduled in planned.scheduled.items():
+            counted = lengths.astype(np.int64)
+            _, keys = seen(counted - 1, np.ones_like(counted), planned.page_size, kind.window)
+            ends, last = spans(keys, planned.page_size)
+            scheduled.plan(kind, Pages(ends, last, planned.pages[kind.window].ids), None, planned.page_size)
+
+    def space(self, place: torch.device) -> Tensor:
+        if self.workspace is None:
+            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=place)
+        return self.workspace
+
+    def open(self, kind: Kind, place: torch.device, is_decode: bool) -> Scheduled:
+        """The one that all steps take which are not captured: each follows on the one before, in the order of the device."""
+        key = kind, is_decode
+        if key not in self.kept:
+            space = self.space(place)
+            self.kept[key] = Scheduled(self.decode(space, "NHD", use_tensor_cores=kind.heads >= GROUP * kind.kv_heads) if is_decode else
+                                       self.prefill(space, "NHD"))
+        return self.kept[key]
+
+    def fixed(self, kind: Kind, pages: Pages) -> Scheduled:
+        """One whose buffers stay where they are."""
+        place = pages.ids.device
+        return Scheduled(self.decode(
+            self.space(place), "NHD", use_cuda_graph=True, use_tensor_cores=kind.heads >= GROUP * kind.kv_heads,
+            paged_kv_indptr_buffer=torch.zeros(len(pages.ends), dtype=torch.int32, device=place), paged_kv_indices_buffer=pages.ids,
+            paged_kv_last_page_len_buffer=torch.ones(len(pages.last), dtype=torch.int32, device=place)))
+
+
+def spans(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of rows with so many keys: where the pages of each begin, int32 [R + 1], and how many keys are in its last one, int32 [R]."""
+    counts = -(-keys // page_size)
+    return np.concatenate(([0], counts.cumsum())).astype(np.int32), (keys - (counts - 1) * page_size).astype(np.int32)
+
+
+def pages_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> Pages:
+    first, keys = seen(plan.starts, plan.counts, page_size, window)
+    ends, last = spans(keys, page_size)
+    rows = np.repeat(np.arange(len(keys)), np.diff(ends))
+    columns = np.arange(len(rows)) - ends[rows] + first[rows]
+    place = page_table.device
+    return Pages(ends, last, page_table[to_device(plan.slots[rows], place), to_device(columns, place)])
+
+
+def flatten(table: Tensor, keys: Tensor, page_size: int, ids: Tensor) -> None:
+    """In a captured body: the pages of all rows (int32 [R, width], of `keys` [R] tokens) behind one another, at the beginning of `ids`."""
+    ends = ((keys + page_size - 1) // page_size).cumsum(0)
+    places = torch.arange(len(ids), device=ids.device)
+    rows = torch.searchsorted(ends, places, right=True).clamp_max(len(table) - 1)
+    begins = torch.cat((ends.new_zeros(1), ends[:-1]))
+    ids.copy_(table[rows, (places - begins[rows]).clamp_max(table.shape[1] - 1)])
