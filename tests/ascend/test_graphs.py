@@ -111,3 +111,24 @@ def test_one_that_cannot_be_captured_leaves_the_others(captured: list[int], tmp_
     row: Row = planner.row(0, SHORT, sampling())
     assert planner.generate(row, COUNT) == Reference(folder).greedy(SHORT, COUNT)
     assert executor.loaded.graphs.ready == [2, 8]
+
+
+@pytest.mark.parametrize("case", ["qwen3", "mistral, windows", "deepseek 3"])
+def test_prompts_in_pieces_are_those_of_transformers(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a prompt, with and without padding, beside a row that decodes."""
+    family, overrides = CASES[case]
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    planner, executor = opened(folder, sizes=[], piece_sizes=[64, 128])
+    assert [executor.capture(size, "tokens").error for size in (64, 128)] == ["", ""]
+    graphs, replays = executor.loaded.device.graphs, []
+    replay = graphs.replay
+    monkeypatch.setattr(graphs, "replay", lambda graph, lengths: (replays.append(graph), replay(graph, lengths)))
+    short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:200], sampling())
+    planner.run([], [(short, len(SHORT))])
+    for count in (100, 37, 63):
+        planner.run([short], [(long, count)])
+    planner.run([short, long], [])
+    assert len(replays) == 5 * (len(executor.loaded.model.attentions) + 1)
+    reference = Reference(folder)
+    for row in (short, long):
+        assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
