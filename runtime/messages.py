@@ -213,6 +213,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
     piece_sizes: list[int] = []  # numbers of tokens for which steps with prompts may be captured, between their attentions
     compiled: Compiled = Compiled()
+    trace_folder: str = ""  # of traces of captures; empty: there are none
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
     expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from tempfile import mkdtemp
 from typing import Any
 
 import msgspec
@@ -62,6 +63,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
         piece_sizes=piece_sizes(plan), compiled=compiled(plan),
+        trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
         adapters=None if loras is None else loras.setup(),
         expert_steps=plan.expert_steps,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)

@@ -46,9 +46,11 @@ class Runner:
         self.loaded: Loaded | None = None
         self.residence: Residence | None = None
         self.recording: Recording | None = None
+        self.trace_folder = ""  # of captures
 
     def start(self, start: StartRank, progress: Progress) -> RankReady:
         times = [perf_counter()]
+        self.trace_folder = start.trace_folder
         config = read_model(start)
         dtype = resolve_dtype(start.dtype, config, self.facts.dtypes)
         if config.quantization is not None:
@@ -137,7 +139,21 @@ class Runner:
         if graphs is None:
             return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model", unit)
         with torch.inference_mode():
-            return graphs.capture(size)
+            if not self.trace_folder or self.recording is not None:  # torch has one profiler
+                return graphs.capture(size)
+            return self.traced(lambda: graphs.capture(size), f"{self.trace_folder}/{size}-{unit}")
+
+    def traced(self, capture: Callable[[], Captured], folder: str) -> Captured:
+        """A trace that cannot be written harms no capture."""
+        recording = Recording(Profile(folder=folder), self.rank)
+        captured = capture()
+        try:
+            recording.write()
+        except OSError:
+            log.get("graphs").warning("the trace of a capture could not be written", folder=folder, exc_info=True)
+        else:
+            log.get("graphs").info("a capture was traced", folder=folder, rank=self.rank)
+        return captured
 
     def prepare(self, grammar: Grammar | None) -> None:
         assert self.loaded is not None, "a grammar before start"

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, on_device, option
+from runtime.options.declare import Auto, Count, Group, option
 
 
 class Graphs(Group, frozen=True, kw_only=True):
@@ -14,7 +14,8 @@ class Graphs(Group, frozen=True, kw_only=True):
     cuda_graph_bs: A[tuple[Count, ...] | Auto, option(
         "Numbers of sequences to capture decode steps for, the most used ones first, while nothing else is to do.")] = "auto"
     disable_cuda_graph_padding: A[bool, option("Use a graph only for exactly its number of sequences.")] = False
-    enable_profile_cuda_graph: A[bool, on_device("cuda and npu", "Profile the capture of graphs.")] = False
+    enable_profile_cuda_graph: A[bool, option(
+        "Trace each capture with torch's profiler; the log names the folder.", devices=("cuda", "npu"))] = False
     enable_cudagraph_gc: A[bool, option("Let the garbage collector run during capture.", devices=("cuda",))] = False
     enable_piecewise_cuda_graph: A[bool, option(
         "Capture steps with prompts too, in pieces between attentions.", devices=("cuda", "npu"))] = False

@@ -159,6 +159,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cuda_graph_max_bs: int  # 0: no graphs
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences of captured decode steps
     disable_cuda_graph_padding: bool
+    enable_profile_cuda_graph: bool
     enable_piecewise_cuda_graph: bool
     piecewise_cuda_graph_max_tokens: int  # 0: none
     piecewise_cuda_graph_tokens: tuple[int, ...]  # numbers of tokens of steps that are captured in pieces

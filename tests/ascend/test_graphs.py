@@ -113,7 +113,7 @@ def test_one_that_cannot_be_captured_leaves_the_others(captured: list[int], tmp_
     assert executor.loaded.graphs.ready == [2, 8]
 
 
-@pytest.mark.parametrize("case", ["qwen3", "mistral, windows", "deepseek 3"])
+@pytest.mark.parametrize("case", ["qwen3", "deepseek 3"])
 def test_prompts_in_pieces_are_those_of_transformers(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a prompt, with and without padding, beside a row that decodes."""
     family, overrides = CASES[case]

@@ -1,5 +1,7 @@
 """Steps with prompts in pieces between attentions: the tokens of steps that are launched kernel by kernel."""
 
+import gzip
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 
 from runtime.devices import base
 from runtime.devices.pieces import Crossings, Walk
-from runtime.messages import Captured
+from runtime.messages import Captured, Profile
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, moves, sampling, start
 from tests.devices.test_windows import MODELS, WINDOW
@@ -197,3 +199,20 @@ def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path,
     assert executor.tapes.replays == before + pieces_of(executor) and is_exact(second, llama[1])
     executor.close()
     os.close(fd)
+
+
+def test_captures_are_traced(llama: tuple[Path, Reference], tmp_path: Path) -> None:
+    """One that cannot be written is no failure, and there is none while something else is recorded."""
+    _, executor = opened(llama[0], trace_folder=str(tmp_path / "traces"))
+    traces = {str(path.relative_to(tmp_path / "traces")) for path in (tmp_path / "traces").rglob("*.gz")}
+    assert traces == {f"{name}/rank-0.trace.json.gz" for name in ("2-sequences", "8-tokens", "16-tokens")}
+    events = json.loads(gzip.decompress((tmp_path / "traces/16-tokens/rank-0.trace.json.gz").read_bytes()))["traceEvents"]
+    assert sum(event.get("name") == "aten::addmm" or event.get("name") == "aten::linear" for event in events) > 8
+    (tmp_path / "file").write_text("")
+    executor.trace_folder = str(tmp_path / "file")
+    assert executor.capture(8, "tokens").error == ""
+    executor.trace_folder = str(tmp_path / "other")
+    executor.profile(Profile(folder=str(tmp_path / "steps")))
+    assert executor.capture(8, "tokens").error == "" and not (tmp_path / "other").exists()
+    executor.profile(Profile())
+    assert (tmp_path / "steps" / "rank-0.trace.json.gz").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runtime import settings
 from runtime.compiled import Compiled
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
@@ -93,3 +94,9 @@ def test_what_cannot_be_compiled(words: str, problem: str) -> None:
     with pytest.raises(OptionsError) as refused:
         resolve(from_argv(["--device", "cuda", *words.split()]), MODEL, DEVICES["cpu"] if "cpu" in words else CARD, MACHINE)
     assert problem in str(refused.value)
+
+
+def test_traces_of_captures_have_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(settings, "mkdtemp", lambda prefix: str(tmp_path / prefix))
+    assert start_rank(on_card(""), MODEL).trace_folder == ""
+    assert start_rank(on_card("--enable-profile-cuda-graph"), MODEL).trace_folder == str(tmp_path / "runtime-captures-")
