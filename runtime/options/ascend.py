@@ -24,5 +24,4 @@ class Ascend(Group, frozen=True, kw_only=True):
     npu_nz_cache: A[bool, option("Keep latents in the NZ layout; goes with --npu-mla-prolog.", devices=("npu",))] = False
     npu_multi_stream: A[bool, option("Compute shared and routed experts on two streams.", devices=("npu",))] = False
     npu_gather_after_q: A[bool, option(
-        "Gather after the low-rank projections of MLA, so that fewer bytes are sent and a token is projected once; with "
-        "--moe-a2a-backend.", devices=("npu",))] = False
+        "Gather behind the low-rank projections of MLA, which sends fewer bytes; with --moe-a2a-backend.", devices=("npu",))] = False
