@@ -6,6 +6,7 @@
     │   └── ModelError             the model folder cannot be served
     ├── RequestError               one request cannot be served; becomes an HTTP error, harms nobody else
     │   ├── InvalidRequest   400   a field is wrong; `param` names it
+    │   │   └── TooLong            the prompt does not fit; in words that agents look for, to shorten it
     │   ├── Unauthorized     401   no key, or a wrong one
     │   ├── Forbidden        403   nobody may do this here
     │   ├── NotFound         404   no such model, route or object
@@ -61,6 +62,12 @@ class InvalidRequest(RequestError):
     """A field of the request is wrong; `param` names it and the message says what would be right."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class TooLong(InvalidRequest):
+    """The prompt does not fit into the context. Its message is no client's own field's."""
+
+    code = "context_length_exceeded"
 
 
 class Unauthorized(RequestError):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.constraint import Rule
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, TooLong
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 1024
@@ -115,6 +115,13 @@ def cut(prompt_ids: list[int], limits: Limits) -> list[int]:
     return prompt_ids[:max(limits.longest_prompt, 0)] if limits.cuts else prompt_ids
 
 
+def too_long(count: str, limits: Limits) -> TooLong:
+    """By its first words Anthropic's clients know this error, by the others those of OpenAI, vLLM and litellm."""
+    output = ", with at least one token of output" if limits.min_new else ""
+    return TooLong(f"prompt is too long: {count} > {limits.longest_prompt} maximum; this model's maximum context length is "
+                   f"{limits.longest} tokens here{output}", param="prompt")
+
+
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
     """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within `limits`."""
     vocab = limits.vocab_size
@@ -123,9 +130,7 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
         raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
     if len(prompt_ids) > limits.longest_prompt:
-        output = "with at least one token of output " if limits.min_new else ""
-        raise InvalidRequest(f"the prompt has {len(prompt_ids)} tokens; {output}the most this server takes is {limits.longest_prompt}",
-                             param="prompt")
+        raise too_long(f"{len(prompt_ids)} tokens", limits)
     for name, count in (("top_logprobs", params.top_logprobs), ("prompt_logprobs", params.prompt_logprobs or 0)):
         if count + len(params.logprob_ids) > vocab:
             raise InvalidRequest(f"{name} is {count}, but the vocabulary has {vocab} tokens (logprob_ids count as well)", param=name)

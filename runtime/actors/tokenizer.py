@@ -23,7 +23,7 @@ from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavaila
 from runtime.messages import Arrive, Ask, Before, Chat, Embeds, Infill, Pair, Prompt, Text, Tokens, ToScheduler
 from runtime.outputs import Outputs
 from runtime.request import Guide, Request
-from runtime.sampling import Limits, check, cut
+from runtime.sampling import Limits, check, cut, too_long
 from runtime.text.embeds import check_embeds, digest, read_embeds
 from runtime.text.infill import infill
 from runtime.text.regex import StopRegexes
@@ -219,7 +219,7 @@ class TokenizerActor:
         if len(head) < len(text) and len(ids := self._vocabulary.encode(head, add_special)) > SURE * longest:
             if self._limits.cuts:
                 return ids
-            raise InvalidRequest(f"the prompt has far more than the {longest - 1} tokens that this server takes", param="prompt")
+            raise too_long(f"over {len(ids)} tokens", self._limits)
         return self._vocabulary.encode(text, add_special)
 
 

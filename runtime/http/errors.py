@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError
+from runtime.errors import InternalFault, InvalidRequest, NotFound, RequestError, TooLong
 from runtime.http.body import discard_body
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     root = re.split(r"[.\[]", error.param, maxsplit=1)[0]
     if (name := names.get(root)) is None:
         return error
-    message = re.sub(rf"\b{re.escape(root)}\b", name, error.message)
+    message = error.message if isinstance(error, TooLong) else re.sub(rf"\b{re.escape(root)}\b", name, error.message)
     return type(error)(message, param=name + error.param[len(root):])
 
 
