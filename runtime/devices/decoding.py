@@ -1,7 +1,8 @@
 """Decode steps as graphs: captured once for a number of sequences, replayed with one copy to the device and no other work of the host.
 
     what a step needs                              where it runs
-    page updates, embedding, layers                the forward graph, from static inputs to static hidden states
+    page updates, embedding, layers                the forward graph, from static inputs to static hidden states; one with adapters,
+                                                   where there are some, and one without
     head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
     head, draw, last tokens                        a random graph, when all are plain and some random: the first of Facts.draws that filters
                                                    what these rows want filtered
@@ -34,6 +35,7 @@ from runtime import log
 from runtime.devices.base import Batch, Device, Graphs
 from runtime.devices.meeting import Stranded
 from runtime.devices.transfers import Transfers
+from runtime.layers.adapters import Adapters
 from runtime.layers.sampler import clean
 from runtime.layers.slots import Slots
 from runtime.messages import Capture, Captured, StepPlan
@@ -47,6 +49,7 @@ class Recorded:
     """The graphs of one size."""
 
     forward: Any
+    adapted: Any  # the same for rows with adapters; None: there are none
     greedy: Any
     draws: dict[tuple[int, bool], Any]  # by what they filter, in the order of Facts.draws; a step that none fits draws outside
 
@@ -86,6 +89,7 @@ class DecodeGraphs:
         self.windows = windows
         self.transfers = transfers
         self.pads = pads
+        self.adapters: Adapters | None = None
         self.masks = False  # layers must know which rows are padding
         self.compiles = 0  # steps of up to so many sequences run what the model has compiled
         self.draws = list(device.facts.draws)  # those that could be captured until now
@@ -115,7 +119,7 @@ class DecodeGraphs:
         updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
         return size if updates <= size else None
 
-    def forward(self, size: int, plan: StepPlan) -> Tensor:
+    def forward(self, size: int, plan: StepPlan, *, is_adapted: bool = False) -> Tensor:
         """Hidden states of the plan's rows, which the next step overwrites."""
         assert self.hidden is not None
         count = len(plan.slots)
@@ -128,7 +132,8 @@ class DecodeGraphs:
             places = slice(len(plan.window.ids))
             packed[5, places], packed[6, places], packed[7, places] = plan.window.slots, plan.window.rows, plan.window.ids
         self.transfers.upload(packed.ravel(), self.packed[: self.width * size])
-        self.graphs.replay(self.recorded[size].forward, packed[1] + 1)
+        recorded = self.recorded[size]
+        self.graphs.replay(recorded.adapted if is_adapted else recorded.forward, packed[1] + 1)
         return self.hidden[:count]
 
     def choose(self, size: int, plan: StepPlan) -> Tensor | None:
@@ -151,7 +156,8 @@ class DecodeGraphs:
         """Graphs of one more size. One that cannot be captured leaves everything as it was; a draw that cannot be is left outside from now
         on."""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
-        captured, graphs = attempt(self.device, Capture(size), partial(self.record, [self.step, partial(self.pick, None)]))
+        bodies = [self.step, partial(self.pick, None), *([] if self.adapters is None else [partial(self.step, is_adapted=True)])]
+        captured, graphs = attempt(self.device, Capture(size), partial(self.record, bodies))
         if graphs is None:
             return captured
         draws = {}
@@ -163,7 +169,7 @@ class DecodeGraphs:
             if draw is not None:
                 draws[cuts] = draw[0]
         self.draws = list(draws)
-        self.recorded[size] = Recorded(graphs[0], graphs[1], draws)
+        self.recorded[size] = Recorded(graphs[0], graphs[2] if len(graphs) > 2 else None, graphs[1], draws)
         self.ready = sorted(self.recorded)
         return captured
 
@@ -184,10 +190,12 @@ class DecodeGraphs:
 
     # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def step(self, size: int) -> None:
+    def step(self, size: int, *, is_adapted: bool = False) -> None:
         """From packed inputs to hidden states. Reads nothing on the host but `size`."""
         rows = self.inputs(size)
         slots, positions = rows[0], rows[1]
+        if self.adapters is not None:
+            self.adapters.of_slots(slots if is_adapted else None)
         tables = self.slots.page_tables
         for pool, table in enumerate(tables):
             at, row, ids = rows[2 + 3 * pool : 5 + 3 * pool]

@@ -110,9 +110,9 @@ class Loaded:
         self.slots.runs = {}
         arrivals = None if plan.moves is None else self.move(plan.moves)
         is_adapted = self.adapters is not None and self.adapters.begin(plan)
-        size = None if self.graphs is None or is_adapted else self.graphs.size_for(plan)
+        size = None if self.graphs is None else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
-            hidden = self.graphs.forward(size, plan)
+            hidden = self.graphs.forward(size, plan, is_adapted=is_adapted)
             if self.load is not None:
                 self.load.ended(plan)
             shown = self.shown(plan, hidden)
@@ -123,6 +123,8 @@ class Loaded:
         if len(plan.slots) == 0:
             return self.finish_moves(plan, begin)
         batch = self.batch(plan, arrivals)
+        if self.adapters is not None:
+            self.adapters.of_plan(plan, is_adapted=is_adapted)
         size = None if self.pieces is None or is_adapted else self.pieces.size_for(batch)
         hidden = self.model.forward(batch) if self.pieces is None or size is None else self.pieces.forward(size, batch)
         if self.load is not None:
@@ -173,6 +175,7 @@ class Loaded:
             self.graphs = DecodeGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
                                        self.transfers, sizes, pads=pads)
             self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
+            self.graphs.adapters = self.adapters
         if piece_sizes and hasattr(self.model, "pieces"):
             self.pieces = PieceGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
                                       piece_sizes, masks=self.load is not None)

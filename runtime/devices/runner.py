@@ -138,6 +138,8 @@ class Runner:
         graphs = self.loaded.graphs if unit == "sequences" else self.loaded.pieces
         if graphs is None:
             return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model", unit)
+        if self.loaded.adapters is not None:
+            self.loaded.adapters.of_slots(None)  # what the latest step wanted is nothing of a graph
         with torch.inference_mode():
             if not self.trace_folder or self.recording is not None:  # torch has one profiler
                 return graphs.capture(size)

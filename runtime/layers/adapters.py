@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import linear
 
-from runtime.adapters.ops import AdapterOps
+from runtime.adapters.ops import AdapterOps, SeatWeights
 from runtime.adapters.peft import WEIGHTS, Pair, read_adapter
 from runtime.adapters.wire import AdapterSetup, Seating
 from runtime.devices.base import Device
@@ -47,12 +47,14 @@ class Segment:
 
 
 class PlainAdapters:
-    """AdapterOps on any device, as two small products for each seat and part: the specification of those that have kernels for it."""
+    """AdapterOps on any device: the specification of those that have kernels for it."""
 
-    def __init__(self, place: torch.device) -> None:
+    def __init__(self, place: torch.device, num_seats: int) -> None:
         self.place = place
+        self.num_seats = num_seats
 
     def plan(self, seats: np.ndarray) -> list[Segment]:
+        """Two small products for each seat that somebody uses, and part."""
         found: list[Segment] = []
         for seat in np.unique(seats[seats >= 0]).tolist():
             rows = np.flatnonzero(seats == seat)
@@ -60,16 +62,33 @@ class PlainAdapters:
             found.append(Segment(seat, slice(int(rows[0]), int(rows[-1]) + 1) if is_run else to_device(rows, self.place)))
         return found
 
-    def add(self, out: Tensor, x: Tensor, a: Tensor, b: list[Tensor], offsets: list[int], plan: list[Segment]) -> None:
+    def plan_rows(self, seats: Tensor) -> Tensor:
+        """bool [T, seats]: who has which. All tokens go through all seats, as nobody knows who is there; that costs reading them once."""
+        return seats.unsqueeze(1) == torch.arange(self.num_seats, device=seats.device)
+
+    def add(self, out: Tensor, x: Tensor, weights: SeatWeights, plan: list[Segment] | Tensor) -> None:
+        if isinstance(plan, Tensor):
+            return self._add_all(out, x, weights, plan)
         for segment in plan:
-            seat, rows = segment.seat, segment.rows
-            inner = linear(x[rows], a[seat].flatten(0, 1)).unflatten(1, a.shape[1:3])  # [n, parts, rank]
-            for index, (each, offset) in enumerate(zip(b, offsets, strict=True)):
-                columns, added = out.narrow(1, offset, each.shape[1]), linear(inner[:, index], each[seat])
+            seat, rows, first = segment.seat, segment.rows, 0
+            inner = linear(x[rows], weights.a[seat].flatten(0, 1)).unflatten(1, weights.a.shape[1:3])  # [n, parts, rank]
+            for index, (offset, size) in enumerate(weights.parts):
+                columns, added = out.narrow(1, offset, size), linear(inner[:, index], weights.b[seat, first : first + size])
+                first += size
                 if isinstance(rows, slice):
                     columns[rows] += added
                 else:
                     columns.index_add_(0, rows, added)
+        return None
+
+    def _add_all(self, out: Tensor, x: Tensor, weights: SeatWeights, has: Tensor) -> None:
+        """The seats side by side are one adapter of a large rank, of which a token has one part."""
+        inner = linear(x, weights.a.flatten(0, 2)).unflatten(1, weights.a.shape[:3])  # [T, seats, parts, rank]
+        inner, first = torch.where(has[:, :, None, None], inner, torch.zeros_like(inner)), 0
+        for index, (offset, size) in enumerate(weights.parts):
+            b = weights.b[:, first : first + size].transpose(0, 1).flatten(1)
+            out.narrow(1, offset, size).add_(linear(inner[:, :, index].flatten(1), b))
+            first += size
 
 
 class Seats:
@@ -81,15 +100,18 @@ class Seats:
         self.current = current
         self.parts = parts
         self.dtype, self.inputs, self.outputs = layer.dtype, layer.inputs, layer.outputs
-        self.a = torch.zeros(setup.num_seats, len(parts), setup.max_rank, layer.inputs.size, dtype=dtype, device=place)
-        self.b = [torch.zeros(setup.num_seats, layer.outputs[part].size, setup.max_rank, dtype=dtype, device=place) for part in parts]
+        sizes = [layer.outputs[part].size for part in parts]
         starts = np.cumsum([0, *(share.size for share in layer.outputs.values())]).tolist()
         offsets = dict(zip(layer.outputs, starts, strict=False))
-        self.offsets = [offsets[part] for part in parts]
+        self.firsts = np.cumsum([0, *sizes]).tolist()  # columns of B
+        self.weights = SeatWeights(
+            torch.zeros(setup.num_seats, len(parts), setup.max_rank, layer.inputs.size, dtype=dtype, device=place),
+            torch.zeros(setup.num_seats, sum(sizes), setup.max_rank, dtype=dtype, device=place),
+            tuple((offsets[part], size) for part, size in zip(parts, sizes, strict=True)))
 
     @property
     def num_bytes(self) -> int:
-        return self.a.nbytes + sum(b.nbytes for b in self.b)
+        return self.weights.a.nbytes + self.weights.b.nbytes
 
     def cut(self, part: str, a: Any, b: Any, scale: float) -> tuple[Tensor, Tensor]:
         """This rank's share of a pair of safetensors' slices; B with the scale in it."""
@@ -98,18 +120,17 @@ class Seats:
         return mine[0].to(self.dtype).contiguous(), (mine[1].float() * scale).to(self.dtype)
 
     def sit(self, seat: int, path: str, shares: Shares) -> None:
+        a, b = self.weights.a[seat].zero_(), self.weights.b[seat].zero_()
         for index, part in enumerate(self.parts):
-            self.a[seat, index].zero_()
-            self.b[index][seat].zero_()
             if (pair := shares.get((path, part))) is not None:
                 rank = len(pair[0])
-                self.a[seat, index, :rank].copy_(pair[0])
-                self.b[index][seat, :, :rank].copy_(pair[1])
+                a[index, :rank].copy_(pair[0])
+                b[self.firsts[index] : self.firsts[index + 1], :rank].copy_(pair[1])
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """Adds to what the layer made of `x`, in place."""
         if self.current.plan is not None:
-            self.ops.add(out, x, self.a, self.b, self.offsets, self.current.plan)
+            self.ops.add(out, x, self.weights, self.current.plan)
         return out
 
 
@@ -117,7 +138,8 @@ class Adapters:
     """All of them on one rank."""
 
     def __init__(self, device: Device, model: Any, config: ModelConfig, setup: AdapterSetup, max_slots: int) -> None:
-        self.ops = device.adapters or PlainAdapters(device.place)
+        self.ops = device.adapters or PlainAdapters(device.place, setup.num_seats)
+        self.place = device.place
         self.current = Current()
         self.modules = {name: sizes for name, sizes in linears(config).items() if name.rpartition(".")[2] in setup.targets}
         self.homes = {name: _home(name, model.fused) for name in self.modules}
@@ -125,7 +147,8 @@ class Adapters:
                       for path, layer in _linears(model) if (parts := self._parts(path))}
         self.attach(model)
         self.hosts: dict[int, Shares] = {}  # by adapter
-        self.seat_of_slot = np.full(max_slots, -1, dtype=np.int32)
+        self.seat_of_slot = np.full(max_slots, -1, dtype=np.int64)
+        self.seats_there = torch.full((max_slots + 1,), -1, device=device.place)  # the same on the device; the last slot is nobody's
 
     def _parts(self, path: str) -> tuple[str, ...]:
         return tuple(part for home, part in self.homes.values() if home == path)
@@ -155,12 +178,19 @@ class Adapters:
         """Called before a step is launched. -> whether somebody in it has an adapter"""
         if plan.seating is not None:
             self._seat(plan.seating)
-        for admit in plan.admits:
-            self.seat_of_slot[admit.slot] = admit.seat
-        seats = self.seat_of_slot[plan.slots]
-        has_some = bool((seats >= 0).any())
-        self.current.plan = self.ops.plan(np.repeat(seats, plan.counts)) if has_some else None
-        return has_some
+        if plan.admits:
+            slots = np.array([admit.slot for admit in plan.admits])
+            self.seat_of_slot[slots] = [admit.seat for admit in plan.admits]
+            self.seats_there[to_device(slots, self.place)] = to_device(self.seat_of_slot[slots], self.place)
+        return bool((self.seat_of_slot[plan.slots] >= 0).any())
+
+    def of_plan(self, plan: StepPlan, *, is_adapted: bool) -> None:
+        """Layers add what the tokens of this plan want, if they want anything."""
+        self.current.plan = self.ops.plan(np.repeat(self.seat_of_slot[plan.slots], plan.counts)) if is_adapted else None
+
+    def of_slots(self, slots: Tensor | None) -> None:
+        """In a body that is captured: what the rows of `slots`, int64 [R], want when it is replayed; or nothing."""
+        self.current.plan = None if slots is None else self.ops.plan_rows(self.seats_there[slots])
 
     def _seat(self, seating: Seating) -> None:
         for seat, id in zip(seating.seats.tolist(), seating.ids.tolist(), strict=True):

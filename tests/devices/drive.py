@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapters.wire import Seating
 from runtime.devices.base import Executor, open_device
 from runtime.messages import Admit, Moves, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult, WindowPages
 
@@ -46,6 +47,7 @@ class Row:
     computed: int = 0
     prompt_len: int = 0
     is_admitted: bool = False
+    seat: int = -1  # of its adapter
     window: dict[int, int] = field(default_factory=dict)  # pages of the windows' pool, by page-table row
     told: set[int] = field(default_factory=set)  # rows of them that the rank knows
     results: list[tuple[int, float, list[int], list[float]]] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Planner:
     def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0, window: int = 0) -> None:
         self.executor = executor
         self.moves: Moves | None = None  # of the next plan
+        self.seating: Seating | None = None  # of the next plan
         self.page_size = page_size
         self.free = [int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)]
         self.window = window  # of a model with two pools
@@ -79,7 +82,7 @@ class Planner:
         for row, count in rows:
             if not row.is_admitted:
                 row.is_admitted = True
-                admits.append(Admit(row.slot, row.sampling, row.prompt_len, np.array(row.tokens, dtype=np.int32)))
+                admits.append(Admit(row.slot, row.sampling, row.prompt_len, np.array(row.tokens, dtype=np.int32), seat=row.seat))
             while len(row.pages) * self.page_size < row.computed + count:
                 row.pages.append(self.free.pop())
             updates += [(row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))]
@@ -96,8 +99,8 @@ class Planner:
             np.array([count for _, count in rows], dtype=np.int32),
             np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
             np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32),
-            moves=self.moves, window=self.window_pages(rows) if self.window else None)
-        self.moves = None
+            moves=self.moves, window=self.window_pages(rows) if self.window else None, seating=self.seating)
+        self.moves = self.seating = None
         for row, count in rows:
             row.computed += count
         return read_only(plan)

@@ -13,6 +13,7 @@ from runtime.devices import base
 from runtime.devices.base import ANY_K, open_device
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, moves, sampling, start, start_rank
+from tests.devices.seated import decode_with_adapters
 from tests.devices.test_runner import WISHES
 from tests.devices.test_windows import MODELS, WINDOW
 from tests.models.make import make_checkpoint
@@ -131,6 +132,12 @@ def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest
     forwards, replays = len(executor.tapes.lengths), executor.tapes.replays
     plain = 0 if company else DRAWS[draws][1]  # rows that wish for nothing but a token: greedy, random, nucleus, top_k
     assert (forwards, replays - forwards) == ((10, 0) if company else (80, plain))
+
+
+def test_adapters(checkpoints: Any, tmp_path: Path) -> None:
+    """A graph with adapters holds for any seats, and steps without them have their own."""
+    executor = decode_with_adapters(checkpoints("qwen3")[0], tmp_path, 4, device="taped", graph_sizes=[1, 4])
+    assert isinstance(executor, taped.TapedRunner) and executor.tapes.replays == 2 * 2 * 3 * 4
 
 
 def test_what_takes_another_way(checkpoints: Any) -> None:

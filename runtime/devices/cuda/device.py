@@ -36,6 +36,7 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     place = set_device(start, rank)
     try:
+        from runtime.devices.cuda.adapters import CudaAdapters
         from runtime.devices.cuda.experts import CudaExperts
         from runtime.devices.cuda.fused import CudaFused
         from runtime.devices.cuda.kernels.launch import card_of
@@ -55,8 +56,9 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     phases = open_phases(options.get("prefill", "triton"), options.get("decode", "triton"), dtype, card, torch.cuda.get_device_capability())
     graphs = CudaGraphs(place, collects=options.get("collects", False), phases=phases) if start.graph_sizes else None
     ops, experts = CudaOps(dtype, card, options.get("fp8_gemm", "by_rows"), phases), CudaExperts(card)
+    adapters = None if start.adapters is None else CudaAdapters(card, place, start.adapters.num_seats)
     return Device(FACTS, place, ops, experts, CudaMemory(start.tp_size, place), ranks, graphs, start.ep_size,
-                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts), fused=CudaFused(), streams=torch.cuda)
+                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts), adapters, CudaFused(), torch.cuda)
 
 
 def executor(rank: int) -> Runner:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from triton.runtime import interpreter
 from runtime.devices import base
 from runtime.devices.base import ANY_K, Device, Facts
 from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cuda.adapters import CudaAdapters
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
+from runtime.devices.cuda.experts import CudaExperts
 from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
@@ -22,10 +25,13 @@ from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.cuda.phases import Phases, Triton
 from runtime.devices.runner import Runner
 from runtime.messages import StartRank
+from runtime.models.schemes import SCHEMES
 from tests.devices import taped
 from tests.devices.cuda.place import HAS_CARD
 from tests.devices.drive import Planner, Row, sampling, start
+from tests.devices.seated import decode_with_adapters
 from tests.models.make import make_checkpoint
+from tests.models.quantise import quantise
 from tests.models.reference import Reference
 
 PLACE = torch.device("cuda", 0)
@@ -60,10 +66,13 @@ class Captured(Runner):
 
     def __init__(self, rank: int) -> None:
         self.tapes = KernelTapes()
-        facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws=((ANY_K, True),))
+        facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws=((ANY_K, True),), schemes=SCHEMES)
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-            return replace(open_cpu(start, rank, dtype), facts=facts, ops=CudaOps(dtype, INTERPRETER), fused=CudaFused(), graphs=self.tapes)
+            device = open_cpu(start, rank, dtype)
+            adapters = None if start.adapters is None else CudaAdapters(INTERPRETER, device.place, start.adapters.num_seats)
+            return replace(device, facts=facts, ops=CudaOps(dtype, INTERPRETER), experts=CudaExperts(INTERPRETER), fused=CudaFused(),
+                           adapters=adapters, graphs=self.tapes)
 
         super().__init__(rank, opened, facts)
 
@@ -91,6 +100,37 @@ def test_greedy_equals_transformers(family: str, overrides: dict[str, Any], tmp_
     assert runner.tapes.replays == 10
     for row in rows:
         assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    folder = make_checkpoint("llama", tmp_path / "base", num_hidden_layers=1)
+    executor = decode_with_adapters(folder, tmp_path, 2, device="kernels", graph_sizes=[4])
+    assert isinstance(executor, Captured) and executor.tapes.replays == 2 * 2 * 3 * 2
+
+
+@pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
+@pytest.mark.parametrize(("family", "format"), [("qwen3_moe", ""), ("qwen3_moe", "awq"), ("qwen2", "fp8")])
+def test_experts_and_weights_in_few_bits(family: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of the same kernels launched one by one, with other choices of experts in each step."""
+    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    folder = make_checkpoint(family, tmp_path / "plain", num_hidden_layers=1)
+    if format:
+        quantise(folder, tmp_path, format)
+        folder = tmp_path / "quantised"
+    found = []
+    for captures in (True, False):
+        runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
+        assert isinstance(runner, Captured) and (not captures or runner.capture(4).error == "")
+        planner = Planner(runner, ready, 4)
+        rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(([5], [9, 100], [8]))]
+        planner.run([], [(row, row.prompt_len) for row in rows])
+        for batch in (rows, rows[1:]):
+            planner.run(batch, [])
+        assert runner.tapes.replays == (4 if captures else 0)
+        found.append([row.tokens for row in rows])
+    assert found[0] == found[1]
 
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
