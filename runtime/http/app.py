@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
 from runtime.http import adapters, admin, errors, experts, holdings, openapi, socket
+from runtime.http.access import AccessLog
 from runtime.http.adapters import adapter_named
 from runtime.http.anthropic.answers import TokenCount
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
@@ -64,6 +65,8 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
         app = CORSMiddleware(app, allow_origins=face.cors_origins, allow_methods=["*"], allow_headers=["*"],
                              expose_headers=["x-request-id", "retry-after"])
 
+    access = None if face.access_level is None else AccessLog(face.access_level, face.unlogged_paths)
+
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
@@ -73,7 +76,12 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
         if connection is not None and own_send is send:
             scope[DIRECT] = connection
         also = b"request-id" if errors.ANTHROPIC in scope["path"] else None  # where Anthropic's clients look for it
-        await app(scope, receive, telling_id(send, request_id(scope["headers"]), also=also))
+        name = request_id(scope["headers"])
+        send = telling_id(send, name, also=also)
+        if access is None:
+            await app(scope, receive, send)
+        else:
+            await access.serve(app, scope, receive, send, name)
 
     return entry
 

@@ -35,6 +35,7 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("enable_dp_lm_head", ("enable_dp_attention",)),
     ("nsa_prefill_cp_mode", ("enable_nsa_prefill_context_parallel",)),
     ("log_requests_level", ("log_requests", "crash_dump_folder")),
+    ("uvicorn_access_log_exclude_prefixes", ("log_level_http",)),
     ("log_requests_format", ("log_requests",)),
     ("log_requests_target", ("log_requests",)),
     ("expert_distribution_recorder_buffer_size", ("expert_distribution_recorder_mode",)),

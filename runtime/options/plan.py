@@ -173,6 +173,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     random_seed: int
     log_level: str
     log_format: str
+    log_level_http: str | None  # None: no access log
+    uvicorn_access_log_exclude_prefixes: tuple[str, ...]
     log_requests: bool
     log_requests_level: int
     log_requests_format: str
