@@ -152,7 +152,7 @@ async def _run_when_asked(service: FakeService) -> None:
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"), ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-    ({"tools": [{"type": "web_search"}, {"type": "custom", "name": "f"}]}, "tools[1].type"),
+    ({"tools": [{"type": "web_search"}, {"type": "shell", "name": "f"}]}, "tools[1].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"include": ["file_search_call.results"]}, "include"), ({"conversation": "c"}, "conversation"), ({"prompt": {"id": "p"}}, "prompt"),
     ({"background": True, "store": False}, "store"),

@@ -32,14 +32,16 @@ class OutputItem(Struct, kw_only=True, forbid_unknown_fields=True):
     """A message, a call of a function, or a thought."""
 
     id: str
-    type: Literal["message", "function_call", "reasoning"]
+    type: Literal["message", "function_call", "custom_tool_call", "reasoning"]
     status: str
     role: Literal["assistant"] | UnsetType = UNSET
     content: list[OutputPart] | UnsetType = UNSET
     summary: list[Json] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
 
 class Failure(Struct, forbid_unknown_fields=True):
@@ -96,6 +98,7 @@ class ResponseEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     logprobs: list[LikelyToken] | UnsetType = UNSET
 
 

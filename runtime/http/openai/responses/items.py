@@ -4,10 +4,12 @@ from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.http.openai.files import new_id
+from runtime.http.openai.responses.tools import arguments_of, shown
 from runtime.http.openai.types import Function, Message, Part, ToolCall
 
 Item = dict[str, Any]
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
+            "custom_tool_call_output": "ctco", "reasoning": "rs"}
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text")
 
 
@@ -43,11 +45,14 @@ def messages_of(instructions: str | None, items: list[Item]) -> list[Message]:
             case "reasoning":
                 mine = _assistant(messages)
                 mine.reasoning_content = (mine.reasoning_content or "") + _text(item.get("content") or [], f"{place}.content")
-            case "function_call":
+            case "function_call" | "custom_tool_call" as kind:
                 mine = _assistant(messages)
-                function = Function(_string(item, "name", place), _string(item, "arguments", place))
+                name = shown(_string(item, "name", place), item.get("namespace"))
+                is_custom = kind == "custom_tool_call"
+                arguments = arguments_of(_string(item, "input", place)) if is_custom else _string(item, "arguments", place)
+                function = Function(name, arguments)
                 mine.tool_calls = [*(mine.tool_calls or ()), ToolCall(function, _string(item, "call_id", place))]
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 messages.append(Message(role="tool", tool_call_id=_string(item, "call_id", place),
                                         content=_text(item.get("output"), f"{place}.output")))
     return messages

@@ -17,10 +17,11 @@ from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.models import told_model
+from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.answers import Response
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.store import Kept, ResponseStore
-from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check, served_tools
+from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.openai.types import ChatBody
 from runtime.http.reading import events_of
@@ -65,9 +66,8 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields |= {theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None}
     fields["messages"] = messages_of(body.instructions, items)
-    if tools := served_tools(body):
-        fields["tools"] = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
-                           for tool in tools]
+    if functions := tools.functions(body.tools):
+        fields["tools"] = functions
     if body.tool_choice is not None:
         fields["tool_choice"] = _choice(body.tool_choice)
     if body.reasoning is not None and body.reasoning.effort is not None:
@@ -84,15 +84,18 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     if isinstance(choice, str):
         return choice
     match choice.get("type"):
-        case "function":
-            return {"type": "function", "function": {"name": choice.get("name")}}
+        case "function" | "custom":
+            return _named(choice)
         case "allowed_tools":
-            tools = choice.get("tools")
-            named = [{"type": tool.get("type"), "function": {"name": tool.get("name")}} if isinstance(tool, dict) else tool
-                     for tool in (tools if isinstance(tools, list) else ())]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+            given = choice.get("tools")
+            some = tools.served([one for one in (given if isinstance(given, list) else ()) if isinstance(one, dict)])
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": [_named(one) for one in some]}}
     raise InvalidRequest("tool_choice of this type is not served here; auto, none, required, functions and allowed_tools are",
                          param="tool_choice")
+
+
+def _named(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tools.shown(choice.get("name"), choice.get("namespace"))}}
 
 
 def _chat_format(wish: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def response_object(body: ResponseBody, model: str) -> Payload:
         "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, "service_tier": "default",
         "store": body.store is not False, "temperature": body.temperature, "text": text, "tool_choice": body.tool_choice or "auto",
-        "tools": served_tools(body), "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
+        "tools": tools.served(body.tools), "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
         "truncation": body.truncation or "disabled", "usage": None, "user": body.user,
     }
 
@@ -134,7 +137,7 @@ class ResponseDialect:
         self.service = service
         self.wish = wish
         self.keep = keep
-        self.writer = Writer(wish.response)
+        self.writer = Writer(wish.response, tools.by_shown_name(wish.body.tools))
         self.meter = Meter(1, service.card.cache_report)
         self.finish: Finish | None = None
         self.has_begun = False

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.openai.responses import tools
 from runtime.sampling import CacheSalt, Priority
 
 MAX_ITEMS = 16_384
@@ -94,19 +95,6 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothing: reasoning is given as text
 
 
-# how the types of tools begin that run in OpenAI's servers; clients list them unasked
-HOSTED = ("web_search", "file_search", "image_generation", "code_interpreter", "computer", "mcp", "tool_search")
-
-
-def is_hosted(tool: dict[str, Any]) -> bool:
-    return str(tool.get("type")).startswith(HOSTED)
-
-
-def served_tools(body: ResponseBody) -> list[dict[str, Any]]:
-    """Those that there are here. The model does not see the others, so it calls none of them."""
-    return [tool for tool in body.tools or () if not is_hosted(tool)]
-
-
 def check(body: ResponseBody) -> None:
     """Raises InvalidRequest, naming the field, for what this server can't do."""
     for name in NOT_SERVED:
@@ -115,13 +103,6 @@ def check(body: ResponseBody) -> None:
     for name in body.include or ():
         if name not in INCLUDES:
             raise InvalidRequest(f"include: {name} is not served here; {', '.join(INCLUDES)} are", param="include")
-    for i, tool in enumerate(body.tools or ()):
-        if is_hosted(tool):
-            continue
-        if tool.get("type") != "function":
-            raise InvalidRequest(f"tools[{i}]: tools of type {tool.get('type')} are not served here; use functions",
-                                 param=f"tools[{i}].type")
-        if not isinstance(tool.get("name"), str):
-            raise InvalidRequest(f"tools[{i}].name is missing", param=f"tools[{i}].name")
+    tools.check(body.tools)
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later", param="store")

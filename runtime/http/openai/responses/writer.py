@@ -1,10 +1,13 @@
 """Writes an answer as the items and events of /v1/responses."""
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from runtime.http.openai.files import new_id
 from runtime.http.openai.responses.items import PREFIXES, Item
+from runtime.http.openai.responses.tools import Tool, input_of
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 
 Payload = dict[str, Any]
@@ -13,14 +16,20 @@ Payload = dict[str, Any]
 PARTS = {"message": ("output_text", "response.output_text"), "reasoning": ("reasoning_text", "response.reasoning_text")}
 
 
+NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
+
+
 class Writer:
     """One answer. `response` is the object that grows; each call returns the events that it is worth."""
 
-    def __init__(self, response: Payload) -> None:
+    def __init__(self, response: Payload, tools: Mapping[str, Tool] = NO_TOOLS) -> None:
+        """`tools` by the names that the model calls them by."""
         self.response = response
+        self.tools = tools
         self.output: list[Item] = response["output"]
         self._number = 0
         self._open: Item | None = None  # the last item of `output`, while it grows
+        self._arguments = ""  # of the call of a custom tool
 
     def queue(self) -> list[Payload]:
         """Of an answer in the background, which has an id before it has a place."""
@@ -42,11 +51,9 @@ class Writer:
                     payloads += self._text("reasoning", text, [])
                 case CallBegin(name=name, id=call_id):
                     payloads += self._close("completed")
-                    payloads += self._begin("function_call", call_id=call_id or new_id("call"), name=name, arguments="")
+                    payloads += self._call(self.tools.get(name, Tool(name)), call_id or new_id("call"))
                 case Arguments(text=text):
-                    assert self._open is not None
-                    self._open["arguments"] += text
-                    payloads.append(self._event("response.function_call_arguments.delta", delta=text, **self._place()))
+                    payloads += self._argue(text)
                 case CallEnd():
                     payloads += self._close("completed")
         return payloads
@@ -83,6 +90,21 @@ class Writer:
             extras = {"logprobs": logprobs}
         return [*payloads, self._event(f"{name}.delta", delta=text, content_index=0, **extras, **self._place())]
 
+    def _call(self, tool: Tool, call_id: str) -> list[Payload]:
+        fields: Payload = {"call_id": call_id, "name": tool.name} | ({} if tool.namespace is None else {"namespace": tool.namespace})
+        self._arguments = ""
+        if tool.is_custom:
+            return self._begin("custom_tool_call", input="", **fields)
+        return self._begin("function_call", arguments="", **fields)
+
+    def _argue(self, text: str) -> list[Payload]:
+        assert self._open is not None
+        if self._open["type"] == "custom_tool_call":  # its input is known at the end
+            self._arguments += text
+            return []
+        self._open["arguments"] += text
+        return [self._event("response.function_call_arguments.delta", delta=text, **self._place())]
+
     def _begin(self, kind: str, **fields: Any) -> list[Payload]:
         self._open = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
         self.output.append(self._open)
@@ -97,6 +119,10 @@ class Writer:
         place = self._place()
         if item["type"] == "function_call":
             payloads = [self._event("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"], **place)]
+        elif item["type"] == "custom_tool_call":
+            item["input"] = input_of(self._arguments)
+            payloads = [self._event("response.custom_tool_call_input.delta", delta=item["input"], **place),
+                        self._event("response.custom_tool_call_input.done", input=item["input"], **place)]
         else:
             part, (_, name) = item["content"][0], PARTS[item["type"]]
             extras = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}

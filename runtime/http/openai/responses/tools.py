@@ -1,0 +1,108 @@
+"""The tools of /v1/responses: to the model all of them are functions, and calls of them become items again.
+
+    {"type": "function", "name": "f"}                                       f
+    {"type": "namespace", "name": "ns", "tools": [a function f]}            ns__f
+    {"type": "custom", "name": "patch"}: takes a text and no object         patch, with one parameter, `input`
+    {"type": "web_search"} and others that run in OpenAI's servers          not shown, so not called
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from runtime.errors import InvalidRequest
+
+Json = dict[str, Any]
+
+# how the types of tools begin that run in OpenAI's servers; clients list them unasked
+HOSTED = ("web_search", "file_search", "image_generation", "code_interpreter", "computer", "mcp", "tool_search")
+
+
+class Tool(Struct, frozen=True):
+    """A tool as the client calls it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def served(tools: list[Json] | None) -> list[Json]:
+    """Those that there are here."""
+    return [tool for tool in tools or () if not _is_hosted(tool)]
+
+
+def check(tools: list[Json] | None) -> None:
+    """Raises InvalidRequest, naming the field."""
+    for i, tool in enumerate(tools or ()):
+        _check(tool, f"tools[{i}]")
+
+
+def functions(tools: list[Json] | None) -> list[Json]:
+    """The tools of the chat."""
+    return [{"type": "function", "function": _function(tool, shown(tool["name"], namespace))} for namespace, tool in _flat(tools)]
+
+
+def by_shown_name(tools: list[Json] | None) -> dict[str, Tool]:
+    return {shown(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom") for namespace, tool in _flat(tools)}
+
+
+def shown(name: str, namespace: Any = None) -> str:
+    """What the model calls it."""
+    if not isinstance(namespace, str) or not namespace:
+        return name
+    return f"{namespace.rstrip('_')}__{name}"
+
+
+def arguments_of(text: str) -> str:
+    """Of a call of a custom tool, as a function's."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def input_of(arguments: str) -> str:
+    """The other way round; what the model wrote, where that is something else or was cut off."""
+    try:
+        text = msgspec.json.decode(arguments, type=dict[str, Any]).get("input")
+    except msgspec.DecodeError:
+        return arguments
+    return text if isinstance(text, str) else arguments
+
+
+def _is_hosted(tool: Json) -> bool:
+    return str(tool.get("type")).startswith(HOSTED)
+
+
+def _check(tool: Json, place: str, *, is_inner: bool = False) -> None:
+    kind = tool.get("type")
+    if _is_hosted(tool):
+        return
+    if kind not in ("function", "custom") and (is_inner or kind != "namespace"):
+        raise InvalidRequest(f"{place}: tools of type {kind} are not served here; use functions", param=f"{place}.type")
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"{place}.name is missing", param=f"{place}.name")
+    if kind == "namespace":
+        inner = tool.get("tools")
+        if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+            raise InvalidRequest(f"{place}.tools must be a list of tools", param=f"{place}.tools")
+        for i, one in enumerate(inner):
+            _check(one, f"{place}.tools[{i}]", is_inner=True)
+
+
+def _flat(tools: list[Json] | None) -> Iterator[tuple[str | None, Json]]:
+    """Each with its namespace."""
+    for tool in served(tools):
+        if tool["type"] == "namespace":
+            yield from [(tool["name"], one) for one in served(tool["tools"])]
+        else:
+            yield None, tool
+
+
+def _function(tool: Json, name: str) -> Json:
+    if tool["type"] == "function":
+        return {key: value for key, value in tool.items() if key != "type" and value is not None} | {"name": name}
+    wish = tool.get("format")
+    grammar = wish.get("definition") if isinstance(wish, dict) else None
+    text: Json = {"type": "string"} | ({"description": f"must follow this grammar:\n{grammar}"} if isinstance(grammar, str) else {})
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    return {"name": name, "parameters": parameters} | ({"description": tool["description"]} if tool.get("description") else {})
