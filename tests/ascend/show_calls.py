@@ -21,6 +21,7 @@ from runtime.models.quantization import DESCRIPTION
 from tests.devices.drive import Planner, sampling, start
 
 PAGE_SIZE = 128
+FLAGS = ("mla_prolog", "nz_cache", "multi_stream")  # --npu-..., as runtime serve has them
 
 
 def kind_of(config: ModelConfig, index: int) -> str:
@@ -102,7 +103,8 @@ def calls(model: Path, given: argparse.Namespace) -> str:
         length = given.context + 2 * PAGE_SIZE
         executor, ready = start(
             folder, device="npu", load_format="dummy", dtype=given.dtype, page_size=PAGE_SIZE, max_slots=given.batch, max_len=length,
-            max_total_tokens=given.batch * length, tp_size=given.tp_size, ep_size=given.ep_size, quantization=given.quantization)
+            max_total_tokens=given.batch * length, tp_size=given.tp_size, ep_size=given.ep_size, quantization=given.quantization,
+            device_options={name: getattr(given, f"npu_{name}") for name in FLAGS})
     planner = Planner(executor, ready, PAGE_SIZE)
     rows = [planner.row(slot, [1] * given.context, sampling()) for slot in range(given.batch)]
     for row in rows:  # as if all but the last token were computed: what is new of a sequence is sent with the first step
@@ -164,6 +166,8 @@ def main() -> None:
     parser.add_argument("--tp-size", type=int, default=1)
     parser.add_argument("--ep-size", type=int, default=1)
     parser.add_argument("--quantization")
+    for name in FLAGS:
+        parser.add_argument(f"--npu-{name.replace('_', '-')}", action="store_true")
     given = parser.parse_args()
     try:
         sys.stdout.write(calls(given.model, given))

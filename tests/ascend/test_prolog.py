@@ -8,7 +8,7 @@ import torch
 
 from runtime.devices.ascend import prolog
 from runtime.devices.ascend.prolog import Limits
-from runtime.errors import ModelError
+from runtime.errors import ModelError, StartError
 from tests.ascend.test_exact import BRANCH, COUNT, LONG, PAGE, SHORT, open_rank
 from tests.ascend.test_graphs import opened
 from tests.ascend.test_quantised import SIZES
@@ -32,14 +32,17 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(prolog, name, ANY)
 
 
-@pytest.mark.parametrize("options", [{}, {"nz_cache": True}, {"mla_prolog": True}, {"mla_prolog": True, "nz_cache": True}], ids=str)
-@pytest.mark.parametrize(("family", "more"), [
-    ("deepseek_v2", {}), ("deepseek_v3", {}), ("deepseek_v3", {"rope_interleave": False}), ("deepseek_v2", {"q_lora_rank": None})], ids=str)
+@pytest.mark.parametrize(("family", "more", "options"), [
+    ("deepseek_v2", {}, {"mla_prolog": True}),
+    ("deepseek_v2", {"q_lora_rank": None}, {"nz_cache": True}),
+    ("deepseek_v3", {}, {}),
+    ("deepseek_v3", {}, {"mla_prolog": True, "nz_cache": True}),
+    ("deepseek_v3", {"rope_interleave": False}, {"nz_cache": True}),
+    ("deepseek_v3", {"rope_interleave": False}, {"mla_prolog": True}),
+], ids=str)
 @pytest.mark.usefixtures("any_size")
 def test_tokens_are_those_of_transformers(family: str, more: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     """Rows of one token, of few and of many in a step; a prefix that is shared."""
-    if options.get("mla_prolog") and "q_lora_rank" in more:
-        pytest.skip("the whole operator has a rank of queries")
     folder = make_checkpoint(family, tmp_path, **(LATENT | more))
     executor, planner = open_rank(folder, device_options=options)
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG, sampling())
@@ -80,6 +83,21 @@ def test_other_schemes_are_refused(tmp_path: Path) -> None:
     quantise(make_checkpoint("deepseek_v3", tmp_path / "plain", **SIZES["deepseek_v3"]), tmp_path, "modelslim W8A8")
     with pytest.raises(ModelError, match="attention weights quantised otherwise than to int8 with a scale for each token; leave it out"):
         start(tmp_path / "quantised", device="npu", page_size=128, dtype="float32", device_options={"mla_prolog": True})
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (RuntimeError("EZ9999: inner error\nand more"), "does not work on this NPU .EZ9999: inner error.; leave it out.*versions of CANN"),
+    (AttributeError("no such operator"), "does not work on this NPU .no such operator."),
+])
+@pytest.mark.usefixtures("any_size")
+def test_an_npu_without_the_operator_is_told_at_start(error: Exception, words: str, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(prolog.torch_npu, "npu_mla_prolog_v3", fails)
+    with pytest.raises(StartError, match=words):
+        open_rank(make_checkpoint("deepseek_v3", tmp_path, **LATENT), device_options={"mla_prolog": True})
 
 
 @pytest.mark.parametrize("launches", ["at once", "late"], indirect=True)

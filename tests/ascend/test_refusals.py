@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch_npu
 
-from tests.ascend import calls, calls_linears
+from tests.ascend import calls, calls_latents, calls_linears
 from tests.ascend.calls import Case
 from tests.ascend.emulate.operators import OPERATORS
 from tests.ascend.emulate.table import Limits, Refused
@@ -13,7 +13,8 @@ from tests.ascend.emulate.table import Limits, Refused
 assert torch_npu  # brings the operators
 pytestmark = pytest.mark.ascend
 
-CASES = [*calls.ATTENTION, *calls.CACHE, *calls.NORMS, *calls.SAMPLING, *calls_linears.LINEARS, *calls_linears.EXPERTS]
+CASES = [*calls.ATTENTION, *calls.CACHE, *calls.NORMS, *calls.SAMPLING, *calls_linears.LINEARS, *calls_linears.EXPERTS,
+         *calls_latents.LATENTS]
 RIGHT = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.partition("::")[2])
 WRONG = [(case, at) for case in CASES for at in range(len(case.wrong))]
 

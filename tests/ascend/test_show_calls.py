@@ -1,6 +1,7 @@
 """The operator calls of a model of any size, from its config.json alone."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,17 @@ def test_671_billion_weights(tmp_path: Path) -> None:
     assert "# 3 layers: latent attention, dense\n" in text and "# 58 layers: latent attention, experts\n" in text
     assert "npu.npu_grouped_matmul([bf16[32,7168]], [bf16[16,7168,4096]nz], group_list=i64[16]" in text, "16 of the 256 experts"
     assert "left to the CPU" not in text
+
+
+def test_latents_in_fused_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 128 heads on one rank; what is documented for A2 and A3 only, sizes included."""
+    monkeypatch.setenv("SIM_NPU_STRICT", "1")
+    layer = []
+    for flags in ((), ("--npu-mla-prolog", "--npu-nz-cache")):
+        text = shown(tmp_path, DEEPSEEK_V3 | {"num_hidden_layers": 1}, "--batch", "2", *flags)
+        layer.append(text[text.index("# 1 layers: latent attention, dense") : text.index("# behind the layers")])
+    plain, whole = layer
+    assert "npu.npu_kv_rmsnorm_rope_cache(bf16[1,1,2,576], bf16[512]" in plain and "cache_mode='PA_BNSD'" in plain
+    assert "npu.npu_mla_prolog_v3(bf16[2,7168], bf16[7168,1536]nz, bf16[1536,24576]nz, bf16[128,128,512], bf16[7168,576]nz" in whole
+    assert re.search(r"query_rope=bf16\[2,1,128,64\], key_rope=bf16\[\d+,1,4,128,16\]", whole)
+    assert [text.count("\n") for text in (plain, whole)] == [18, 12]

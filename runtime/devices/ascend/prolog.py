@@ -9,6 +9,7 @@
 `LIMITS` says what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and CANN's documents).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,13 @@ from runtime.devices.ascend.attention import AttentionPlan
 from runtime.devices.ascend.formats import FRACTAL_NZ
 from runtime.devices.ascend.latent import LatentPlan, Up
 from runtime.devices.base import Quantized
-from runtime.errors import ModelError
+from runtime.errors import ModelError, StartError
 from runtime.layers.norm import RMSNorm
 from runtime.layers.prolog import Caches, Join, PlainProlog, Prolog
+from runtime.models.latent import Latent
 from runtime.models.schemes import Int8
 
+Ask = Callable[[Latent, "Matrices", tuple[tuple[Tensor, float], ...]], None]
 MODES = ("PA_BSND", "PA_NZ")  # of the cache, by whether it is in NZ
 QUANT_MODES = {0: 0, 1: 1, 3: 2}  # weight_quant_mode, by how many of the three matrices are int8
 PART_MODES = ("PA_BNSD", "PA_NZ")  # the same in the words of the other operator
@@ -55,30 +58,6 @@ WHOLE = Limits((torch.bfloat16,), {
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-class Prologs:
-    """Makes those of one rank's layers."""
-
-    def __init__(self, page_size: int, *, is_whole: bool, is_nz: bool) -> None:
-        """`is_whole`: --npu-mla-prolog; `is_nz`: --npu-nz-cache."""
-        self.page_size = page_size
-        self.is_whole = is_whole
-        self.is_nz = is_nz
-
-    def open(self, plain: PlainProlog) -> Prolog:
-        """Raises ModelError where the whole operator is wished for and does not take this layer."""
-        latent, dtype = plain.latent, plain.kv_norm.weight.tensor.dtype
-        sizes = {"hidden_size": plain.down.inputs.size, "q_lora_rank": latent.q_rank, "kv_lora_rank": latent.kv_rank,
-                 "qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim, "heads of a rank": plain.num_heads}
-        writer = Writer(plain.kv_norm, self.page_size, self.is_nz)
-        missed = PARTS.missed(dtype, sizes) or ("a norm with a bias" if plain.kv_norm.shift is not None else None)
-        if not self.is_whole:
-            return plain if missed else Parts(plain, writer)
-        if missed := missed or WHOLE.missed(dtype, sizes) or _odd(plain):
-            raise ModelError(f"--npu-mla-prolog does not take this model, which has {missed}; leave it out, or undo a profile's by "
-                             "--no-npu-mla-prolog")
-        return Whole(plain, writer)
 
 
 def _odd(plain: PlainProlog) -> str | None:
@@ -187,39 +166,52 @@ class Matrices:
         return found | {"weight_quant_mode": QUANT_MODES[len(found)]}
 
 
+def run_whole(x: Tensor, matrices: Matrices, keys: Tensor, q_norm: tuple[Tensor, float], kv_norm: tuple[Tensor, float],
+              tables: tuple[Tensor, Tensor], pages: Caches, locations: Tensor, is_nz: bool) -> tuple[Tensor, Tensor]:
+    """The operator. Norms are weights and epsilons, `keys` as in Up."""
+    scales = matrices.scales
+    if matrices.down.scale is not None:
+        x, of_tokens = torch_npu.npu_dynamic_quant(x)
+        scales["dequant_scale_x"] = of_tokens.unsqueeze(1)
+    cos, sin = (table[0, :, 0] for table in tables)
+    found: tuple[Tensor, ...] = torch_npu.npu_mla_prolog_v3(
+        x, matrices.down.weight, matrices.queries.weight, keys, matrices.latents.weight, q_norm[0], kv_norm[0], sin, cos, *pages,
+        cache_index=locations, rmsnorm_epsilon_cq=q_norm[1], rmsnorm_epsilon_ckv=kv_norm[1], cache_mode=MODES[is_nz], **scales)
+    return found[0], found[1]
+
+
 class Whole:
     """The third."""
 
     pairs_queries = pairs_keys = True
 
-    def __init__(self, plain: PlainProlog, writer: Writer) -> None:
+    def __init__(self, plain: PlainProlog, writer: Writer, ask: Ask | None) -> None:
+        """`ask`: called once with what it has, when that is complete."""
         assert plain.q_norm is not None, "queries have a rank"
         self.plain: PlainProlog | None = plain  # until `finish`: the layer gives its weights up
+        self.ask = ask
         self.num_heads, self.q_norm = plain.num_heads, plain.q_norm
         self.writer, self.store = writer, writer.write
         self.matrices: Matrices | None = None
 
     def finish(self) -> bool:
         assert self.plain is not None
-        self.matrices, self.plain = Matrices.of(self.plain), None
+        self.matrices, latent, self.plain = Matrices.of(self.plain), self.plain.latent, None
+        if self.ask is not None:
+            self.ask(latent, self.matrices, self.norms)
         return True
+
+    @property
+    def norms(self) -> tuple[tuple[Tensor, float], ...]:
+        return tuple((norm.weight.tensor, norm.eps) for norm in (self.q_norm, self.writer.norm))
 
     def takes(self, plan: AttentionPlan | None) -> bool:
         return plan is not None and (not isinstance(plan, LatentPlan) or plan.many is None)
 
     def prepare(self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: Up) -> tuple[Tensor, Tensor]:
         """Queries at the latents, [T, H, R]."""
-        matrices, norm = self.matrices, self.writer.norm
-        assert matrices is not None
-        scales = matrices.scales
-        if matrices.down.scale is not None:
-            x, of_tokens = torch_npu.npu_dynamic_quant(x)
-            scales["dequant_scale_x"] = of_tokens.unsqueeze(1)
-        found: tuple[Tensor, ...] = torch_npu.npu_mla_prolog_v3(
-            x, matrices.down.weight, matrices.queries.weight, up.keys, matrices.latents.weight, self.q_norm.weight.tensor,
-            norm.weight.tensor, sin[0, :, 0], cos[0, :, 0], *self.writer.paged(caches), cache_index=locations,
-            rmsnorm_epsilon_cq=self.q_norm.eps, rmsnorm_epsilon_ckv=norm.eps, cache_mode=MODES[self.writer.is_nz], **scales)
-        return found[0], found[1]
+        assert self.matrices is not None
+        return run_whole(x, self.matrices, up.keys, *self.norms, (cos, sin), self.writer.paged(caches), locations, self.writer.is_nz)
 
     def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
         matrices = self.matrices
@@ -232,3 +224,43 @@ class Whole:
 
     def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch_npu.npu_interleave_rope(q_rope.contiguous().unsqueeze(2), _by_token(cos), _by_token(sin)).squeeze(2)
+
+
+class Prologs:
+    """Makes those of one rank's layers."""
+
+    def __init__(self, page_size: int, *, is_whole: bool, is_nz: bool) -> None:
+        """`is_whole`: --npu-mla-prolog; `is_nz`: --npu-nz-cache."""
+        self.page_size = page_size
+        self.is_whole = is_whole
+        self.is_nz = is_nz
+        self.is_asked = False
+
+    def open(self, plain: PlainProlog) -> Prolog:
+        """Raises ModelError where the whole operator is wished for and does not take this layer."""
+        latent, dtype = plain.latent, plain.kv_norm.weight.tensor.dtype
+        sizes = {"hidden_size": plain.down.inputs.size, "q_lora_rank": latent.q_rank, "kv_lora_rank": latent.kv_rank,
+                 "qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim, "heads of a rank": plain.num_heads}
+        writer = Writer(plain.kv_norm, self.page_size, self.is_nz)
+        missed = PARTS.missed(dtype, sizes) or ("a norm with a bias" if plain.kv_norm.shift is not None else None)
+        if not self.is_whole:
+            return plain if missed else Parts(plain, writer)
+        if missed := missed or WHOLE.missed(dtype, sizes) or _odd(plain):
+            raise ModelError(f"--npu-mla-prolog does not take this model, which has {missed}; leave it out, or undo a profile's by "
+                             "--no-npu-mla-prolog")
+        return Whole(plain, writer, None if self.is_asked else self.ask)
+
+    def ask(self, latent: Latent, matrices: Matrices, norms: tuple[tuple[Tensor, float], ...]) -> None:
+        """One token through the operator. A CANN or torch_npu without it is a StartError, not the death of a step."""
+        self.is_asked = True
+        (gamma, _), heads = norms[0], matrices.queries.weight.shape[1] // (latent.nope_dim + latent.rope_dim)
+        pages = tuple(gamma.new_zeros(1, self.page_size, 1, size) for size in (latent.kv_rank, latent.rope_dim))
+        try:
+            run_whole(gamma.new_zeros(1, len(matrices.down.weight)), matrices, gamma.new_zeros(heads, latent.nope_dim, latent.kv_rank),
+                      *norms, (gamma.new_zeros(1, 1, 1, latent.rope_dim),) * 2, pages,
+                      torch.zeros(1, dtype=torch.int64, device=gamma.device), self.is_nz)
+            torch.npu.synchronize()
+        except (AttributeError, RuntimeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise StartError(f"--npu-mla-prolog does not work on this NPU ({reason}); leave it out, or undo a profile's by "
+                             "--no-npu-mla-prolog, and look at the versions of CANN and torch_npu") from error
