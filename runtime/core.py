@@ -38,6 +38,7 @@ from runtime.loras import Loras, find_adapter
 from runtime.messages import Ask, ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
+from runtime.models.checksums import check_files
 from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
 from runtime.outputs import Outputs
@@ -77,7 +78,7 @@ class Core:
         """Reads config.json. Raises ModelError, OptionsError."""
         self.plan = plan
         self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling,
-                                              quantization=plan.quantization)
+                                              quantization=plan.quantization, overrides=plan.json_model_override_args)
         self._metrics = Metrics(buckets(plan))
         self._keeping = Keeping(plan, self._metrics)
         self.adapters: Loras | None = open_loras(plan, self.model)
@@ -187,6 +188,7 @@ class Core:
             if events is not None:
                 tasks.start_soon(events.run)
             tasks.start_soon(self._start_text, tasks)
+            await check_model(self.plan)
             await self._supervisor.start()
             if self.plan.enable_hierarchical_cache and self._supervisor.num_host_pages < 2:
                 raise StartError("there is no room for host pages; raise --hicache-size or --hicache-ratio")
@@ -353,6 +355,14 @@ def name_weights(core: Core, version: str) -> None:
     core.card = structs.replace(core.card, weight_version=version)
     if core.control.tokenizer is not None:
         core.control.tokenizer.weight_version = version
+
+
+async def check_model(plan: Plan) -> None:
+    """Before anything is read of it. Raises StartError."""
+    if plan.model_checksum is not None:
+        begin = time.monotonic()
+        count = await anyio.to_thread.run_sync(check_files, Path(plan.model_path), Path(plan.model_checksum))
+        log.get("start").info("checksums", files=count, seconds=round(time.monotonic() - begin, 3))
 
 
 def looks(plan: Plan, model: ModelConfig, metrics: Metrics, load: Callable[[], Load]) -> Callable[[Scheduler, Any], None] | None:

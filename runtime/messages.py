@@ -206,6 +206,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     kv_dtype: str = "auto"  # of the pages: bfloat16, fp8_e4m3, fp8_e5m2; auto: as `dtype`
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # classes that change logits: package.module:Class
+    config_overrides: dict[str, Any] = {}  # --json-model-override-args
     is_embedding: bool = False  # this and the next: see models/tasks.py
     pooling: str = "auto"
     quantization: str | None = None  # --quantization

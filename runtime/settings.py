@@ -65,7 +65,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         piece_sizes=piece_sizes(plan), compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
         adapters=None if loras is None else loras.setup(),
-        expert_steps=plan.expert_steps,
+        expert_steps=plan.expert_steps, config_overrides=plan.json_model_override_args,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
 
 

@@ -67,7 +67,8 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     plan = plan_for(from_argv(options))
     stored = stored_weights(Path(plan.model_path))
     machine = this_machine()
-    model = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
+    model = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization,
+                        overrides=plan.json_model_override_args)
     found = footprint(plan, model, machine, stored)
     fits = found.num_pages > 1 and found.total_bytes * plan.tensor_parallel_size <= machine.memory_bytes
     if arguments.json:

@@ -40,7 +40,8 @@ def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: 
 
 def read_model(start: StartRank) -> ModelConfig:
     """Raises ModelError."""
-    return read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
+    return read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
+                       overrides=start.config_overrides)
 
 
 def drop_graphs(loaded: Loaded) -> None:

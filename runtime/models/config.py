@@ -4,6 +4,7 @@ Field names of config.json are those of transformers; both its spellings of rota
 `rope_theta`, and `rope_parameters` since version 5). What makes a family differ from plain Llama is in `FAMILIES`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any, TypeVar
@@ -192,10 +193,11 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str = "auto",
-                quantization: str | None = None) -> ModelConfig:
+                quantization: str | None = None, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights, imports no torch.
 
-    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py); `quantization`: see quantization.py.
+    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py); `quantization`: see quantization.py;
+    `overrides`: values in place of those at the top of config.json.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -203,6 +205,8 @@ def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str 
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout")
     raw = (folder / "config.json").read_bytes()
+    if overrides:
+        raw = msgspec.json.encode(_decode(raw, dict[str, Any], "config.json") | dict(overrides))
     architecture = (_decode(raw, Head, "config.json").architectures or [""])[0]
     if not architecture:
         raise ModelError('config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]')

@@ -37,8 +37,10 @@ class Model(Group, frozen=True, kw_only=True):
     revision: A[str | None, planned("Branch, tag or commit of a model that is fetched from the hub.")] = None
     model_impl: A[str, planned("Whose model code runs: this runtime's own, or that of transformers.")] = "auto"
     download_dir: A[str | None, planned("Folder for models that are fetched from the hub.")] = None
-    model_checksum: A[str | None, planned("Check the weight files against this list of checksums before loading.")] = None
-    json_model_override_args: A[Json, planned("Values that replace those of config.json, as JSON.")] = {}
+    model_checksum: A[str | None, option(
+        "Check the files of the model against a list of SHA-256 checksums before they are loaded.",
+        note="a file as sha256sum writes it, or JSON of names and checksums; every weight file must be in it; see models.md")] = None
+    json_model_override_args: A[Json, option("Values that replace those at the top of config.json, as JSON.")] = {}
     profile: A[str | None, option(
         "Settings for a known model on known hardware, by name or as a YAML file; --config and flags win over it.")] = None
     config: A[str | None, option("YAML file of options, one `name: value` a line; flags win over it.")] = None

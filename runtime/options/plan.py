@@ -34,6 +34,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     model_path: str
     tokenizer_path: str
     load_format: str
+    model_checksum: str | None
+    json_model_override_args: dict[str, Any]
     is_embedding: bool
     pooling: str  # last, mean, cls; none: the model generates
     weight_version: str
@@ -349,5 +351,6 @@ def plan_for(given: Given, machine: MachineFacts | None = None) -> Plan:
     folder = derive.EMBEDDED_MODEL[said].value if said in derive.EMBEDDED_MODEL else said
     device = device_facts(given.options.parallel.device)
     config = read_config(folder, is_embedding=given.options.model.is_embedding, pooling=given.options.model.pooling,
-                         quantization=given.options.precision.quantization)
+                         quantization=given.options.precision.quantization,
+                         overrides=given.options.model.json_model_override_args)
     return resolve(given, config, device, machine or this_machine())

@@ -157,3 +157,11 @@ def test_refuses_folders(tmp_path: Path) -> None:
 def test_imports_no_torch() -> None:
     code = "import sys, runtime.models.config, runtime.devices.cpu.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_values_that_operators_put_in_place_of_others(tmp_path: Path) -> None:
+    assert read(tmp_path).context_len == 128
+    found = read_config(tmp_path, overrides={"max_position_embeddings": 64, "torch_dtype": "float16"})
+    assert (found.context_len, found.dtype) == (64, "float16")
+    with pytest.raises(ModelError, match="num_attention_heads"):
+        read_config(tmp_path, overrides={"num_attention_heads": "many"})

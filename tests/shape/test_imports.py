@@ -17,6 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime.request",),
     ("runtime.messages",),
     ("runtime.wire", "runtime.service", "runtime.text", "runtime.cache", "runtime.log", "runtime.channels",
+     "runtime.models.checksums",
      "runtime.models.latent", "runtime.models.registry", "runtime.models.schemes", "runtime.models.sparse", "runtime.models.tasks"),
     ("runtime.models.encoder_config", "runtime.models.quantization"),
     ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
@@ -61,7 +62,8 @@ RANK_SIDE = ("runtime.devices.counting", "runtime.devices.pieces", "runtime.devi
              "runtime.devices.worker", "runtime.devices.measure", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.ascend",
              "runtime.devices.compiling",
              "runtime.layers", "runtime.models", "runtime.grammar.xgrammar", "runtime.grammar.llguidance", "runtime.grammar.outlines")
-TORCH_FREE = ("runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
+TORCH_FREE = ("runtime.models.checksums",
+              "runtime.models.config", "runtime.models.latent", "runtime.models.sparse", "runtime.models.registry",
               "runtime.models.tasks", "runtime.models.encoder_config", "runtime.models.schemes", "runtime.models.quantization",
               "runtime.models.adaptable",
               "runtime.devices.worker")

@@ -71,7 +71,8 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     said = start.device_options
     is_nz, is_whole = said.get("nz_cache", False), said.get("mla_prolog", False)
     ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
-    config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization)
+    config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
+                         overrides=start.config_overrides)
     if config.score_cap or config.has_sinks:
         raise StartError("this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages")
     if config.latent is None:
