@@ -38,6 +38,7 @@ PAGE = 64
 SCORES = Scores(DIM**-0.5)
 STEPS = [(1, 2048), (64, 2048), (256, 1024)]  # decodes of a whole model
 PROMPT = 8192
+PIECES = (32, 256, 1024)  # tokens of steps in pieces
 WANTED = {"attention of_bandwidth": 0.85, "attention of_peak": 0.6, "decode 1 x 2048": 0.85, "decode 64 x 2048": 0.75,
           "decode 256 x 1024": 0.65, "prefill 8192": 0.65}
 
@@ -182,12 +183,13 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
 
 def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
     """A rank alone: decodes as parts of the time in which weights, keys and values can be read, prompts of what products can take."""
-    steps = 3 if bench.is_dry else 40
+    steps, sizes = (3, (20,)) if bench.is_dry else (40, PIECES)
     found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=bench.is_dry) as folder:
         tokens = max(pages_for(rows, length, steps) for rows, length in STEPS)
         model = Model.open(folder, slots=3 if bench.is_dry else 256, longest=1024 if bench.is_dry else 9000, is_dry=bench.is_dry,
-                           tokens=1024 if bench.is_dry else tokens, step_tokens=128 if bench.is_dry else PROMPT + 256)
+                           tokens=1024 if bench.is_dry else tokens, step_tokens=128 if bench.is_dry else PROMPT + 256,
+                           pieces=sizes)
         found["start_s"] = round(model.start_s, 1)
         for rows, length in [(2, 70)] if bench.is_dry else STEPS:
             model.capture(rows)
@@ -200,14 +202,28 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
         seconds = model.prefill(prompt, 2 if bench.is_dry else 7)
         part = model.prefill_flops(prompt) / seconds / bench.peak
         found[f"prefill {prompt}"] = {"ms": round(seconds * 1e3, 2), "of_peak": round(part, 3)}
+        found |= in_pieces(model, sizes)
         model.close()
     with folder_of("qwen3-0.6b", is_dry=bench.is_dry) as folder:
         rows = 2 if bench.is_dry else 256
-        model = Model.open(folder, slots=rows, longest=1024, tokens=pages_for(rows, 512, steps), step_tokens=rows + 64, is_dry=bench.is_dry)
+        model = Model.open(folder, slots=rows, longest=2048, tokens=pages_for(rows, 512, steps), is_dry=bench.is_dry,
+                           step_tokens=rows + (64 if bench.is_dry else max(PIECES)), pieces=sizes)
         model.capture(rows)
         model.begin(rows, 70 if bench.is_dry else 512, steps)
         found[f"qwen3-0.6b decode {rows}"] = {"tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))}
+        found |= {f"qwen3-0.6b {name}": one for name, one in in_pieces(model, sizes).items()}
         model.close()
+    return found
+
+
+def in_pieces(model: Model, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Milliseconds of steps with a prompt: launched kernel by kernel, and as graphs between attentions."""
+    found = {}
+    for tokens in sizes:
+        plain = model.prefill(tokens, 9)
+        captured_s = model.capture(tokens, "tokens")
+        found[f"prompt {tokens}"] = {"ms": round(plain * 1e3, 2), "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
+                                     "capture_s": round(captured_s, 2)}
     return found
 
 

@@ -7,7 +7,7 @@ numbers do not change how long a step takes.
 import gc
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from bench.shapes import SHAPES
+from runtime.compiled import Compiled
 from runtime.devices.base import Device, Pending, open_device
 from runtime.devices.runner import Runner
 from runtime.messages import Admit, SlotSampling, StartRank, StepPlan
@@ -68,14 +69,16 @@ class Model:
     step: int = 0
 
     @classmethod
-    def open(cls, folder: Path, *, slots: int, longest: int, tokens: int, step_tokens: int, is_dry: bool) -> "Model":
-        """`tokens`: that all pages together hold."""
+    def open(cls, folder: Path, *, slots: int, longest: int, tokens: int, step_tokens: int, is_dry: bool,
+             pieces: Sequence[int] = (), compiled: Compiled | None = None) -> "Model":
+        """`tokens`: that all pages together hold; `pieces`: numbers of tokens of steps that may be captured in pieces."""
         begin = perf_counter()
         runner = dry_runner() if is_dry else open_device("cuda", 0)
         ready = runner.start(StartRank(
             device="cuda", model_path=str(folder), dtype="float32" if is_dry else "bfloat16", load_format="dummy", tp_size=1,
             page_size=PAGE, max_slots=slots, max_len=longest, max_step_tokens=step_tokens, memory_fraction=0.95, max_total_tokens=tokens,
-            num_threads=None, rendezvous="", seed=0, graph_sizes=[] if is_dry else [slots]), lambda phase, done: None)
+            num_threads=None, rendezvous="", seed=0, graph_sizes=[] if is_dry else [slots],
+            piece_sizes=[] if is_dry else list(pieces), compiled=compiled or Compiled()), lambda phase, done: None)
         if (ready.num_pages - 1) * PAGE < tokens // PAGE * PAGE:
             raise RuntimeError(f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit")
         return cls(runner, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)
@@ -96,13 +99,13 @@ class Model:
         tables = self.config.vocab_size * self.config.hidden_size * (1 if self.config.is_tied else 2)
         return self.weights_bytes // 2 - tables
 
-    def capture(self, size: int) -> float:
+    def capture(self, size: int, unit: str = "sequences") -> float:
         """Seconds; 0 when dry."""
         if self.is_dry:
             return 0.0
-        captured = self.runner.capture(size)
+        captured = self.runner.capture(size, unit)
         if captured.error:
-            raise RuntimeError(f"no graph of {size} sequences: {captured.error}")
+            raise RuntimeError(f"no graph of {size} {unit}: {captured.error}")
         return float(captured.seconds)
 
     def begin(self, rows: int, length: int, room: int) -> None:

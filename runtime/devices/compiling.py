@@ -9,7 +9,6 @@ longer than the launches that it saves, and a replay does without.
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from runtime.devices.base import Batch, Device
 from runtime.errors import StartError
@@ -19,6 +18,8 @@ HOW: dict[str, Any] = {"backend": "inductor", "mode": "max-autotune-no-cudagraph
 
 def compile_model(model: Any, device: Device, dtype: torch.dtype, *, explains: bool) -> None:
     """`explains`: what is compiled anew, and where a compiled function is cut, goes to stderr. Raises StartError."""
+    from torch._dynamo.exc import TorchDynamoException  # not before it is wanted: it takes seconds, and imports triton
+
     if explains:
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
     compiled = torch.compile(type(model.layers[0]).after, **HOW)

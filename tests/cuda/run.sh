@@ -2,6 +2,7 @@
 # Everything that a card can check and measure, in less than ten minutes: kernels, the conformance suite, ranks and servers on the card,
 # then bench/gpu.py, bench/gpu_gemm.py and bench/gpu_idle.py, whose results are in bench/results/. From the root of the repository:
 #     bash tests/cuda/run.sh [tests] [bench] [gemm] [idle]        # without an argument: all of it
+#     bash tests/cuda/run.sh compiled                             # what torch.compile gives, which takes minutes of its own
 # What is missing is installed from .wheels/ (tests/cuda/wheels.sh) where that folder is, to a folder of its own.
 set -u
 cd "$(dirname "$0")/../.." || exit
@@ -35,7 +36,8 @@ for part in $parts; do
     bench) run bench 300 "$PYTHON" -m bench.gpu ;;
     gemm) run gemm 200 "$PYTHON" -m bench.gpu_gemm ;;
     idle) run idle 80 "$PYTHON" -m bench.gpu_idle ;;
-    *) echo "there is no part $part; choose tests, bench, gemm, idle"; exit 2 ;;
+    compiled) run compiled 600 "$PYTHON" -m bench.gpu_compiled ;;
+    *) echo "there is no part $part; choose tests, bench, gemm, idle, compiled"; exit 2 ;;
     esac
 done
 [ -z "$failed" ] || { echo "FAILED:$failed"; exit 1; }

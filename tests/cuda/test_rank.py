@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import runtime
+from runtime.compiled import Compiled
+from runtime.devices import compiling
 from tests.devices.drive import Planner, Row, moves, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -40,6 +42,42 @@ def test_greedy_equals_transformers(case: str, tmp_path: Path) -> None:
         planner.run(decodes, [])
     expected = [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
     assert [row.tokens[row.prompt_len :][:NUM_TOKENS] for row in rows] == expected
+    executor.close()
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v2", "qwen3_moe"])
+def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
+    """Chunks beside rows that decode, with and without padding, and one step that is too large for its pieces."""
+    family, overrides = CASES[case]
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    executor, ready = start(folder, page_size=16, piece_sizes=[8, 16], **SMALL)
+    assert [executor.capture(size, "tokens").error for size in (8, 16)] == ["", ""]
+    planner = Planner(executor, ready, 16)
+    rows: list[Row] = []
+    for slot, prompt in enumerate(prompts()):
+        row = planner.row(slot, prompt, sampling())
+        while row.computed < row.prompt_len:
+            planner.run(rows, [(row, min(13 + 4 * (slot == 3), row.prompt_len - row.computed))])
+        rows.append(row)
+    reference = Reference(folder)
+    for row in rows:
+        assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+    executor.close()
+
+
+def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through inductor, without trying products: decodes and pieces."""
+    monkeypatch.setattr(compiling, "HOW", {"backend": "inductor"})
+    folder = make_checkpoint("qwen3", tmp_path)
+    executor, ready = start(folder, page_size=16, graph_sizes=[2], piece_sizes=[16], **SMALL,
+                            compiled=Compiled(max_rows=2, has_pieces=True))
+    assert (executor.capture(2).error, executor.capture(16, "tokens").error) == ("", "")
+    planner = Planner(executor, ready, 16)
+    row = planner.row(0, [5, 9, 100, 7], sampling())
+    planner.prefill(row)
+    for _ in range(10):
+        planner.run([row], [])
+    assert row.tokens[4:] == Reference(folder).greedy([5, 9, 100, 7], 11)
     executor.close()
 
 

@@ -1,5 +1,7 @@
 """Steps through torch.compile, without a compiler of machine code: the same tokens, and one function for all layers and sizes."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -89,3 +91,9 @@ def test_plain_forms_are_those_of_the_oracle(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected, **near)
     for kind in get_args(Gate):
         torch.testing.assert_close(plain.act_and_mul(x, kind), oracle.act_and_mul(x.clone(), kind), **near)
+
+
+def test_who_does_not_compile_does_not_load_the_compiler() -> None:
+    """It takes a rank seconds to import."""
+    words = "import sys, runtime.devices.runner; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
