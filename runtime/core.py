@@ -331,6 +331,8 @@ class Core:
                 counter.value = value
             metrics.timeouts.values.update(self._scheduler.timeouts)
             metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
+            if self.adapters is not None:
+                metrics.of_seats(len(self.adapters.cards), self._scheduler.roster.seats)
         if self._storage is not None:
             self._storage.report(metrics)
         return metrics.render(dict(enumerate(self._supervisor.ranks.pids)), self.plan.extra_metric_labels)

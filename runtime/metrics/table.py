@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
 from runtime.request import FinishReason
+from runtime.scheduling.seats import Seats
 
 STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5)
@@ -95,6 +96,7 @@ class Metrics:
         self.storage_held_bytes = Gauge("runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows.")
         self._of_requests(buckets)
         self._of_steps()
+        self._of_adapters()
         self._of_processes()
 
     def _of_requests(self, buckets: Buckets) -> None:
@@ -121,6 +123,23 @@ class Metrics:
                                          label="layer", kind="gauge")
         self.expert_rank_imbalance = Labelled("runtime_expert_rank_imbalance", "The same of the groups of ranks that hold experts.",
                                               label="layer", kind="gauge")
+
+    def _of_adapters(self) -> None:
+        self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
+        self.adapter_seats = Gauge("runtime_adapter_seats", "Places for adapters on the device.")
+        self.taken_seats = Gauge("runtime_adapter_taken_seats", "Seats that have an adapter.")
+        self.used_seats = Gauge("runtime_adapter_used_seats", "Of the taken seats, those that running sequences use.")
+        self.waiting_for_seats = Gauge("runtime_adapter_waiting_sequences", "Sequences that wait aside for a seat.")
+        self.adapter_loads = Counter("runtime_adapter_loads_total", "Times that an adapter was copied to a seat.")
+        self.adapter_evictions = Counter("runtime_adapter_evictions_total", "Times that one left its seat for another.")
+
+    def of_seats(self, num_loaded: int, seats: Seats) -> None:
+        """What there is to say of adapters now."""
+        for gauge, value in ((self.loaded_adapters, num_loaded), (self.adapter_seats, seats.config.num_seats),
+                             (self.taken_seats, seats.num_taken), (self.used_seats, seats.num_used),
+                             (self.waiting_for_seats, len(seats.waiting))):
+            gauge.set(value)
+        self.adapter_loads.value, self.adapter_evictions.value = seats.num_placed, seats.num_evicted
 
     def _of_processes(self) -> None:
         self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")

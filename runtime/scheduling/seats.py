@@ -50,6 +50,7 @@ class Seats:
         self.config = config
         self.waiting: list[Sequence] = []  # aside, for a seat
         self.num_placed = 0  # adapters that sat down, ever
+        self.num_evicted = 0  # of those that stood up for them
         self._leaving: set[int] = set()  # adapters that are unloaded when their last sequence ends
         self._passed = 0  # sequences that started while others waited
         self.restart()
@@ -60,6 +61,16 @@ class Seats:
         self._taken: dict[int, Seat] = {}  # by adapter; who goes first stands first
         self._moved: dict[int, int] = {}  # adapter by seat, to be told to the ranks
         self._gone: list[int] = []
+
+    @property
+    def num_taken(self) -> int:
+        """Seats that have an adapter."""
+        return len(self._taken)
+
+    @property
+    def num_used(self) -> int:
+        """Of those, the ones that running sequences use."""
+        return sum(seat.num_users > 0 for seat in self._taken.values())
 
     def can_sit(self, sequence: Sequence) -> bool:
         """Whether its adapter sits or finds a seat."""
@@ -162,6 +173,7 @@ class Seats:
             gone, old = next((gone, seat) for gone, seat in self._taken.items() if seat.is_idle)
             del self._taken[gone]
             self._free.append(old.index)
+            self.num_evicted += 1
         seat = self._taken[adapter] = Seat(self._free.pop(), is_pinned=is_pinned)
         self._moved[seat.index] = adapter
         self.num_placed += 1

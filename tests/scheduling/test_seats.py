@@ -70,6 +70,8 @@ def test_an_unused_adapter_stays_until_another_wants_its_seat() -> None:
         hall.come(3 - gone)
         hall.start()
         assert list(hall.moved().values()) == [3], eviction
+        seats = hall.seats
+        assert (seats.num_taken, seats.num_used, seats.num_placed, seats.num_evicted) == (2, 2, 3, 1)
 
 
 def test_nobody_waits_for_ever() -> None:

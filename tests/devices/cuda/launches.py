@@ -3,8 +3,10 @@
 import numpy as np
 import torch
 
+from runtime.adapters.ops import SeatWeights
 from runtime.devices.base import Draw
 from runtime.devices.cuda import attention
+from runtime.devices.cuda.adapters import CudaAdapters
 from runtime.devices.cuda.attention import AttentionPlan, Span
 from runtime.devices.cuda.copies import copy
 from runtime.devices.cuda.experts import CudaExperts
@@ -93,6 +95,16 @@ def logits(card: Card) -> None:
     penalise(found, ids, Seen(torch.zeros(2, 151936, dtype=torch.int32), torch.zeros(2, 151936, dtype=torch.bool), torch.zeros(2, 3)), ids)
 
 
+def adapted(card: Card) -> None:
+    """Queries, keys and values of Llama-3.1-8B with adapters of rank 16, decoding and prompting."""
+    parts = ((0, 4096), (4096, 1024), (5120, 1024))
+    weights = SeatWeights(torch.empty(8, 3, 16, 4096, dtype=torch.bfloat16), torch.empty(8, 6144, 16, dtype=torch.bfloat16), parts)
+    layer = CudaAdapters(card, torch.device("cpu"), 8)
+    for count in (64, 4096):
+        out, x = torch.empty(count, 6144, dtype=torch.bfloat16), torch.empty(count, 4096, dtype=torch.bfloat16)
+        layer.add(out, x, weights, layer.plan_rows(torch.zeros(count, dtype=torch.int64)))
+
+
 def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
     """A packed weight without memory behind it."""
     group = 0 if isinstance(scheme, Int8) else scheme.group
@@ -145,4 +157,4 @@ def hopper(card: Card) -> None:
 
 
 LAUNCHES = {"attend": attend, "llama": llama, "latent": latent, "rows": rows, "logits": logits, "linears": linears, "experts": experts,
-            "hopper": hopper}
+            "hopper": hopper, "adapted": adapted}

@@ -16,13 +16,14 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.skipif(HAS_CARD, reason="the card itself tells")
 def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "tests.devices.cuda.ahead", "90", "llama", "rows", "logits", "hopper"], cwd=ROOT,
-                          env=environment, capture_output=True, text=True, check=False)
+    names = ["llama", "rows", "logits", "hopper", "adapted"]
+    done = subprocess.run([sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names], cwd=ROOT, env=environment,
+                          capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["kernel"] for one in made} >= {
         "attend", "merge", "store", "prepare", "norm", "add_norm", "turn", "gate", "pick", "ban", "copy_rows", "multiply", "add_parts",
-        "by_row", "by_group", "count", "place", "gather", "choose"}
+        "by_row", "by_group", "shrink", "expand", "count", "place", "gather", "choose"}
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     assert [one["wgmma"] for one in made if one["kernel"] == "attend"] == [False, True]
     large = [one for one in made if one["kernel"] == "multiply" and int(one["constants"]["M"]) >= 64]
