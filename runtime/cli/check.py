@@ -19,7 +19,7 @@ from runtime.options.footprint import Footprint, Stored, footprint, stored_weigh
 from runtime.options.given import from_argv, from_values
 from runtime.options.plan import Plan, plan_for
 
-USAGE = "runtime check [explain [--diff] | memory | doctor [--bench]] [--json] [OPTION of runtime serve ...]"
+USAGE = "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime serve ...]"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -32,6 +32,7 @@ def run(argv: Sequence[str]) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--bench", action="store_true", help="doctor: measure what the device reaches; send us the --json of it")
+    parser.add_argument("--shrink", type=int, metavar="N", help="doctor: --bench in sizes divided by N, for what is slow or simulated")
     parser.add_argument("--diff", action="store_true", help="explain: only what differs from the defaults")
     arguments, options = parser.parse_known_args(words)
     return ASPECTS[aspect](options, arguments)
@@ -102,7 +103,7 @@ def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
     measured = None
     if arguments.bench:
         plan = plan_for(given)
-        measured = bench(plan.device, plan.num_ranks, plan.rank_environment)
+        measured = bench(plan.device, plan.num_ranks, plan.rank_environment, arguments.shrink)
     if arguments.json:
         print(_json({"findings": findings, "measured": measured} if arguments.bench else findings))
     else:

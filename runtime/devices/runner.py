@@ -105,7 +105,10 @@ class Runner:
             return device.memory.free_bytes()
 
         def run() -> None:
-            kv = [allocate_kv(device, layer, start.page_size, kv_dtype) for layer in model.attentions]
+            num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size  # which some operators want to have pages
+            forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
+            caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}  # layers share them
+            kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
             slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place)
             rehearse(Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), None, None), start)
 

@@ -14,11 +14,11 @@ from runtime.errors import StartError
 LIMIT_S = 300.0
 
 
-def bench(device: str, ranks: int, variables: dict[str, str]) -> Measured:
-    """Raises StartError where the device cannot be opened, or does not finish in five minutes."""
+def bench(device: str, ranks: int, variables: dict[str, str], shrink: int | None = None) -> Measured:
+    """`shrink` divides sizes. Raises StartError where the device cannot be opened, or does not finish in five minutes."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-P", "-m", "runtime.devices.measure", "--device", device, "--ranks", str(ranks), "--rendezvous",
-                 str(Path(folder) / "meet")]
+                 str(Path(folder) / "meet"), *(() if shrink is None else ("--shrink", str(shrink)))]
         processes = [subprocess.Popen([*words, "--rank", str(rank)], env=environment(None) | variables, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(ranks)]
         try:

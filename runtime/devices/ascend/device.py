@@ -71,6 +71,20 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     said = start.device_options
     is_nz, is_whole = said.get("nz_cache", False), said.get("mla_prolog", False)
     ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
+    check_model(start, ops, dtype, place)
+    experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
+    exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
+                               lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
+    return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
+                  exchanges, streams=torch.npu, prologs=Prologs(start.page_size, is_whole=is_whole, is_nz=is_nz),
+                  beside=Beside(torch.npu) if said.get("multi_stream", False) else None,
+                  joins_latents=said.get("gather_after_q", False))
+
+
+def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, place: torch.device) -> None:
+    """Raises StartError where the attention of the model, or any attention if there is no model, does not work here."""
+    if not start.model_path:
+        return check_attention(ops, dtype, start.page_size, place)
     config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
                          overrides=start.config_overrides)
     if config.score_cap or config.has_sinks:
@@ -79,13 +93,7 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         check_attention(ops, dtype, start.page_size, place)
     elif config.num_heads % start.tp_size == 0:
         check_latents(ops, dtype, start.page_size, place, config.latent, config.num_heads // start.tp_size)
-    experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
-    exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
-                               lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
-    return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
-                  exchanges, streams=torch.npu, prologs=Prologs(start.page_size, is_whole=is_whole, is_nz=is_nz),
-                  beside=Beside(torch.npu) if said.get("multi_stream", False) else None,
-                  joins_latents=said.get("gather_after_q", False))
+    return None
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:

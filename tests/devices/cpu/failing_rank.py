@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.compiled import Compiled
 from runtime.devices import base, meeting
 from tests.devices.drive import start
 
@@ -20,7 +21,7 @@ def main() -> None:
     base.DEVICES["taped"] = "tests.devices.taped"
     executor: Any
     executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
-    executor.loaded.open_graphs([1, 2, 3, 4], [], pads=True)
+    executor.loaded.open_graphs([1, 2, 3, 4], [], Compiled(), pads=True)
     mlp = executor.loaded.model.layers[0].mlp
     forward = mlp.forward
     meeting.PATIENCE_S = 60.0
