@@ -112,10 +112,12 @@ def planned(bench: Bench, rows: int, starts: int, count: int) -> tuple[Callable[
     return lambda ops: ops.plan_attention(plan, table, PAGE, (0,)), caches
 
 
-def attempt(call: Callable[[], dict[str, float]]) -> dict[str, Any]:
+def attempt(measure: Callable[..., dict[str, float]], amount: float, ops: Any, plan_of: Callable[[Any], Any], q: torch.Tensor,
+            caches: list[torch.Tensor]) -> dict[str, Any]:
     """Other packages' failures must not cost our figures."""
     try:
-        return call()
+        plan = plan_of(ops)
+        return measure(amount, lambda: ops.attention(q, *caches, plan, SCORES))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
 
@@ -133,9 +135,7 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
             "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
             "torch": bench.moved(size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True))}  # noqa: B023
         for name, rival in others.items():
-            theirs = plan_of(rival)
-            found[f"decode {rows} x {length}"][name] = attempt(lambda: bench.moved(
-                size, lambda: rival.attention(q, *caches, theirs, SCORES)))  # noqa: B023
+            found[f"decode {rows} x {length}"][name] = attempt(bench.moved, size, rival, plan_of, q, caches)
     for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
         plan_of, caches = planned(bench, rows, 0, length)
         plan = plan_of(ops)
@@ -147,9 +147,7 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
             "torch": bench.computed(flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True,  # noqa: B023
                                                                                 enable_gqa=True))}
         for name, rival in others.items():
-            theirs = plan_of(rival)
-            found[f"prompt {rows} x {length}"][name] = attempt(lambda: bench.computed(
-                flops, lambda: rival.attention(q, *caches, theirs, SCORES)))  # noqa: B023
+            found[f"prompt {rows} x {length}"][name] = attempt(bench.computed, flops, rival, plan_of, q, caches)
     return found
 
 
