@@ -41,6 +41,7 @@ class Family(Struct, frozen=True, kw_only=True):
     is_latent: bool = False
     activation: str = "silu"
     output_norms: bool = False
+    has_sinks: bool = False
     is_tied: bool = False  # when config.json does not say
 
 
@@ -48,6 +49,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family(activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"),
     "DeepseekV2ForCausalLM": Family(mixture="deepseek2", is_latent=True),
     "DeepseekV3ForCausalLM": Family(mixture="deepseek3", is_latent=True),
+    "GptOssForCausalLM": Family(window="alternating", mixture="gpt_oss", has_sinks=True),
     "LlamaForCausalLM": Family(mlp_bias=None),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="some"),
@@ -268,6 +270,7 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture:
         qk_norm=family.qk_norm,
         windows=_windows(family, hf),
         output_norms=family.output_norms,
+        has_sinks=family.has_sinks,
         query_scalar=hf.query_pre_attn_scalar or 0.0,
         score_cap=hf.attn_logit_softcapping or 0.0,
         logit_cap=hf.final_logit_softcapping or 0.0,

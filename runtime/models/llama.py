@@ -5,6 +5,7 @@ which config.py reads: Qwen2 has biases on q, k and v; Qwen3 normalises each hea
 """
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.parts import Parts
 from runtime.layers.rotary import Rotary
 from runtime.layers.rows import Picks
-from runtime.layers.weight import Layer, cache_scale
+from runtime.layers.weight import Layer, Part, Weight, cache_scale, even_share
 from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
 
@@ -48,10 +49,14 @@ class SelfAttention(Layer):
         self.qk_norm: tuple[Tensor, float] | None = None  # weight [query and key heads, head size], and eps: both norms in one
         is_quantized = config.quantization is not None
         self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))
+        own = even_share(heads, device.collectives, "attention heads")
+        self.sinks = Weight((own.size,), {"": Part((heads,), 0, own)}, torch.float32, device.place) if config.has_sinks else None
         scores = Scores(config.score_scale, config.windows[index], config.score_cap)
         self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)
 
     def finish(self) -> None:
+        if self.sinks is not None:
+            self.attention.scores = replace(self.attention.scores, sinks=self.sinks.tensor)
         if self.q_norm is not None and self.k_norm is not None:
             q_heads, kv_heads, _ = self.qkv_proj.heads
             norms = (self.q_norm.weight.tensor.expand(q_heads, -1), self.k_norm.weight.tensor.expand(kv_heads, -1))

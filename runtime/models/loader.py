@@ -140,7 +140,8 @@ def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: M
                      take: Callable[[TensorSlice, Weight, Part], None]) -> None:
     missing, extra, done = dict(targets), [], 0
     total = sum(not weight.is_optional for weight in targets.values())
-    for source in unstacked(tensors(weight_files(folder))):
+    found = tensors(weight_files(folder))
+    for source in found if config.mixture is not None and config.mixture.is_stacked else unstacked(found):
         key = target_name(source.name, fused, renames)
         if key in missing:
             weight = missing.pop(key)
@@ -181,7 +182,7 @@ def _copy(source: TensorSlice, weight: Weight, part: Part) -> None:
         part.load(raw)
         return
     where = slice(share.start, share.start + share.size)
-    weight.destination(part).copy_(raw[where] if part.dim == 0 else raw[:, where])
+    weight.destination(part).copy_(raw[where] if part.dim == 0 else raw[(slice(None),) * part.dim + (where,)])
 
 
 def _fill_random(targets: Targets, seed: int, progress: Progress) -> None:

@@ -16,6 +16,7 @@ MODELS = {
     "DeepseekV2ForCausalLM": "runtime.models.deepseek:DeepSeek",
     "DeepseekV3ForCausalLM": "runtime.models.deepseek:DeepSeek",
     "Gemma2ForCausalLM": "runtime.models.gemma:Gemma",
+    "GptOssForCausalLM": "runtime.models.gpt_oss:GptOss",
     "LlamaForCausalLM": "runtime.models.llama:Llama",
     "MistralForCausalLM": "runtime.models.llama:Llama",
     "Qwen2ForCausalLM": "runtime.models.llama:Llama",

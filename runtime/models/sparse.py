@@ -37,6 +37,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
     has_bias: bool  # on the scores by which experts are chosen, and not on their weights
     layers: tuple[bool, ...]  # whether the layer has experts
     routing: Routing
+    is_stacked: bool = False  # as one tensor of all experts, with biases
 
 
 class HfMixture(Struct, frozen=True, kw_only=True):
@@ -48,6 +49,9 @@ class HfMixture(Struct, frozen=True, kw_only=True):
     n_routed_experts: Count | None = None
     num_experts_per_tok: Count | None = None
     moe_intermediate_size: Count | None = None
+    intermediate_size: Count | None = None
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     norm_topk_prob: bool | None = None
     decoder_sparse_step: Count = 1
     mlp_only_layers: list[int] | None = None
@@ -122,6 +126,18 @@ def deepseek3(hf: HfMixture) -> Mixture:
     return _deepseek(hf, "sigmoid", True, hf.norm_topk_prob is not False)
 
 
+def gpt_oss(hf: HfMixture) -> Mixture:
+    num_experts, top_k, inner = hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size
+    if num_experts is None or top_k is None or inner is None or top_k > num_experts:
+        raise ModelError("config.json lacks num_local_experts, num_experts_per_tok or intermediate_size; "
+                         "restore the file from the model's source")
+    if (hf.swiglu_alpha, hf.swiglu_limit) != (1.702, 7.0):
+        raise ModelError(f"config.json: swiglu_alpha {hf.swiglu_alpha} with swiglu_limit {hf.swiglu_limit} is not supported; "
+                         "supported is 1.702 with 7")
+    return Mixture(num_experts=num_experts, intermediate_size=inner, shared_size=0, has_shared_gate=False, has_bias=False,
+                   layers=(True,) * hf.num_hidden_layers, routing=Routing(top_k=top_k, normalizes=True), is_stacked=True)
+
+
 MIXTURES: dict[str, Callable[[HfMixture], Mixture]] = {
-    "qwen2": qwen2, "qwen3": qwen3, "deepseek2": deepseek2, "deepseek3": deepseek3,
+    "qwen2": qwen2, "qwen3": qwen3, "deepseek2": deepseek2, "deepseek3": deepseek3, "gpt_oss": gpt_oss,
 }

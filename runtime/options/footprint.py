@@ -136,7 +136,8 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
     hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.latent, model.num_heads // ranks
     if latent is None:
         q, kv = heads * dim, kv_heads(model, ranks) * dim
-        return hidden * (q + 2 * kv) + q * hidden + (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm
+        return hidden * (q + 2 * kv) + q * hidden + (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm + (
+            heads * model.has_sinks)
     queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
     first = (latent.q_rank or queries) + rank + latent.rope_dim
     q_rank = latent.q_rank or 0
@@ -149,6 +150,8 @@ def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks:
     hidden, inner, mixture = model.hidden_size, model.intermediate_size // ranks, model.mixture
     if mixture is None or not mixture.layers[layer]:
         return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
+    if mixture.is_stacked:
+        return mixture.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
     experts = mixture.num_experts // expert_ranks * mixture.intermediate_size // (ranks // expert_ranks)
     return hidden * (3 * experts + 3 * mixture.shared_size // shared_ranks + mixture.num_experts + mixture.has_shared_gate)
 

@@ -20,6 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 biases, no caps, own layers": ("gemma2", {
         "attention_bias": True, "attn_logit_softcapping": None, "final_logit_softcapping": None,
         "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+    "gpt_oss": ("gpt_oss", {}),
     "llama": ("llama", {}),
     "llama biases, one kv head": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
     "llama head_dim, tied": ("llama", {"head_dim": 24, "tie_word_embeddings": True}),

@@ -18,6 +18,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),  # one key/value head on both ranks; an odd vocabulary
     ("qwen3", {"num_hidden_layers": 1}),
+    ("gemma2", {"num_hidden_layers": 1}),
+    ("gpt_oss", {"num_hidden_layers": 1}),
 ]
 MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"num_hidden_layers": 1}),

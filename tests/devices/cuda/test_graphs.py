@@ -83,8 +83,9 @@ def executor(rank: int) -> Captured:
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
 @pytest.mark.parametrize(("family", "overrides"), [
-    ("qwen3", {"num_hidden_layers": 1}), ("mistral", {"sliding_window": 7}),
-    ("deepseek_v2", {"first_k_dense_replace": 3, "num_hidden_layers": 1})], ids=["qwen3", "window", "latent"])
+    ("qwen3", {"num_hidden_layers": 1}), ("mistral", {"sliding_window": 7}), ("gemma2", {"num_hidden_layers": 2}),
+    ("gpt_oss", {"num_hidden_layers": 2}),
+    ("deepseek_v2", {"first_k_dense_replace": 3, "num_hidden_layers": 1})], ids=["qwen3", "window", "cap", "sinks", "latent"])
 def test_greedy_equals_transformers(family: str, overrides: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths at the replay are others than at the capture, some rows are padding, and sequences leave."""
     monkeypatch.setitem(base.DEVICES, "kernels", __name__)

@@ -1,0 +1,107 @@
+"""gpt-oss (OpenAI, 2025), its checkpoints in bfloat16.
+
+Unlike Llama: heads have sinks beside their scores, every second layer slides a window, all projections have biases, and every feed-forward
+is a mixture. Its experts have biases and a gate of their own: both halves are clamped, which kernels of other mixtures do not know; so they
+are computed one by one over all tokens, each with its share of 0 where it was not chosen. That is right and can be captured, and costs
+more than it must.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from runtime.devices.base import Batch, Device
+from runtime.errors import ModelError
+from runtime.layers.norm import RMSNorm
+from runtime.layers.weight import Layer, Part, Share, Weight, even_share, scaled
+from runtime.layers.whole import Dense
+from runtime.models.config import ModelConfig
+from runtime.models.llama import Llama
+from runtime.models.sparse import Mixture
+
+ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halves are clamped to
+
+
+class Experts(Layer):
+    """Stacks as the checkpoint has them; ranks split each expert by its inner dimension, of which gate and up take turns."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, mixture: Mixture) -> None:
+        if device.ep_size > 1 or device.exchanges is not None:
+            raise ModelError("gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out")
+        experts, place = mixture.num_experts, device.place
+        self.is_first = device.collectives.rank == 0
+        inner = even_share(mixture.intermediate_size, device.collectives, "intermediate_size")
+        both, all_of = scaled(inner, 2), Share(hidden, 0, hidden)
+
+        def weight(dim: int, share: Share, *shape: int) -> Weight:
+            local = tuple(share.size if i == dim else size for i, size in enumerate(shape))
+            return Weight(local, {"": Part(shape, dim, share)}, dtype, place)
+
+        self.gate_up_proj = weight(2, both, experts, hidden, both.full)
+        self.gate_up_proj_bias = weight(1, both, experts, both.full)
+        self.down_proj = weight(1, inner, experts, inner.full, hidden)
+        self.down_proj_bias = weight(1, all_of, experts, hidden)
+
+    def finish(self) -> None:
+        if not self.is_first:  # the sum over ranks adds it once
+            self.down_proj_bias.tensor.zero_()
+
+    def forward(self, x: Tensor, shares: Tensor) -> Tensor:
+        """x [T, hidden] and float32 shares [T, experts] -> this rank's part of the sum, float32."""
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        stacks = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
+        for expert, (first, first_bias, second, second_bias) in enumerate(zip(*(stack.tensor for stack in stacks), strict=True)):
+            inner = clamped(torch.addmm(first_bias, x, first))
+            out += torch.addmm(second_bias, inner, second) * shares[:, expert, None]
+        return out
+
+
+def clamped(gate_up: Tensor) -> Tensor:
+    """[T, 2 * inner] -> [T, inner]"""
+    gate, up = gate_up[:, ::2].clamp(max=LIMIT), gate_up[:, 1::2].clamp(-LIMIT, LIMIT)
+    return (up + 1) * gate * torch.sigmoid(ALPHA * gate)
+
+
+class FeedForward(Layer):
+    """Router and experts."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, mixture: Mixture) -> None:
+        self.device = device
+        self.routing = mixture.routing
+        self.router = Dense(device, torch.float32, hidden, mixture.num_experts, bias=True)
+        self.experts = Experts(device, dtype, hidden, mixture)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.router.bias is not None
+        logits = linear(x.float(), self.router.weight.tensor, self.router.bias.tensor)
+        ids, weights = self.device.experts.route(logits, None, self.routing)
+        out = self.experts.forward(x, torch.zeros_like(logits).scatter_(1, ids, weights))
+        return self.device.collectives.all_reduce(out.to(x.dtype))
+
+
+class GptOssDecoder(Layer):
+    """One block."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, attention: type[Any]) -> None:
+        assert config.mixture is not None
+        self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.self_attn = attention(device, dtype, config, index)
+        self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(device, dtype, config.hidden_size, config.mixture)
+
+    def before(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+        """See llama.Decoder."""
+        x, residual = self.input_layernorm.add(x, residual)
+        return self.self_attn.project(x, cos, sin, batch), residual
+
+    def after(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
+        return self.mlp.forward(x), residual
+
+
+class GptOss(Llama):
+    """See Llama."""
+
+    decoder = GptOssDecoder
