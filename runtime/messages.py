@@ -22,7 +22,7 @@ from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
 from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.moves import Moves, StateMoves, WindowPages
-from runtime.occupation import Hold, Occupied, Occupy, Renew, Unhold
+from runtime.occupation import Hold, Hosting, Occupied, Occupy, Renew, Unhold
 from runtime.prompts import Chat, Embeds, Infill, Pair, Text, Tokens
 from runtime.request import NOTHING_LOADED, AdapterRef, FinishReason, Guide, Loaded, Request, TokenLogprob
 from runtime.sampling import Processor, SamplingParams
@@ -216,6 +216,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     compiled: Compiled = Compiled()
     trace_folder: str = ""  # of traces of captures; empty: there are none
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
+    hosting: Hosting = Hosting()  # of weights in host memory
     expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
 
 

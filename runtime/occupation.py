@@ -55,5 +55,21 @@ class Occupied(Struct, frozen=True, array_like=True, tag="occupied"):
     error: str  # why it holds less than it should; empty: it does not
 
 
+class OffloadWish(Struct, frozen=True, array_like=True):
+    """Which layers' weights lie in host memory: as many as have `num_bytes`, or the last `per_group` of every `group` layers."""
+
+    num_bytes: int
+    group: int
+    per_group: int
+    ahead: int  # offloaded layers that are fetched before they are needed
+
+
+class Hosting(Struct, frozen=True, array_like=True):
+    """Weights that lie in host memory: of some layers, always; with `has_backup` all of them, while the device's memory is given back."""
+
+    offload: OffloadWish | None = None
+    has_backup: bool = False
+
+
 def in_order(parts: frozenset[Part] | set[Part]) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part in parts)

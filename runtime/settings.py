@@ -21,6 +21,7 @@ from runtime.loras import Loras, wishes_of
 from runtime.messages import StartRank
 from runtime.metrics.table import Buckets
 from runtime.models.config import ModelConfig
+from runtime.occupation import Hosting
 from runtime.options.plan import Plan
 from runtime.parsing.choose import Formats, choose
 from runtime.sampling import Limits, SamplingParams
@@ -64,7 +65,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
         piece_sizes=piece_sizes(plan), compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
-        adapters=None if loras is None else loras.setup(),
+        adapters=None if loras is None else loras.setup(), hosting=Hosting(plan.offload, plan.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps, config_overrides=plan.json_model_override_args,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
 

@@ -14,8 +14,8 @@ A torch device fills in a `Device` and hands it to `runner.Runner`, which is the
 This file imports no torch at run time: the null device is one too.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -371,3 +371,8 @@ class Device:
     prologs: Any = None  # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps (layers/prolog.py)
     beside: Any = None  # a second stream, for shared experts beside routed ones (layers/beside.py)
     joins_latents: bool = False  # with exchanges: tokens are joined behind the first projections of latent attention, and not before
+    homes: "Mapping[int, torch.device]" = field(default_factory=dict)  # of layers whose weights are made elsewhere (hosted.py)
+
+    def of_layer(self, index: int) -> "Device":
+        """What a layer of the model is made with."""
+        return replace(self, place=self.homes[index]) if index in self.homes else self

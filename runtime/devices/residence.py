@@ -1,7 +1,8 @@
 """What a rank holds of its device besides what a step takes: weights, pages, graphs. They can be given back, and taken again.
 
-Weights that were given back are read again from the checkpoint. Pages come back empty, as many as there were; host memory is not touched.
-Graphs point into both, so none outlives either; the scheduler has them captured again. What slots keep, and the seats of adapters, stays.
+Weights that were given back are read again from the checkpoint, or come from host memory (hosted.py). Pages come back empty, as many as
+there were; the host tier is not touched. Graphs point into both, so none outlives either; the scheduler has them captured again. What slots
+keep, and the seats of adapters, stays.
 """
 
 import gc
@@ -15,16 +16,18 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from runtime import log
 from runtime.devices.base import Device
 from runtime.devices.compiling import compile_model
 from runtime.devices.host import HostPages
+from runtime.devices.hosted import Offload, Parked, chosen
 from runtime.devices.loaded import Loaded
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention import Attention, LatentAttention
 from runtime.layers.moe import SparseFeedForward
 from runtime.messages import StartRank
 from runtime.models.config import ModelConfig, read_config
-from runtime.models.loader import load, look
+from runtime.models.loader import layer_sizes, load, look
 from runtime.models.registry import model_class
 from runtime.occupation import Occupied, Occupy, Part, Renew, in_order
 
@@ -60,7 +63,11 @@ class Weights:
         self.start = start
         self.config = config
         self.dtype = dtype
-        self.num_bytes = 0  # of the model that was made last
+        self.num_bytes = 0  # on the device, of the model that was made last
+        self.nowhere = replace(device, place=torch.device("meta"))
+        if start.hosting.offload is not None:
+            sizes = layer_sizes(self._empty(self.nowhere), config, Path(start.model_path), start.load_format)
+            self.device = replace(device, homes=dict.fromkeys(chosen(start.hosting.offload, sizes), torch.device("cpu")))
 
     def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Any:
         """Raises ModelError."""
@@ -68,6 +75,12 @@ class Weights:
         model = self._empty(self.device)
         self.num_bytes = load(model, model.fused, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed,
                               progress, getattr(model, "renames", ()))
+        if self.start.hosting.offload is not None:
+            with torch.inference_mode():
+                offload = Offload(self.device, [model.layers[i] for i in self.device.homes], self.start.hosting.offload.ahead)
+            self.num_bytes += offload.buffer_bytes - offload.host_bytes
+            log.get("start").info("layers in host memory", layers=list(self.device.homes), bytes=offload.host_bytes,
+                                  buffer_bytes=offload.buffer_bytes)
         if self.start.compiled.is_wanted:
             progress("compile", 0.0)
             compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
@@ -81,9 +94,9 @@ class Weights:
         if wrong:
             raise ModelError(f"the checkpoint is of another model: config.json differs in {', '.join(wrong)}; start a server with it")
         if load_format != "dummy":
-            model = self._empty(replace(self.device, place=torch.device("meta")))
+            model = self._empty(self.nowhere)
             look(model, model.fused, config, Path(model_path), getattr(model, "renames", ()))
-        return Weights(self.device, start, config, self.dtype)
+        return Weights(replace(self.device, homes={}), start, config, self.dtype)
 
     def _empty(self, device: Device) -> Any:
         return model_class(self.config.architecture)(device, self.dtype, self.config)
@@ -103,6 +116,7 @@ class Residence:
         self.host = host
         self.attentions = list(loaded.model.attentions)  # what layers keep of a token; they hold no weights
         self.released: set[Part] = set()
+        self.parked: Parked | None = None
 
     def occupy(self, wish: Occupy | Renew) -> Occupied:
         """Raises what leaves the rank without weights that it should have."""
@@ -173,27 +187,39 @@ class Residence:
             raise
 
     def drop_weights(self) -> None:
-        self.loaded.model = None
+        if not self.weights.start.hosting.has_backup:
+            self.loaded.model = None
+            return
+        with torch.inference_mode():
+            for layer in self.experts():
+                layer.counts = None  # no weights
+            self.parked = Parked(self.loaded.model)
 
     def take_weights(self) -> None:
         with torch.inference_mode():
-            self.loaded.model = self.weights.make()
+            if self.parked is not None:
+                self.parked.come_back(self.loaded.device.place)
+                self.parked = None
+            else:
+                self.loaded.model = self.weights.make()
             if self.loaded.adapters is not None:
                 self.loaded.adapters.attach(self.loaded.model)
             if self.loaded.load is not None:
-                self.loaded.load.attach([layer.mlp for layer in self.loaded.model.layers if isinstance(layer.mlp, SparseFeedForward)])
+                self.loaded.load.attach(self.experts())
         self.loaded.device.memory.settle()
+
+    def experts(self) -> list[SparseFeedForward]:
+        return [mlp for layer in self.loaded.model.layers if isinstance(mlp := getattr(layer, "mlp", None), SparseFeedForward)]
 
     def renew(self, wish: Renew) -> None:
         """Checks before anything is dropped; there is no room for both."""
         weights = self.weights.other(wish.model_path, wish.load_format)
         if wish.is_trial:
             return
-        self.weights = weights
+        drop_graphs(self.loaded)
+        self.weights, self.parked, self.loaded.model = weights, None, None
         if "weights" in self.released:
             return
-        drop_graphs(self.loaded)
-        self.drop_weights()
         self.settle()
         self.take_weights()
         if not self.released:

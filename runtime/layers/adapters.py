@@ -94,8 +94,9 @@ class PlainAdapters:
 class Seats:
     """The seats of one linear layer; `parts` where it is fused. They outlive the layer's weights."""
 
-    def __init__(self, layer: Linear, parts: tuple[str, ...], setup: AdapterSetup, ops: AdapterOps, current: Current) -> None:
-        place, dtype = layer.device.place, layer.dtype
+    def __init__(self, layer: Linear, parts: tuple[str, ...], setup: AdapterSetup, ops: AdapterOps, current: Current,
+                 place: torch.device) -> None:
+        dtype = layer.dtype
         self.ops = ops
         self.current = current
         self.parts = parts
@@ -143,7 +144,7 @@ class Adapters:
         self.current = Current()
         self.modules = {name: sizes for name, sizes in linears(config).items() if name.rpartition(".")[2] in setup.targets}
         self.homes = {name: _home(name, model.fused) for name in self.modules}
-        self.seats = {path: Seats(layer, parts, setup, self.ops, self.current)
+        self.seats = {path: Seats(layer, parts, setup, self.ops, self.current, device.place)
                       for path, layer in _linears(model) if (parts := self._parts(path))}
         self.attach(model)
         self.hosts: dict[int, Shares] = {}  # by adapter

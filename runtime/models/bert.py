@@ -92,7 +92,7 @@ class Bert(Layer):
         assert config.encoder is not None and config.pooling is not None
         size, self.head_activation = config.hidden_size, config.encoder.head_activation
         self.embeddings = Embeddings(device, dtype, config, config.encoder)
-        self.layers = [Block(device, dtype, config, config.encoder.activation) for _ in range(config.num_layers)]
+        self.layers = [Block(device.of_layer(i), dtype, config, config.encoder.activation) for i in range(config.num_layers)]
         has_head = config.pooling.task == "classify"
         self.dense = Dense(device, dtype, size, size, bias=True) if has_head else None
         self.score = Dense(device, dtype, size, config.pooling.size, bias=True) if has_head else None

@@ -122,7 +122,7 @@ class Llama(Layer):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         self.embed_tokens = Embedding(device, dtype, config.vocab_size, config.hidden_size)
-        self.layers = [self.decoder(device, dtype, config, i, self.attention_layer) for i in range(config.num_layers)]
+        self.layers = [self.decoder(device.of_layer(i), dtype, config, i, self.attention_layer) for i in range(config.num_layers)]
         self.norm = self.norm_layer(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.lm_head: Head | None = None
         self.score: Dense | None = None

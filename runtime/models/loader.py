@@ -65,6 +65,15 @@ def load(model: Layer, fused: Fused, config: ModelConfig, folder: Path, load_for
     return num_bytes
 
 
+def layer_sizes(model: Any, config: ModelConfig, folder: Path, load_format: str) -> list[int]:
+    """Bytes of each layer's weights on this rank, of a model that is not filled and never will be. Raises ModelError."""
+    renames = getattr(model, "renames", ())
+    marked = _marked(folder, model.fused, renames) if config.quantization is not None and load_format != "dummy" else None
+    open_weights(model, stored_by(config.quantization, model.fused, marked))
+    return [sum(weight.tensor.nbytes for _, weight in named_weights(layer)) + sum(storage.num_bytes for storage in storages(layer))
+            for layer in model.layers]
+
+
 def look(model: Layer, fused: Fused, config: ModelConfig, folder: Path, renames: Renames = ()) -> None:
     """Whether `load` would find all that it needs, by the headers of the files; nothing is read. Raises ModelError."""
     marked = _marked(folder, fused, renames) if config.quantization is not None else None

@@ -49,6 +49,9 @@ NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tbo_token_distribution_threshold", ("enable_two_batch_overlap",)),
     ("enable_two_batch_overlap", ("moe_a2a_backend",)),
     ("deepep_mode", ("moe_a2a_backend",)),
+    ("enable_weights_cpu_backup", ("enable_memory_saver",)),
+    ("offload_num_in_group", ("offload_group_size",)),
+    ("offload_prefetch_step", ("cpu_offload_gb", "offload_group_size")),
 )
 
 # options that must be given when another one is
@@ -65,6 +68,11 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
     ("encoder_only", "language_only"),
     ("encoder_only", "disaggregation_mode"),
     ("dllm_algorithm", "enable_lora"),
+    ("cpu_offload_gb", "offload_group_size"),
+    ("enable_weights_cpu_backup", "cpu_offload_gb"),
+    ("enable_weights_cpu_backup", "offload_group_size"),
+    ("enable_piecewise_cuda_graph", "cpu_offload_gb"),
+    ("enable_piecewise_cuda_graph", "offload_group_size"),
     ("dllm_algorithm", "disaggregation_mode"),
 )
 

@@ -84,6 +84,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     schemes: tuple[str, ...] = ()  # of quantised weights, of models/schemes.py
     has_score_caps: bool = True  # attention for models that cap their scores
     has_sinks: bool = True  # attention for models whose heads have a logit beside their scores
+    offload_problem: str = ""  # why weights cannot lie in host memory while it computes; empty: they can
     has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
 
@@ -93,7 +94,7 @@ DEVICES = {
     "cpu": DeviceFacts(name="cpu", page_size=16, chunk_tokens=512, max_running=64, memory_fraction=0.6,
                        memory_reason="a CPU's memory is shared with everything else on the machine",
                        dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backends=("pytorch",),
-                       graph_max_running=0, schemes=SCHEMES),
+                       graph_max_running=0, schemes=SCHEMES, offload_problem="it computes in host memory"),
     "cuda": DeviceFacts(name="cuda", page_size=64, chunk_tokens=8192, max_running=256, memory_fraction=0.95,
                         memory_reason="what a step computes is measured and left free, the rest is for graphs",
                         dtypes=("bfloat16", "float16", "float32"), attention_backend="triton", sampling_backends=("pytorch",),
@@ -104,10 +105,12 @@ DEVICES = {
                        sampling_backends=("ascend", "pytorch"), graph_max_running=128, page_sizes=(128, 256, 384, 512),
                        latent_page_sizes=(128,), has_kv_dtypes=False, is_numbered=True,
                        host_copies=("direct", "kernel", "kernel_ascend"), has_score_caps=False, has_sinks=False,
+                       offload_problem="its kernels want them in tiles that host memory cannot keep",
                        schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8")),
     "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
                         memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
-                        sampling_backends=("pytorch",), graph_max_running=0, schemes=SCHEMES, has_logits=False),
+                        sampling_backends=("pytorch",), graph_max_running=0, schemes=SCHEMES, has_logits=False,
+                        offload_problem="it holds none"),
 }
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Meta
 
-from runtime.options.declare import Auto, Count, Fraction, Group, Whole, on_device, option, planned
+from runtime.options.declare import Auto, Count, Fraction, Group, Whole, on_device, option
 
 GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
 
@@ -28,8 +28,14 @@ class Memory(Group, frozen=True, kw_only=True):
     disable_hybrid_swa_memory: A[bool, option(
         "Sliding-window layers keep all tokens, like full ones, and share their pages.")] = False
     disable_chunked_prefix_cache: A[bool, on_device("cuda", "Don't attend to long cached prefixes in chunks (MLA).")] = False
-    cpu_offload_gb: A[Whole, planned("Gigabytes of weights that stay in host memory.")] = 0
-    offload_group_size: A[GroupSize, planned("Layers in one group of the layer-wise offload.")] = -1
-    offload_num_in_group: A[Count, planned("Layers of each group whose weights stay in host memory.")] = 1
-    offload_prefetch_step: A[Count, planned("Layers that offloaded weights are fetched ahead.")] = 1
-    offload_mode: A[str, planned("Where offloaded weights lie.")] = "cpu"
+    cpu_offload_gb: A[Whole, option(
+        "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come to the device layer by layer in each step.",
+        note="spread evenly over the layers")] = 0
+    offload_group_size: A[GroupSize, option(
+        "Layers in one group, of each of which the last --offload-num-in-group stay in host memory; another way to say --cpu-offload-gb.",
+        note="-1: no groups")] = -1
+    offload_num_in_group: A[Count, option("Layers of each group whose weights stay in host memory.")] = 1
+    offload_prefetch_step: A[Count, option(
+        "Offloaded layers that are fetched before they are needed; each takes room on the device, as does the one that computes.")] = 1
+    offload_mode: A[Literal["cpu", "meta", "shm_cpu", "sharded_gpu"], option(
+        "Where offloaded weights lie.", later=("meta", "shm_cpu", "sharded_gpu"))] = "cpu"

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
+from runtime.occupation import OffloadWish
 from runtime.options import derive
 from runtime.options.derive import Derived
 from runtime.options.environment import RANK_VARIABLES
@@ -40,6 +41,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     pooling: str  # last, mean, cls; none: the model generates
     weight_version: str
     enable_memory_saver: bool  # memory can be given back
+    enable_weights_cpu_backup: bool
     enable_cache_report: bool
     enable_return_hidden_states: bool
     context_length: int
@@ -87,6 +89,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     mem_fraction_static: float
     max_total_tokens: int | None  # None: as many as mem_fraction_static allows
     page_size: int
+    cpu_offload_gb: int  # of each rank; 0: none
+    offload_group_size: int  # layers; -1: no groups
+    offload_num_in_group: int
+    offload_prefetch_step: int
+    offload_mode: str  # cpu
     swa_full_tokens_ratio: float
     disable_hybrid_swa_memory: bool
     max_mamba_cache_size: int | None  # states; None: as the ratio says
@@ -230,6 +237,13 @@ class Plan(Struct, frozen=True, kw_only=True):
         if self.expert_distribution_recorder_mode is not None:
             return self.expert_distribution_recorder_buffer_size
         return 0 if self.enable_expert_distribution_metrics else None
+
+    @property
+    def offload(self) -> OffloadWish | None:
+        """None: all weights are on the device."""
+        if not self.cpu_offload_gb and self.offload_group_size <= 0:
+            return None
+        return OffloadWish(self.cpu_offload_gb * 2**30, self.offload_group_size, self.offload_num_in_group, self.offload_prefetch_step)
 
     @property
     def window_ratio(self) -> float:

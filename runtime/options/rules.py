@@ -321,8 +321,24 @@ def compiled_steps_are_plain(plan: "Plan", model: ModelFacts, device: DeviceFact
     return None
 
 
+HOSTED = {"cpu_offload_gb": 0, "offload_group_size": -1, "enable_weights_cpu_backup": False}
+
+
+def weights_have_a_host(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+    said = [by_name()[name].flag for name, off in HOSTED.items() if getattr(plan, name) != off]
+    if said and device.offload_problem:
+        return f"{' and '.join(said)}: weights of {device.name} cannot lie in host memory, as {device.offload_problem}; leave it out"
+    if plan.offload_group_size == 0 or 0 < plan.offload_group_size < plan.offload_num_in_group:
+        return (f"--offload-group-size {plan.offload_group_size} has no room for --offload-num-in-group {plan.offload_num_in_group}; "
+                "raise it, or leave both out")
+    if said and (plan.enable_torch_compile or plan.piecewise_cuda_graph_compiler == "inductor"):
+        return f"{' and '.join(said)} and compiled steps do not go together, as weights come and go; leave one out"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     compiled_steps_are_plain,
+    weights_have_a_host,
     graphs_have_a_device,
     pieces_can_be_captured,
     options_suit_the_device,
