@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.adapters.wire import AdapterLoaded, AdapterSetup, LoadAdapter, Seating
+from runtime.captured import Capture, Captured
 from runtime.compiled import Compiled
 from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import RequestError
@@ -299,14 +300,6 @@ class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
     grammar: Grammar | None
 
 
-class Capture(Struct, frozen=True, array_like=True, tag="capture"):
-    """Capture decode steps of so many sequences, or what lies between attentions of steps of so many tokens (devices/pieces.py), between
-    the steps before and behind; Captured answers it."""
-
-    size: int
-    unit: str = "sequences"  # or tokens
-
-
 class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
@@ -347,17 +340,6 @@ class RankFailed(Struct, frozen=True, array_like=True, tag="failed"):
     rank: int
     message: str
     is_start_error: bool
-
-
-class Captured(Struct, frozen=True, array_like=True, tag="captured"):
-    """What became of a Capture, on all ranks."""
-
-    size: int
-    seconds: float
-    num_bytes: int  # of the device's memory that it took
-    error: str  # why it failed; empty: it did not
-    unit: str = "sequences"
-    is_fatal: bool = False  # one rank failed where others wait for it: they end
 
 
 class Failing(StrEnum):

@@ -11,7 +11,8 @@ from tests.shape import source
 
 # The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("runtime", "runtime.compiled", "runtime.errors", "runtime.expert_load", "runtime.constraint", "runtime.children", "runtime.moves",
+    ("runtime", "runtime.captured", "runtime.compiled", "runtime.errors", "runtime.expert_load", "runtime.constraint", "runtime.children",
+     "runtime.moves",
      "runtime.pooling", "runtime.prompts"),
     ("runtime.sampling", "runtime.parsing", "runtime.adapters", "runtime.occupation"),
     ("runtime.request",),
