@@ -100,6 +100,20 @@ def test_an_npu_without_the_operator_is_told_at_start(error: Exception, words: s
         open_rank(make_checkpoint("deepseek_v3", tmp_path, **LATENT), device_options={"mla_prolog": True})
 
 
+@pytest.mark.usefixtures("any_size")
+def test_an_npu_without_the_other_operator_goes_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(prolog.torch_npu, "npu_kv_rmsnorm_rope_cache", fails)
+    folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
+    executor, planner = open_rank(folder)
+    assert planner.generate(planner.row(0, SHORT, sampling()), COUNT) == Reference(folder).greedy(SHORT, COUNT)
+    assert executor.loaded.device.prologs.refusals == ["no such kernel"]
+    with pytest.raises(ModelError, match="to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"):
+        open_rank(folder, device_options={"mla_prolog": True})
+
+
 @pytest.mark.parametrize("launches", ["at once", "late"], indirect=True)
 @pytest.mark.usefixtures("any_size")
 def test_captured_steps(launches: None, tmp_path: Path) -> None:

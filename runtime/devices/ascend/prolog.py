@@ -17,6 +17,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from runtime import log
 from runtime.devices.ascend.attention import AttentionPlan
 from runtime.devices.ascend.formats import FRACTAL_NZ
 from runtime.devices.ascend.latent import LatentPlan, Up
@@ -60,6 +61,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _odd(plain: PlainProlog) -> str | None:
     """What the whole operator has no argument for."""
     assert plain.queries is not None and plain.q_norm is not None, "queries have a rank"
@@ -81,11 +86,15 @@ class Writer:
     is_nz: bool
 
     def write(self, kv: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor) -> None:
-        """The tokens are those of one sequence to the operator: of as many as tokens it would want as many pages."""
+        """The tokens are those of one sequence to the operator: of as many as tokens it would want as many pages. It takes no more of them
+        than the cache has places, which a step that is rehearsed on a single page exceeds."""
         latents, ropes = self.paged(caches)
-        torch_npu.npu_kv_rmsnorm_rope_cache(
-            kv.contiguous()[None, None], self.norm.weight.tensor, cos.transpose(1, 2), sin.transpose(1, 2), locations, ropes, latents,
-            epsilon=self.norm.eps, cache_mode=PART_MODES[self.is_nz])
+        room = latents.shape[0] * self.page_size
+        for at in range(0, len(kv), room):
+            some = slice(at, at + room)
+            torch_npu.npu_kv_rmsnorm_rope_cache(
+                kv[some].contiguous()[None, None], self.norm.weight.tensor, cos[:, some].transpose(1, 2), sin[:, some].transpose(1, 2),
+                locations[some], ropes, latents, epsilon=self.norm.eps, cache_mode=PART_MODES[self.is_nz])
 
     def paged(self, caches: Caches) -> Caches:
         """[pages, page size, 1, size]: in NZ too, where operators know that a page lies otherwise."""
@@ -234,7 +243,8 @@ class Prologs:
         self.page_size = page_size
         self.is_whole = is_whole
         self.is_nz = is_nz
-        self.is_asked = False
+        self.is_asked = False  # the whole operator
+        self.refusals: list[str] | None = None  # of the other one: what it answered, if that was no; None: it has not been asked
 
     def open(self, plain: PlainProlog) -> Prolog:
         """Raises ModelError where the whole operator is wished for and does not take this layer."""
@@ -243,12 +253,31 @@ class Prologs:
                  "qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim, "heads of a rank": plain.num_heads}
         writer = Writer(plain.kv_norm, self.page_size, self.is_nz)
         missed = PARTS.missed(dtype, sizes) or ("a norm with a bias" if plain.kv_norm.shift is not None else None)
+        if not missed and self.refused(writer, latent):
+            missed = "to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"
         if not self.is_whole:
             return plain if missed else Parts(plain, writer)
         if missed := missed or WHOLE.missed(dtype, sizes) or _odd(plain):
             raise ModelError(f"--npu-mla-prolog does not take this model, which has {missed}; leave it out, or undo a profile's by "
                              "--no-npu-mla-prolog")
         return Whole(plain, writer, None if self.is_asked else self.ask)
+
+    def refused(self, writer: Writer, latent: Latent) -> bool:
+        """Whether the operator that norms, turns and writes does not work here, by one token. Documents differ on it: torch_npu's have it
+        for A2 and A3, CANN's do not. Without it the steps are those of other models."""
+        if self.refusals is None:
+            like = writer.norm.weight.tensor
+            caches = tuple(like.new_zeros(self.page_size, 1, size) for size in (latent.kv_rank, latent.rope_dim))
+            table = like.new_zeros(1, 1, 1, latent.rope_dim)
+            try:
+                writer.write(like.new_zeros(1, latent.kv_rank + latent.rope_dim), table, table, caches,
+                             torch.zeros(1, dtype=torch.int64, device=like.device))
+                torch.npu.synchronize()
+                self.refusals = []
+            except (AttributeError, RuntimeError) as error:
+                self.refusals = [_reason(error)]
+                log.get("ranks").warning("latents are normed, turned and written by separate operators", reason=self.refusals[0])
+        return bool(self.refusals)
 
     def ask(self, latent: Latent, matrices: Matrices, norms: tuple[tuple[Tensor, float], ...]) -> None:
         """One token through the operator. A CANN or torch_npu without it is a StartError, not the death of a step."""
@@ -261,6 +290,5 @@ class Prologs:
                       torch.zeros(1, dtype=torch.int64, device=gamma.device), self.is_nz)
             torch.npu.synchronize()
         except (AttributeError, RuntimeError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise StartError(f"--npu-mla-prolog does not work on this NPU ({reason}); leave it out, or undo a profile's by "
+            raise StartError(f"--npu-mla-prolog does not work on this NPU ({_reason(error)}); leave it out, or undo a profile's by "
                              "--no-npu-mla-prolog, and look at the versions of CANN and torch_npu") from error
