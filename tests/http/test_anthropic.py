@@ -113,6 +113,7 @@ async def test_models_are_listed_for_this_client_too() -> None:
     async with serving(FakeService()) as address, client(address) as api:
         (model,) = [model async for model in api.models.list()]
         assert model.id == model.display_name == "org/fake" and model.type == "model" and model.created_at.year == 2023
+        assert (model.max_input_tokens, model.max_tokens) == (99_999, 100_000)
         assert (await api.models.retrieve("org/fake")).id == "org/fake"
 
 

@@ -55,7 +55,8 @@ async def count_tokens(service: Service, wish: CountBody) -> Any:
 
 def model_fields(card: ModelCard) -> Payload:
     """The model as Anthropic's clients look for it."""
-    return {"id": card.name, "type": "model", "display_name": card.name, "created_at": datetime.fromtimestamp(card.created, UTC)}
+    return {"id": card.name, "type": "model", "display_name": card.name, "created_at": datetime.fromtimestamp(card.created, UTC),
+            "max_input_tokens": card.limits.longest_prompt, "max_tokens": card.limits.longest}
 
 
 class MessageDialect:

@@ -209,6 +209,8 @@ class Model(Struct, kw_only=True, forbid_unknown_fields=True):
     type: str | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: datetime | UnsetType = UNSET
+    max_input_tokens: int | UnsetType = UNSET
+    max_tokens: int | UnsetType = UNSET
 
 
 class Page(Struct, Generic[T], kw_only=True, forbid_unknown_fields=True):
