@@ -63,7 +63,8 @@ def silenced(delta: Delta) -> Delta:
 
 
 def _nothing(finish: Finish) -> Finish:
-    return Finish(FinishReason.LENGTH, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
+    reason = finish.reason if finish.reason is FinishReason.ABORT else FinishReason.LENGTH
+    return Finish(reason, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
 
 
 class Dialect(Protocol):

@@ -61,7 +61,7 @@ class Processors:
                 self.classes[name] = getattr(import_module(module), name)
             except Exception as error:  # whatever the module does when it is imported
                 raise StartError(f"--logit-processors {place} can't be loaded ({type(error).__name__}: {error}); "
-                                 "give package.module:Class of a module that Python finds (a file of your own: PYTHONPATH=FOLDER)") from None
+                                 "give package.module:Class of a module that Python finds (your own file: PYTHONPATH=FOLDER)") from None
 
     def admit(self, admit: Admit) -> None:
         """Forgets what the slot held."""

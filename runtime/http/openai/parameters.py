@@ -38,7 +38,7 @@ PARAMETERS: dict[str, Parameter] = dict([
     *_rows("OpenAI", "works", {
         "model": "a name of /v1/models, or left out",
         "messages": "roles system, developer, user, assistant, tool; parts of type text; of earlier answers also `tool_calls` and "
-                    "`reasoning_content`",
+                    "`reasoning_content` (or `reasoning`); other fields in them are passed over: clients send answers back with their own",
         "prompt": "a text, texts, token ids, or lists of token ids",
         "stream": "", "stream_options": "`include_usage`; `continuous_usage_stats` as in vLLM; `include_obfuscation` has no effect",
         "max_tokens": "/v1/completions: 16 unless given; 0 with `echo` gives the prompt back", "max_completion_tokens": "the newer name",
