@@ -6,8 +6,10 @@
     head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
     head, draw, last tokens                        a random graph, when all are plain and some random: the first of Facts.draws that filters
                                                    what these rows want filtered
+    the same with penalties                        a graph of its own, on devices that penalise in one launch
     head, then other draws, log probabilities,     launched one by one behind the forward graph (Loaded.sample)
-      penalties, biases, bans, processors, grammars
+      other penalties, biases, bans, processors,
+      grammars
     prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
       encoders, states, models that pool
 
@@ -32,7 +34,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime import log
-from runtime.devices.base import Batch, Device, Graphs
+from runtime.devices.base import ANY_K, Batch, Device, Graphs
 from runtime.devices.meeting import Stranded
 from runtime.devices.transfers import Transfers
 from runtime.layers.adapters import Adapters
@@ -41,6 +43,7 @@ from runtime.layers.slots import Slots
 from runtime.messages import Capture, Captured, StepPlan
 
 T = TypeVar("T")
+ANYTHING = (ANY_K, True)  # a draw for all wishes
 FEW = 8  # rows that may be padding whatever the number of sequences
 
 
@@ -51,6 +54,8 @@ class Recorded:
     forward: Any
     adapted: Any  # the same for rows with adapters; None: there are none
     greedy: Any
+    penalised: Any  # a draw behind penalties; None: this device penalises outside
+    seen: Tensor  # what it looks at
     draws: dict[tuple[int, bool], Any]  # by what they filter, in the order of Facts.draws; a step that none fits draws outside
 
 
@@ -92,6 +97,9 @@ class DecodeGraphs:
         self.adapters: Adapters | None = None
         self.masks = False  # layers must know which rows are padding
         self.compiles = 0  # steps of up to so many sequences run what the model has compiled
+        self.penalises = device.fused is not None  # elsewhere all rows would pay for penalties in several launches
+        if self.penalises:
+            slots.adjuster.counts.reserve(slots.padding)
         self.draws = list(device.facts.draws)  # those that could be captured until now
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
@@ -142,7 +150,9 @@ class DecodeGraphs:
         if not slots.is_plain[plan.slots].all():
             return None
         graph = recorded.greedy
-        if slots.is_random[plan.slots].any():
+        if slots.is_penalised[plan.slots].any():
+            graph = recorded.penalised if recorded.seen is slots.adjuster.counts.generated else None  # more are penalised than it knows
+        elif slots.is_random[plan.slots].any():
             largest_k, has_top_p = slots.cuts(plan.slots)
             graph = next((graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None)
         if graph is None:
@@ -168,8 +178,14 @@ class DecodeGraphs:
             captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
             if draw is not None:
                 draws[cuts] = draw[0]
-        self.draws = list(draws)
-        self.recorded[size] = Recorded(graphs[0], graphs[2] if len(graphs) > 2 else None, graphs[1], draws)
+        self.draws, penalised = list(draws), None
+        if self.penalises and ANYTHING in draws:
+            more, penalised = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, ANYTHING, penalises=True)]))
+            if more.is_fatal:
+                return more
+            captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
+        self.recorded[size] = Recorded(graphs[0], graphs[2] if len(graphs) > 2 else None, graphs[1], penalised and penalised[0],
+                                       self.slots.adjuster.counts.generated, draws)
         self.ready = sorted(self.recorded)
         return captured
 
@@ -209,7 +225,7 @@ class DecodeGraphs:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
 
-    def pick(self, cuts: tuple[int, bool] | None, size: int) -> None:
+    def pick(self, cuts: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
         """From hidden states to tokens, which become their slots' last ones; greedy ones, or by a draw that filters so much."""
         assert self.hidden is not None
         rows = self.inputs(size)
@@ -217,8 +233,13 @@ class DecodeGraphs:
         tokens = self.tokens[:size]
         if self.device.collectives.rank == 0:
             clean(logits)
+            if penalises:
+                self.slots.adjuster.counts.apply_there(logits, rows[0])
+                clean(logits)
             draw = None if cuts is None else self.slots.draw(rows[0], rows[1] + 1, *cuts)
             tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
+            if penalises:
+                self.slots.adjuster.counts.add_there(rows[0], tokens)
         self.device.collectives.broadcast(tokens)
         self.slots.last_token.index_put_((rows[0],), tokens)
 

@@ -36,7 +36,8 @@ class Slots:
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_k = np.zeros(max_slots, dtype=np.int64)
         self.has_top_p = np.zeros(max_slots, dtype=bool)
-        self.is_plain = np.ones(max_slots, dtype=bool)  # nothing is wanted but a token, of logits as they are; the same on all ranks
+        self.is_plain = np.ones(max_slots, dtype=bool)  # nothing is wanted but a token, of logits as they are or penalised; so on all ranks
+        self.is_penalised = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
@@ -65,6 +66,7 @@ class Slots:
             self.top_k[admit.slot] = sampling.top_k if sampling.top_k < self.vocab_size else 0
             self.has_top_p[admit.slot] = sampling.top_p < 1
             self.is_plain[admit.slot] = is_plain(admit)
+            self.is_penalised[admit.slot] = has_penalties(sampling)
             self.picks.pop(admit.slot, None)
             self.second_at[admit.slot] = admit.second_at
             self.top_logprobs[admit.slot] = sampling.top_logprobs
@@ -149,7 +151,7 @@ class Slots:
 
 
 def is_plain(admit: Admit) -> bool:
-    """Whether a sequence's tokens are chosen from logits as the model gives them, and nobody wants to know more than the tokens."""
+    """Whether a sequence's tokens are chosen from logits as the model gives them but for penalties, and nobody wants to know more."""
     sampling = admit.sampling
-    return not (admit.guide or sampling.processor or sampling.bias_ids or sampling.top_logprobs >= 0 or has_penalties(sampling)
+    return not (admit.guide or sampling.processor or sampling.bias_ids or sampling.top_logprobs >= 0
                 or (sampling.stop_ids and sampling.min_len > 0))

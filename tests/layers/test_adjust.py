@@ -48,6 +48,25 @@ def test_penalties(penalties: tuple[float, float, float]) -> None:
         generated.append(token)
 
 
+def test_captured_steps_penalise_alike() -> None:
+    """All rows at once, of slots that the device knows; and whoever is not penalised stays to the bit."""
+    adjuster = Adjuster(VOCAB, PLACE)
+    adjuster.counts.reserve(3)
+    held = adjuster.counts.generated
+    for slot in (2, 0):
+        adjuster.admit(admit(slot, [1, 2], [3], frequency_penalty=0.5, repetition_penalty=1.0 + slot))
+    slots, counts = torch.tensor([0, 1, 2, 3]), adjuster.counts
+    for tokens in ([3, 5, 7, 0], [3, 5, 1, 0]):
+        logits = torch.randn(4, VOCAB)
+        found, expected = logits.clone(), adjuster.apply(logits, [0, 1, 2], [9, 9, 9])
+        counts.apply_there(found, slots)
+        assert torch.equal(found[:3], expected[:3]) and torch.equal(found[1::2], logits[1::2])
+        counts.add_there(slots, torch.tensor(tokens))
+    assert counts.generated is held and held[counts.rows[2]].tolist() == [0, 1, 0, 1, 0, 0, 0, 1, *[0] * 4]
+    adjuster.admit(admit(2, [], []))
+    assert counts.rows_there is not None and counts.rows_there.tolist() == [counts.rows[0], 0, 0, 0]
+
+
 def test_counts_grow_and_are_reused() -> None:
     adjuster = Adjuster(VOCAB, PLACE)
     assert adjuster.counts.generated.nbytes == 0

@@ -139,7 +139,7 @@ def test_random_tokens_are_those_of_steps_without_graphs(tmp_path: Any, monkeypa
     monkeypatch.setitem(base.DEVICES, "kernels", __name__)
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=1)
     wishes = [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": 4},
-              {"temperature": 1.5, "top_k": 5, "seed": 5}]
+              {"temperature": 1.5, "top_k": 5, "seed": 5, "repetition_penalty": 1.5, "frequency_penalty": 0.7}]
     found = []
     for captures in (True, False):
         runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
@@ -149,10 +149,11 @@ def test_random_tokens_are_those_of_steps_without_graphs(tmp_path: Any, monkeypa
         planner = Planner(runner, ready, 4)
         rows = [planner.row(slot, [5, 9, 100], sampling(**wish)) for slot, wish in enumerate(wishes)]
         planner.run([], [(row, 3) for row in rows])
-        for _ in range(4):
-            planner.run(rows, [])
+        for batch in (rows, rows[:3], rows[2:], rows):
+            planner.run(batch, [])
         assert runner.tapes.replays == (8 if captures else 0)
-        found.append([row.tokens for row in rows])
+        assert runner.loaded is not None
+        found.append([row.tokens for row in rows] + [runner.loaded.slots.adjuster.counts.generated[1:].sum(0).tolist()])
     assert found[0] == found[1]
 
 
