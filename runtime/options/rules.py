@@ -39,6 +39,8 @@ def experts_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str 
     size, mixture = plan.expert_parallel_size, model.mixture
     if mixture is None:
         return None if size == 1 else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
+    if mixture.is_stacked and size > 1:
+        return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
     if mixture.num_experts % size:
         return f"--expert-parallel-size {size} does not divide the model's {mixture.num_experts} experts; choose a divisor"
     split = plan.tensor_parallel_size // size
@@ -54,6 +56,8 @@ def exchanges_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts)
         return None
     if model.mixture is None:
         return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to experts, and this model has none; leave it out"
+    if model.mixture.is_stacked:
+        return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to whole experts, and this model's are split; leave it out"
     if plan.tensor_parallel_size == 1:
         return (f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
                 "--tensor-parallel-size")
@@ -62,12 +66,12 @@ def exchanges_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts)
 
 def counts_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
     """What is counted are experts that compute."""
-    if plan.expert_steps is None or (model.mixture is not None and device.name != "null"):
+    if plan.expert_steps is None or (model.mixture is not None and not model.mixture.is_stacked and device.name != "null"):
         return None
     flag = ("--expert-distribution-recorder-mode" if plan.expert_distribution_recorder_mode is not None
             else "--enable-expert-distribution-metrics")
-    what = "this model" if model.mixture is None else "the null device"
-    return f"{flag} counts the tokens of experts, and {what} has none; leave it out"
+    what = "this model" if model.mixture is None or model.mixture.is_stacked else "the null device"
+    return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
 
 def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:

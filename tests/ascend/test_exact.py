@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from runtime.devices.base import Executor
+from runtime.errors import StartError
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -96,3 +97,9 @@ def test_choices_do_not_depend_on_company(wishes: dict[str, Any], tmp_path: Path
     for _ in range(COUNT - 1):
         planner.run([company, again], [])
     assert again.tokens[len(SHORT) :] == alone and not fallbacks
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_scores_that_no_operator_makes(family: str, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="caps its attention scores, or has sinks"):
+        open_rank(make_checkpoint(family, tmp_path, num_hidden_layers=1))
