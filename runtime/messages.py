@@ -208,6 +208,7 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     grammar: GrammarSetup | None = None  # None: no grammars on these ranks
     processors: list[str] = []  # classes that change logits: package.module:Class
     config_overrides: dict[str, Any] = {}  # --json-model-override-args
+    has_wide_head: bool = False  # logits are computed in float32 whatever the dtype
     is_embedding: bool = False  # this and the next: see models/tasks.py
     pooling: str = "auto"
     quantization: str | None = None  # --quantization

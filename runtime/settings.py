@@ -67,6 +67,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
         adapters=None if loras is None else loras.setup(), hosting=Hosting(plan.offload, plan.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps, config_overrides=plan.json_model_override_args,
+        has_wide_head=plan.enable_fp32_lm_head,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
 
 

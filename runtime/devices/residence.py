@@ -43,8 +43,9 @@ def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: 
 
 def read_model(start: StartRank) -> ModelConfig:
     """Raises ModelError."""
-    return read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
-                       overrides=start.config_overrides)
+    config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
+                         overrides=start.config_overrides)
+    return structs.replace(config, has_wide_head=start.has_wide_head)
 
 
 def drop_graphs(loaded: Loaded) -> None:

@@ -44,7 +44,9 @@ class Head(Layer):
     """Vectors [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank. A tied head shares the embedding's weight."""
 
     def __init__(self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None) -> None:
+        """Computes in `dtype`, which may be wider than the vectors' and that of a weight it shares: then it has a copy of that."""
         self.device = device
+        self.dtype = dtype
         self.vocab_size = vocab_size
         self.tied = None if tied is None else tied.weight.tensor  # stays as it is, for it is read row by row too
         self.weight: Weight | None = None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
@@ -53,12 +55,12 @@ class Head(Layer):
     def finish(self) -> None:
         plain = self.tied if self.weight is None else self.weight.tensor
         assert plain is not None
-        is_kept = self.tied is not None and self.tied.nbytes > PACKED_COPY_BYTES
-        self.packed = plain if is_kept else self.device.ops.pack_linear(plain)
+        is_kept = self.tied is not None and self.tied.nbytes > PACKED_COPY_BYTES and plain.dtype == self.dtype
+        self.packed = plain if is_kept else self.device.ops.pack_linear(plain.to(self.dtype))
         self.weight = self.tied = None
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self.device.ops.linear(x, self.packed, None).float()
+        logits = self.device.ops.linear(x.to(self.dtype), self.packed, None).float()
         if self.device.collectives.size == 1:
             return logits
         return self.device.collectives.all_gather(logits, 1)[:, : self.vocab_size]

@@ -122,6 +122,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     sampling_defaults: dict[str, Any]  # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
     pooling: Pooling | None = None  # None: it generates
     encoder: Encoder | None = None  # None: it is a decoder
+    has_wide_head: bool = False  # the head computes in float32 whatever the dtype: an option, not a fact
     quantization: Quantization | None = None  # None: weights are in full
 
     @property

@@ -128,7 +128,7 @@ class Llama(Layer):
         self.score: Dense | None = None
         if config.pooling is None:
             tied = self.embed_tokens if config.is_tied else None
-            self.lm_head = Head(device, dtype, config.vocab_size, config.hidden_size, tied)
+            self.lm_head = Head(device, torch.float32 if config.has_wide_head else dtype, config.vocab_size, config.hidden_size, tied)
         elif config.pooling.task == "classify":
             self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.parts = None if device.exchanges is None else Parts(device.collectives)

@@ -112,6 +112,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     hicache_write_policy: str
     hicache_io_backend: str
     hicache_mem_layout: str  # a row of LAYOUTS in devices/host.py
+    enable_fp32_lm_head: bool
     quantization: str | None  # None: as the checkpoint is
     kv_cache_dtype: str  # bfloat16, fp8_e4m3, fp8_e5m2; or that of the activations
     max_running_requests: int

@@ -3,7 +3,7 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Group, on_device, option, planned
+from runtime.options.declare import Group, on_device, option
 
 Quantization = Literal["awq", "fp8", "mxfp8", "gptq", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "gguf", "modelopt",
                        "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "mxfp4",
@@ -25,7 +25,8 @@ class Precision(Group, frozen=True, kw_only=True):
     kv_cache_dtype: A[Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"], option(
         "Type of keys and values in the cache; auto is that of the activations.", later=("fp4_e2m1",),
         note="fp8 halves the pages of a bfloat16 model; numbers are stored unscaled and saturate")] = "auto"
-    enable_fp32_lm_head: A[bool, planned("Compute logits in float32.")] = False
+    enable_fp32_lm_head: A[bool, option(
+        "Compute logits in float32 whatever the dtype; the head takes twice the memory, and a tied one has a copy of its own.")] = False
     modelopt_quant: A[str | None, on_device("cuda", "ModelOpt quantization to apply while loading.")] = None
     modelopt_checkpoint_restore_path: A[str | None, on_device("cuda", "ModelOpt checkpoint to restore instead of quantizing anew.")] = None
     modelopt_checkpoint_save_path: A[str | None, on_device("cuda", "Where to save a checkpoint that ModelOpt has quantized.")] = None
