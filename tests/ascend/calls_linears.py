@@ -90,6 +90,19 @@ def grouped4() -> tuple[list[Any], dict[str, Any]]:
                                        "group_type": 0, "group_list": counts(2, 0, 4), "group_list_type": 1}
 
 
+def narrow() -> tuple[list[Any], dict[str, Any]]:
+    """The same times int8: scales of outputs, in words of 64 bits, and what a bias of 8 on each half of an int8 takes."""
+    words = torch.randint(-2**31, 2**31, (3, 32, 6)).to(torch.int32).npu()
+    codes = ints(*[[113] * 32] * 6, dtype=torch.int8)  # which is what the emulation overwrites them by
+    return [[codes], [words]], {
+        "scale": [words_of(3, 1, 48)], "bias": [randn(3, 48, dtype=FP32)], "per_token_scale": [randn(6, dtype=FP32)], "split_item": 2,
+        "group_type": 0, "group_list": counts(2, 0, 4), "group_list_type": 1, "output_dtype": torch.bfloat16}
+
+
+def words_of(*shape: int) -> Tensor:
+    return (torch.rand(shape).view(torch.int32).to(torch.int64) & 0xFFFFFFFF).npu()
+
+
 def grouped8() -> tuple[list[Any], dict[str, Any]]:
     return [[int8(6, 32)], [int8(3, 32, 64)]], {
         **GROUPED, "group_list": counts(2, 0, 4), "scale": [randn(3, 64)], "per_token_scale": [randn(6, dtype=FP32)],
@@ -167,6 +180,14 @@ EXPERTS = [
         ("antiquant_scale like x", lambda: {"antiquant_scale": [randn(3, 2, 48, dtype=FP16)]}),
         ("by group are for int4", lambda: {"1": [int8(3, 32, 48)]}),
         ("3 groups of 32", lambda: {"antiquant_scale": [randn(3, 3, 48)], "antiquant_offset": [randn(3, 3, 48)]}),
+    ]),
+    Case("npu::npu_grouped_matmul", narrow, [
+        ("needs scale, bias", lambda: {"bias": None}),
+        ("scale is int64", lambda: {"scale": [randn(3, 48, dtype=FP32)]}),
+        ("upper half", lambda: {"scale": [words_of(3, 1, 48) << 8]}),
+        ("bias is float32", lambda: {"bias": [ints(*[[0] * 48] * 3)]}),
+        ("group_list_type 1", lambda: {"group_list": counts(2, 2, 6), "group_list_type": 0}),
+        ("gives no torch.int8", lambda: {"output_dtype": torch.int8}),
     ]),
     Case("npu::npu_grouped_matmul_swiglu_quant", lambda: (
         [int8(6, 32), nz(int8(3, 32, 64)), counts(2, 2, 6), randn(3, 64, dtype=FP32), randn(6, dtype=FP32)], {}), [

@@ -70,6 +70,28 @@ def test_inputs_follow_an_order_of_equal_groups() -> None:
     bench.near(bench.ops.linear(x, bench.ops.pack_quantized(weight), None), expected(x, weight))
 
 
+def test_four_bits_times_eight() -> None:
+    """One product, whose numbers are exact but for scales: every int8 beside every int4, in groups of rows, one of them empty."""
+    from runtime.devices.ascend.grouped import CodedExperts, TokenInt4, pack_quantized
+
+    bench = Bench("npu", torch.float32)
+    scheme = Codes(4, 0, activations="token")
+    gate_up, down = random_weight(bench, scheme, 256, 256, (3,)), random_weight(bench, scheme, 256, 128, (3,))
+    packed = pack_quantized(gate_up, down, torch.float32)
+    assert isinstance(packed, TokenInt4)
+    codes = torch.arange(-128, 128).to(torch.int8).repeat(4, 1).npu()
+    scales, counts = torch.rand(4).npu(), torch.tensor([3, 0, 1]).npu()
+    found = packed.gate_up.multiply(codes.clone(), scales, counts, torch.float32)
+    weights = torch.stack([gate_up.weight & 15, gate_up.weight >> 4], -1).flatten(-2).cpu().double() - 8
+    for row, expert in enumerate((0, 0, 0, 2)):
+        wanted = (codes[row].cpu().double() @ weights[expert].T) * gate_up.scale[expert, :, 0].cpu().double() * scales[row].item()
+        torch.testing.assert_close(found[row].cpu().double(), wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+    alone = random_weight(bench, scheme, 256, 256, (1,)), random_weight(bench, scheme, 256, 128, (1,))
+    in_groups = [random_weight(bench, Codes(4, 32, activations="token"), 256, ins, (3,)) for ins in (256, 128)]
+    for others in (alone, in_groups):
+        assert isinstance(pack_quantized(*others, torch.float32), CodedExperts)
+
+
 @pytest.mark.parametrize(("scheme", "outs", "ins", "lead", "words"), [
     (Codes(4, 16), 48, 64, (), "each 16 of 64 inputs.*multiples of 32"),
     (Codes(4, 32), 44, 64, (), "44 outputs.*multiples of 8"),

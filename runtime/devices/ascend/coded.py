@@ -3,8 +3,8 @@
 What operators take decides what can be packed: groups are multiples of 32 inputs, all of one size; outputs of 4 bits come in words of
 eight; in experts, 8 bits have one scale for each output. A weight whose checkpoint orders inputs by group is sorted, and inputs follow it.
 
-With int8 activations (W4A8) the activations are rounded to int8 and back, which is what the scheme means: no operator multiplies 4-bit
-weights by int8 with scales of either form, and weights of 8 bits in their place would take twice the memory.
+With int8 activations (W4A8) the activations are rounded to int8 and back, which is what the scheme means. Experts with a scale for each
+output have a product of their own (grouped.py).
 """
 
 from dataclasses import dataclass

@@ -6,11 +6,13 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.coded import Coded, pack_coded, rounded
+from runtime.devices.ascend.coded import WORD, Coded, pack_coded, rounded
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.base import Quantized
+from runtime.layers.storage import codes
 from runtime.models.schemes import Codes
 
+MOST_INPUTS = 20000  # of a product of int8 by int4, exclusive, as CANN documents it for the fused form
 FUSED_INNER, MOST_FUSED_INNER = 64, 10496  # inner sizes of npu_dequant_swiglu_quant with groups: multiples of it, so many at most
 
 
@@ -107,12 +109,46 @@ class CodedExperts:
         return _widened(rounded(inner) if self.down.is_rounded else inner, self.down, counts)
 
 
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """One of the two weights of TokenInt4.
+
+    The operator makes two int4 of each int8, x = 16 * floor(x / 16) + (x mod 16 - 8) + 8, and multiplies the weight by both; what the
+    8 adds does not depend on x and is given beforehand. It overwrites the int8.
+    """
+
+    weight: Tensor  # int32 [E, in, out / 8]
+    scale: Tensor  # int64 [E, 1, out]: float32 in the lower halves
+    eights: Tensor  # float32 [E, out]: 8 * scale * the weight's sum over its inputs
+
+    def multiply(self, codes: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        return grouped(codes, self.weight, counts, dtype, scale=self.scale, bias=self.eights, per_token_scale=scales)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInt4:
+    """Experts of 4 bits with a scale for each output, times activations of int8 with a scale for each token."""
+
+    gate_up: Narrow
+    down: Narrow
+
+    def __len__(self) -> int:
+        return len(self.down.weight)
+
+    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return torch_npu.npu_dynamic_quant(x.contiguous())
+
+    def products(self, rows: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        inner = torch_npu.npu_swiglu(self.gate_up.multiply(rows, scales, counts, dtype), dim=-1)
+        return self.down.multiply(*torch_npu.npu_dynamic_quant(inner), counts, dtype)
+
+
 def _widened(rows: Tensor, weight: Coded, counts: Tensor) -> Tensor:
     offset = torch.zeros_like(weight.scale) if weight.offset is None else weight.offset
     return grouped(rows, weight.weight, counts, antiquant_scale=weight.scale, antiquant_offset=offset)
 
 
-Packed = TokenInt8 | TensorInt8 | CodedExperts
+Packed = TokenInt8 | TensorInt8 | TokenInt4 | CodedExperts
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -122,6 +158,8 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> Packed:
     """Raises ModelError for what the grouped product does not take."""
+    if is_narrow(gate_up) and is_narrow(down):
+        return TokenInt4(_narrow(gate_up), _narrow(down))
     if isinstance(gate_up.scheme, Codes):
         return CodedExperts(pack_coded(gate_up, dtype), pack_coded(down, dtype))
     if gate_up.input_scale is not None:
@@ -130,6 +168,22 @@ def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> P
     is_fused = inner % FUSED_INNER == 0 and inner <= MOST_FUSED_INNER
     scales = gate_up.scale.squeeze(2), down.scale.squeeze(2).to(scale_dtype(dtype))
     return TokenInt8(_turned(gate_up), _turned(down), scales[0] if is_fused else scales[0].to(scale_dtype(dtype)), scales[1], is_fused)
+
+
+def is_narrow(weight: Quantized) -> bool:
+    """Whether the product of int8 by int4 takes it: it counts rows of several experts, and its scales by group are not settled
+    (docs/ascend.md)."""
+    scheme, (experts, outs, ins) = weight.scheme, weight.weight.shape
+    return (isinstance(scheme, Codes) and scheme.bits == 4 and scheme.activations == "token" and weight.zeros is None
+            and weight.scale.shape[-1] == 1 and experts > 1 and outs % WORD == 0 and 2 * ins < MOST_INPUTS)
+
+
+def _narrow(weight: Quantized) -> Narrow:
+    centred = (codes(weight.weight, 4).transpose(1, 2).to(torch.int32) - 8).contiguous()  # [E, in, out]
+    packed = torch_npu.npu_convert_weight_to_int4pack(centred.flatten(0, 1)).unflatten(0, centred.shape[:2])
+    scale = weight.scale.squeeze(2)
+    words = scale.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    return Narrow(packed, words.unsqueeze(1), 8 * scale * centred.sum(1, dtype=torch.float32))
 
 
 def _turned(weight: Quantized) -> Tensor:

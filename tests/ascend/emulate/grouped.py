@@ -48,6 +48,9 @@ def of_group(values: list[Tensor] | None, index: int) -> Tensor | None:
 def check_dtypes(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dtype) -> None:
     """The table of npu_grouped_matmul for a group_list tensor."""
     scale, tokens = given["scale"], given["per_token_scale"]
+    if x.dtype == torch.int8 and weight.dtype == torch.int32:
+        check_narrow(x, weight, given, out)
+        return
     if x.dtype == torch.int8:
         need(weight.dtype == torch.int8, f"x is int8, weight {weight.dtype}")
         if not scale:
@@ -70,6 +73,21 @@ def check_dtypes(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dt
     need(weight.dtype == x.dtype and out == x.dtype, f"x is {x.dtype}, weight {weight.dtype}, output {out}")
 
 
+def check_narrow(x: Tensor, weight: Tensor, given: dict[str, Any], out: torch.dtype) -> None:
+    """int8 times int4 with a scale for each output: op-plugin's documents of npu_grouped_matmul_swiglu_quant_v2, and its tests of this
+    operator; scales by group are not emulated."""
+    scale, bias, tokens = given["scale"], given["bias"], given["per_token_scale"]
+    groups, outs = given["groups"], 8 * weight.shape[-1]
+    need(scale and bias and tokens, "int8 by int4 needs scale, bias and per_token_scale")
+    need(scale[0].dtype == torch.int64 and scale[0].shape == (groups, 1, outs), "scale is int64 (E, 1, N), of words of float32")
+    need_values(lambda: (scale[0] >> 32 == 0).all(), "the upper half of a scale is 0")
+    need(bias[0].dtype == torch.float32 and bias[0].shape == (groups, outs), "bias is float32 (E, N): 8 times the sums of weights")
+    need(tokens[0].dtype == torch.float32, "per_token_scale is float32")
+    need(given["kind"] == 1, "int8 by int4 counts rows: group_list_type 1")
+    need(out in HALVES or (out == torch.float32 and not Limits.strict), f"int8 by int4 gives no {out}")
+    need(x.shape[1] < 20000, f"k {x.shape[1]} is below 20000")
+
+
 OPTIONAL = ("bias", "scale", "offset", "antiquant_scale", "antiquant_offset", "per_token_scale")
 
 
@@ -89,7 +107,7 @@ def grouped_matmul(x: list[Tensor], weight: list[Tensor], *, group_list: Tensor 
     ends = group_ends(group_list, group_list_type or 0, rows.shape[0])
     matrices = weights_of(weight, len(ends))
     out = dtype_of(output_dtype, rows.dtype)
-    check_dtypes(rows, matrices[0], given, out)
+    check_dtypes(rows, matrices[0], given | {"groups": len(ends), "kind": group_list_type}, out)
     need(matrices[0].shape[0] == rows.shape[1], f"k is {rows.shape[1]} in x, {matrices[0].shape[0]} in weight")
     need(rows.shape[1] < LIMIT and matrices[0].shape[1] < LIMIT, f"k and n are below {LIMIT}")
     if given["per_token_scale"]:
@@ -99,6 +117,8 @@ def grouped_matmul(x: list[Tensor], weight: list[Tensor], *, group_list: Tensor 
     for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if start < end:
             y[start:end] = product(rows[start:end], matrices[index], index, given, slice(start, end), out)
+    if rows.dtype == torch.int8 and matrices[0].dtype == torch.int32:
+        rows.fill_(113)  # op-plugin's tests say that it is overwritten
     return [y]
 
 
@@ -114,6 +134,10 @@ def product(x: Tensor, w: Tensor, index: int, given: dict[str, Any], rows: slice
             whole = (whole + shift) * undo
         y = x.float() @ whole
         return (y if bias is None else y + bias.float()).to(out)
+    if w.dtype == torch.int32:
+        assert bias is not None and scale is not None
+        high, low = (part.double() @ nibbles(w).double() * scale_values(scale) for part in (x >> 4, (x & 15) - 8))
+        return ((16 * high + low + bias.double()) * given["per_token_scale"][0][rows].double()[:, None]).to(out)
     total = x.double() @ w.double()
     total = total if bias is None else total + bias.double()
     if scale is None:
