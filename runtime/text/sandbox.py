@@ -50,7 +50,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     `raise_exception`, `strftime_now`, `{% generation %}`."""
 
     code_generator_class = CountedLoops
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -58,6 +58,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise, "strftime_now": lambda format: datetime.now().strftime(format)}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":  # some templates (DeepSeek's) join the arguments of calls to text: they were written for arguments as JSON
+            if isinstance(left, str) and isinstance(right, dict):
+                return left + _tojson(right)
+            return _tojson(left) + right if isinstance(left, dict) and isinstance(right, str) else left + right
         if operator == "*" and _width(left) * _times(right) + _width(right) * _times(left) > MAX_WIDTH:
             raise TemplateRuntimeError(f"it repeats a value to more than {MAX_WIDTH} items")
         if operator == "**" and not (_is_small(left) and _is_small(right)):
