@@ -150,7 +150,8 @@ def test_parts_are_joined_for_templates_that_take_strings(source: str, text: str
 def test_arguments_that_are_joined_to_text_are_json() -> None:
     """As DeepSeek's own templates have it, and Kimi's."""
     source = ("{% for message in messages %}{% for call in message.tool_calls or [] %}{{ call['type'] + '<sep>' + "
-              "call['function']['name'] + '\\n```json\\n' + call['function']['arguments'] + '\\n```' }}{{ call.function.arguments + '!' }}{% endfor %}{% endfor %}")
+              "call['function']['name'] + '\\n```json\\n' + call['function']['arguments'] + '\\n```' }}"
+              "{{ call.function.arguments + '!' }}{% endfor %}{% endfor %}")
     for arguments in ({"city": "Zürich", "n": 1}, '{"city": "Zürich", "n": 1}'):
         call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
         text = ChatTemplates({"default": source}, TOKENS).render(Chat([{"role": "assistant", "content": "", "tool_calls": [call]}]))
