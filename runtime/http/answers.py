@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from runtime.http import holdings
 from runtime.http.anthropic import answers as anthropic
 from runtime.http.errors import AnthropicError, OllamaError, OpenAIError
 from runtime.http.native import answers as native
@@ -95,6 +96,9 @@ ANSWERS: dict[str, Told] = {  # by path; a method before it where another one an
     "/abort_request": Told((native.Aborted,)),
     "/load_lora_adapter": Told((native.Adapters,)),
     "/unload_lora_adapter": Told((native.Adapters,)),
+    "/release_memory_occupation": Told((holdings.Occupation,)),
+    "/resume_memory_occupation": Told((holdings.Occupation,)),
+    "/update_weights_from_disk": Told((holdings.Updated,)),
     "/start_profile": Told((native.Profiled,)),
     "/stop_profile": Told((native.Profiled,)),
     **dict.fromkeys((f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump")), Told((native.ExpertRecord,))),
