@@ -20,7 +20,7 @@ def seated(**seats: int) -> Seating:
     return Seating(*pairs, np.empty(0, np.int32))
 
 
-def decode_with_adapters(folder: Path, place: Path, num_steps: int, **wishes: Any) -> Executor:
+def decode_with_adapters(folder: Path, place: Path, num_steps: int, page_size: int = 4, **wishes: Any) -> Executor:
     """Adapters 1 and 2; then others sit where they sat, and nobody has one."""
     references, loads = [Reference(folder)], []
     for id in (1, 2):
@@ -28,10 +28,10 @@ def decode_with_adapters(folder: Path, place: Path, num_steps: int, **wishes: An
         references.append(Reference(merge(folder, adapter, place / f"{id}-merged", {"": 2.0})))
         loads.append(LoadAdapter(id, str(adapter)))
     setup = AdapterSetup(num_seats=2, max_rank=6, targets=ALL, loaded=loads)
-    executor, ready = start(folder, max_len=64, max_total_tokens=256, adapters=setup, **wishes)
+    executor, ready = start(folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **wishes)
     for size in wishes.get("graph_sizes", []):
         assert executor.capture(size).error == ""
-    planner, done = Planner(executor, ready, 4), []
+    planner, done = Planner(executor, ready, page_size), []
 
     def admit(slot: int, seat: int, adapter: int) -> Row:
         row = planner.row(slot, PROMPT, sampling())
