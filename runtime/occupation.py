@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, StartError
 
 Part = Literal["kv_cache", "weights", "cuda_graph"]
 PARTS: tuple[Part, ...] = ("kv_cache", "weights", "cuda_graph")
@@ -69,6 +69,27 @@ class Hosting(Struct, frozen=True, array_like=True):
 
     offload: OffloadWish | None = None
     has_backup: bool = False
+
+
+def chosen(wish: OffloadWish, sizes: list[int]) -> tuple[int, ...]:
+    """Which layers lie in host memory, given each one's bytes. Raises StartError where that cannot be, or gains nothing."""
+    if wish.num_bytes:
+        if sum(sizes) < wish.num_bytes:
+            raise StartError(f"--cpu-offload-gb asks for {wish.num_bytes / 2**30:g} GiB of each rank, and its layers have "
+                             f"{sum(sizes) / 2**30:.2f}; lower it")
+        places: tuple[int, ...] = ()
+        while sum(sizes[i] for i in places) < wish.num_bytes:  # the last ones of equal stretches, so that there is time before each
+            count = len(places) + 1
+            places = tuple((i + 1) * len(sizes) // count - 1 for i in range(count))
+        what = f"--cpu-offload-gb {wish.num_bytes / 2**30:g}"
+    else:
+        places = tuple(i for i in range(len(sizes)) if i % wish.group >= wish.group - wish.per_group)
+        what = f"--offload-group-size {wish.group} with --offload-num-in-group {wish.per_group}"
+    if len(places) <= wish.ahead + 1:
+        raise StartError(f"{what} keeps {len(places)} of {len(sizes)} layers in host memory, and --offload-prefetch-step {wish.ahead} "
+                         f"takes room for {wish.ahead + 1} of them on the device, so nothing is gained; offload more, or lower "
+                         "--offload-prefetch-step")
+    return places
 
 
 def in_order(parts: frozenset[Part] | set[Part]) -> tuple[Part, ...]:

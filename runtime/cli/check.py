@@ -18,6 +18,7 @@ from runtime.options.facts import this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
 from runtime.options.given import from_argv, from_values
 from runtime.options.plan import Plan, plan_for
+from runtime.settings import open_loras
 
 USAGE = "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime serve ...]"
 
@@ -70,7 +71,8 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     machine = this_machine()
     model = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization,
                         overrides=plan.json_model_override_args)
-    found = footprint(plan, model, machine, stored)
+    loras = open_loras(plan, model)
+    found = footprint(plan, model, machine, stored, None if loras is None else loras.setup())
     fits = found.num_pages > 1 and found.total_bytes * plan.tensor_parallel_size <= machine.memory_bytes
     if arguments.json:
         print(_json({"rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes}, "ranks": plan.tensor_parallel_size,
@@ -88,9 +90,16 @@ def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: 
             ("pages", found.pages_bytes, f"{found.num_pages} of {plan.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
                                          f"bounded by {found.bound}"),
             ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
-            ("graphs", found.graphs_bytes, "not counted: captured while it runs" if plan.cuda_graph_bs else f"{plan.device} captures none"),
+            ("graphs", found.graphs_bytes, "about: of the largest captured step, which all share; taken while it runs" if found.graphs_bytes
+             else "none are captured"),
+            *[("adapters", found.adapters_bytes, f"{plan.max_loras_per_batch} seats") for _ in range(found.adapters_bytes > 0)],
             ("in all", found.total_bytes, f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks")]
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
+    if found.host_bytes:
+        when = "of weights, while the device's memory is given back" if plan.enable_weights_cpu_backup else "of weights, page-locked"
+        lines.append(f"{'host memory':<12} {_size(found.host_bytes):>10}  {when}")
+    if plan.enable_memory_saver:
+        lines.append(f"{'given back':<12} {_size(found.returned_bytes):>10}  weights, pages and graphs, by /release_memory_occupation")
     lines.append(f"room for {found.pool_tokens} tokens; the longest sequence has {found.longest_tokens}")
     if not fits:
         lines.append("this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise --tensor-parallel-size")

@@ -22,9 +22,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
-from runtime.errors import StartError
 from runtime.layers.weight import Layer, Weight
-from runtime.occupation import OffloadWish
 
 ALIGNED = 256  # bytes, as devices' allocators align
 HALVES = ("before", "after")  # what computes with a decoder's weights first and last; encoders' layers have one method for all
@@ -97,27 +95,6 @@ class Parked:
         memory = torch.empty(len(self._shelf.host), dtype=torch.uint8, device=place)
         memory.copy_(self._shelf.host)
         self._shelf.point_into(memory)
-
-
-def chosen(wish: OffloadWish, sizes: list[int]) -> tuple[int, ...]:
-    """Which layers lie in host memory, given each one's bytes. Raises StartError where that cannot be, or gains nothing."""
-    if wish.num_bytes:
-        if sum(sizes) < wish.num_bytes:
-            raise StartError(f"--cpu-offload-gb asks for {wish.num_bytes / 2**30:g} GiB of each rank, and its layers have "
-                             f"{sum(sizes) / 2**30:.2f}; lower it")
-        places: tuple[int, ...] = ()
-        while sum(sizes[i] for i in places) < wish.num_bytes:  # the last ones of equal stretches, so that there is time before each
-            count = len(places) + 1
-            places = tuple((i + 1) * len(sizes) // count - 1 for i in range(count))
-        what = f"--cpu-offload-gb {wish.num_bytes / 2**30:g}"
-    else:
-        places = tuple(i for i in range(len(sizes)) if i % wish.group >= wish.group - wish.per_group)
-        what = f"--offload-group-size {wish.group} with --offload-num-in-group {wish.per_group}"
-    if len(places) <= wish.ahead + 1:
-        raise StartError(f"{what} keeps {len(places)} of {len(sizes)} layers in host memory, and --offload-prefetch-step {wish.ahead} "
-                         f"takes room for {wish.ahead + 1} of them on the device, so nothing is gained; offload more, or lower "
-                         "--offload-prefetch-step")
-    return places
 
 
 class Offload:

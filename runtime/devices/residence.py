@@ -20,7 +20,7 @@ from runtime import log
 from runtime.devices.base import Device
 from runtime.devices.compiling import compile_model
 from runtime.devices.host import HostPages
-from runtime.devices.hosted import Offload, Parked, chosen
+from runtime.devices.hosted import Offload, Parked
 from runtime.devices.loaded import Loaded
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention import Attention, LatentAttention
@@ -29,7 +29,7 @@ from runtime.messages import StartRank
 from runtime.models.config import ModelConfig, read_config
 from runtime.models.loader import layer_sizes, load, look
 from runtime.models.registry import model_class
-from runtime.occupation import Occupied, Occupy, Part, Renew, in_order
+from runtime.occupation import Occupied, Occupy, Part, Renew, chosen, in_order
 
 NO_ROOM = (torch.OutOfMemoryError, MemoryError, OSError, StartError)  # a ModelError is one: the checkpoint may have changed
 FREE = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")  # of the config: what other weights may change

@@ -1,7 +1,8 @@
 """How much memory a plan takes on each rank, from config.json and the headers of the safetensors files alone: nothing is loaded.
 
-Weights and pages are what the ranks will report, for the layers of runtime/layers split as they split themselves. Activations are an
-upper estimate of the largest step.
+Weights, adapters' seats and pages are what the ranks will report, for the layers of runtime/layers split as they split themselves, and
+within a per cent where layers lie in host memory. Activations are an upper estimate of the largest step, and graphs one of the largest
+captured step: all of them share its memory. What a driver keeps of each graph is not known here.
 """
 
 import json
@@ -10,11 +11,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from runtime.adapters.wire import AdapterSetup
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
+from runtime.models.adaptable import linears
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
 from runtime.models.latent import EXPANDED
+from runtime.occupation import OffloadWish, chosen
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -39,6 +43,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
     pages_bytes: int
     activations_bytes: int
     graphs_bytes: int
+    adapters_bytes: int = 0  # of their seats
+    host_bytes: int = 0  # of weights that lie in host memory, always, or (has_backup) while the device's is given back
     num_pages: int  # the padding page among them
     token_bytes: int  # keys and values of one token
     num_window_pages: int = 0  # of sliding-window layers, where they have their own, with a padding page
@@ -49,7 +55,12 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.pages_bytes + self.activations_bytes + self.graphs_bytes
+        return self.weights_bytes + self.pages_bytes + self.activations_bytes + self.graphs_bytes + self.adapters_bytes
+
+    @property
+    def returned_bytes(self) -> int:
+        """What can be given back (--enable-memory-saver)."""
+        return self.weights_bytes + self.pages_bytes + self.graphs_bytes
 
 
 def stored_weights(folder: Path) -> Stored:
@@ -76,21 +87,28 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
         raise ModelError(f"{file.name} is no safetensors file, or it is cut off; download it again") from None
 
 
-def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored) -> Footprint:
-    """What one rank of `plan` takes. All ranks take the same, but for a few rows of the vocabulary."""
+def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: AdapterSetup | None = None) -> Footprint:
+    """What one rank of `plan` takes, with these adapters. All ranks take the same, but for a few rows of the vocabulary. Raises StartError
+    where the wished part of the weights cannot lie in host memory."""
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
     sizes = plan.tensor_parallel_size, plan.expert_parallel_size, 1 if plan.exchanges_tokens else plan.tensor_parallel_size
     weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, *sizes, item)
+    adapters = 0 if setup is None else adapter_count(model, setup, plan.tensor_parallel_size) * item
+    hosted, buffers = offloaded_bytes(plan.offload, model, sizes, item)
+    whole, weights = weights, weights - hosted + buffers
     layer_bytes = cached_count(model, plan.tensor_parallel_size) * KV_BYTES.get(plan.kv_cache_dtype, item)
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
     budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
-    pools, bound = _pages(plan, model, budget - weights, (full_bytes * plan.page_size, window_bytes * plan.page_size))
+    pools, bound = _pages(plan, model, budget - weights - adapters, (full_bytes * plan.page_size, window_bytes * plan.page_size))
     pool = pools.full * plan.page_size
     room = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
-    return Footprint(weights_bytes=weights, pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.page_size, graphs_bytes=0,
-                     activations_bytes=_activations(plan, model, item), num_pages=room[0], token_bytes=full_bytes + window_bytes,
+    return Footprint(weights_bytes=weights, pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.page_size,
+                     graphs_bytes=_graphs(plan, model, item), adapters_bytes=adapters,
+                     host_bytes=whole if plan.enable_weights_cpu_backup else hosted,
+                     activations_bytes=_activations(plan, model, item, plan.max_step_tokens, plan.max_running_requests),
+                     num_pages=room[0], token_bytes=full_bytes + window_bytes,
                      num_window_pages=room[1] if pools.window else 0, pool_tokens=pool,
                      longest_tokens=min(pool, plan.context_length), budget_bytes=budget, bound=bound)
 
@@ -116,19 +134,52 @@ def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_r
     hidden = model.hidden_size
     vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
     vocabulary += model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
-    feed_forwards = sum(feed_forward_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers))
-    norms = (4 if model.output_norms else 2) * hidden
-    return model.num_layers * (attention_count(model, ranks) + norms) + feed_forwards + hidden + vocabulary
+    layers = sum(layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers))
+    return layers + hidden + vocabulary
+
+
+def adapter_count(model: ModelConfig, setup: AdapterSetup, ranks: int) -> int:
+    """Numbers of the seats of one rank, each as large as the largest adapter."""
+    count, keys = 0, kv_heads(model, ranks) * model.head_dim
+    for name, (ins, outs) in linears(model).items():
+        module = name.rpartition(".")[2]
+        if module in setup.targets:
+            is_row = module in ("o_proj", "down_proj")
+            count += (ins // ranks if is_row else ins) + (outs if is_row else keys if module in ("k_proj", "v_proj") else outs // ranks)
+    return count * setup.max_rank * setup.num_seats
+
+
+def offloaded_bytes(wish: OffloadWish | None, model: ModelConfig, sizes: tuple[int, int, int], item: int) -> tuple[int, int]:
+    """Of weights that lie in host memory, and of the room on the device that their layers share; `sizes` as weight_count has them."""
+    if wish is None:
+        return 0, 0
+    full = weight_count(model, *sizes) * item
+    part = 1.0 if not full else 1 - saved_bytes(model, *sizes, item) / full
+    layers = [int(layer_count(model, i, *sizes) * item * part) for i in range(model.num_layers)]
+    kept = [layers[i] for i in chosen(wish, layers)]
+    return sum(kept), max(kept) * (wish.ahead + 1)
+
+
+def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int) -> int:
+    """Numbers that one rank holds of a layer."""
+    if model.encoder is not None:
+        return encoder_layer_count(model, ranks)
+    norms = (4 if model.output_norms else 2) * model.hidden_size
+    return attention_count(model, ranks) + norms + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+
+
+def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
+    hidden, inner, heads = model.hidden_size, model.intermediate_size // ranks, model.num_heads // ranks * model.head_dim
+    return 3 * (hidden + 1) * heads + (heads + 1) * hidden + (hidden + 1) * inner + (inner + 1) * hidden + 4 * hidden
 
 
 def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
     """Numbers that one rank holds of an encoder: embeddings, layers, and a classifier's head."""
-    hidden, inner, heads = model.hidden_size, model.intermediate_size // ranks, model.num_heads // ranks * model.head_dim
+    hidden = model.hidden_size
     embeddings = (-(-model.vocab_size // ranks) + encoder.num_positions + encoder.num_types + 2) * hidden
-    layer = 3 * (hidden + 1) * heads + (heads + 1) * hidden + (hidden + 1) * inner + (inner + 1) * hidden + 4 * hidden
     is_scoring = model.pooling is not None and model.pooling.task == "classify"
     head = (hidden + 1) * (hidden + model.pooling.size) if model.pooling is not None and is_scoring else 0
-    return embeddings + model.num_layers * layer + head
+    return embeddings + model.num_layers * encoder_layer_count(model, ranks) + head
 
 
 def attention_count(model: ModelConfig, ranks: int) -> int:
@@ -193,8 +244,15 @@ def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int
     return pools, bound
 
 
-def _activations(plan: Plan, model: ModelConfig, item: int) -> int:
-    """The widest moment of the largest step: residual, normed input, and what the wider half of a layer makes; then float32 logits."""
+def _graphs(plan: Plan, model: ModelConfig, item: int) -> int:
+    """What the largest captured step computes with, decode or not, and what it leaves; the others are within it."""
+    rows = 0 if plan.disable_cuda_graph or model.pooling is not None else max(plan.cuda_graph_bs, default=0)
+    tokens = max(rows, max(plan.piecewise_cuda_graph_tokens, default=0) if plan.enable_piecewise_cuda_graph else 0)
+    return _activations(plan, model, item, tokens, rows) + tokens * model.hidden_size * item if tokens else 0
+
+
+def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: int) -> int:
+    """The widest moment of a step: residual, normed input, and what the wider half of a layer makes; then float32 logits of the rows."""
     ranks = plan.tensor_parallel_size
     inner = max(model.intermediate_size, model.mixture.intermediate_size if model.mixture is not None else 0)  # of all tokens in one expert
     heads, latent = model.num_heads // ranks, model.latent
@@ -204,4 +262,4 @@ def _activations(plan: Plan, model: ModelConfig, item: int) -> int:
         attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
     widest = max(3 * inner // ranks, attention)
     made = 0 if latent is None else 2 * EXPANDED + plan.context_length * (latent.kv_rank + latent.rope_dim)  # and what it is made from
-    return (plan.max_step_tokens * (2 * model.hidden_size + widest) + made) * item + plan.max_running_requests * model.vocab_size * 4
+    return (tokens * (2 * model.hidden_size + widest) + made) * item + rows * model.vocab_size * 4

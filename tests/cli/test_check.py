@@ -80,7 +80,7 @@ def test_the_memory_table() -> None:
         "weights         3.0 MiB  bfloat16; 2 files hold 2.0 MiB of BF16",
         "pages           1.0 GiB  5 of 16 tokens, 128 bytes a token; bounded by --max-total-tokens",
         "activations     1.5 KiB  at most, for a step of 512 tokens",
-        "graphs              0 B  cpu captures none",
+        "graphs              0 B  none are captured",
         "in all          1.0 GiB  of 8.0 GiB available to each of 1 ranks",
         "room for 64 tokens; the longest sequence has 32"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.hosted import chosen, span, tensors
+from runtime.devices.hosted import span, tensors
 from runtime.devices.runner import Runner
 from runtime.errors import StartError
-from runtime.occupation import Hosting, Occupy, OffloadWish
+from runtime.occupation import Hosting, Occupy, OffloadWish, chosen
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.devices.streams import StreamedRunner, Streams, install, taped
 from tests.models.make import make_checkpoint

@@ -126,3 +126,55 @@ def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path)
     _, found = planned(tmp_path / "quantised")
     assert found.weights_bytes == pytest.approx(start(tmp_path / "quantised")[1].weights_bytes, rel=0.06)
     assert found.weights_bytes < 0.5 * planned(tmp_path / "plain")[1].weights_bytes
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
+def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
+    """As many bytes as a rank takes for them."""
+    from runtime.devices.base import open_device
+    from runtime.settings import open_loras, start_rank
+
+    targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+    folder = make_checkpoint(family, tmp_path, shared_expert_intermediate_size=64)
+    plan, plain = planned(folder, max_total_tokens=1024, enable_lora=True, max_lora_rank=8, lora_target_modules=targets)
+    config = read_config(folder)
+    loras = open_loras(plan, config)
+    assert loras is not None
+    found = footprint(plan, config, MACHINE, stored_weights(folder), loras.setup())
+    rank = open_device("cpu", 0)
+    try:
+        ready = rank.start(start_rank(plan, config, loras), lambda phase, fraction: None)
+    finally:
+        rank.close()
+    assert found.weights_bytes + found.adapters_bytes == ready.weights_bytes and found.total_bytes > plain.total_bytes
+
+
+def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.occupation import Hosting, OffloadWish, chosen
+    from runtime.options.footprint import offloaded_bytes
+    from tests.devices.drive import start_rank as start_of
+    from tests.devices.streams import StreamedRunner, Streams, install
+
+    folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=6)
+    config, wish = read_config(folder), OffloadWish(0, 2, 1, 0)
+    hosted, buffers = offloaded_bytes(wish, config, (1, 1, 1), 4)
+    assert chosen(wish, [1] * 6) == (1, 3, 5) and hosted == 3 * buffers > 0
+    install(monkeypatch, streams := Streams(is_late=False))
+    ready = StreamedRunner(streams, None).start(start_of(folder, hosting=Hosting(wish)), lambda phase, fraction: None)
+    assert ready.weights_bytes == pytest.approx(weight_count(config, 1) * 4 - hosted + buffers, rel=0.01)
+
+
+def test_graphs_are_of_the_largest_step(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    plain = planned(folder, device="cuda", dtype="bfloat16")[1].graphs_bytes
+    half = planned(folder, device="cuda", dtype="bfloat16", cuda_graph_max_bs=128)[1].graphs_bytes
+    assert 0 < half < plain < planned(folder, device="cuda", dtype="bfloat16", enable_piecewise_cuda_graph=True)[1].graphs_bytes
+    assert planned(folder, device="cuda", dtype="bfloat16", disable_cuda_graph=True)[1].graphs_bytes == 0
+    assert planned(folder)[1].graphs_bytes == 0
+
+
+def test_what_is_given_back(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    _, found = planned(folder, device="cuda", dtype="bfloat16", enable_memory_saver=True, enable_weights_cpu_backup=True)
+    assert found.host_bytes == found.weights_bytes
+    assert found.returned_bytes == found.total_bytes - found.activations_bytes
