@@ -12,9 +12,10 @@ import torch
 
 from runtime.devices import base
 from runtime.devices.pieces import Crossings, Walk
-from runtime.messages import Captured, Profile
+from runtime.messages import Captured, Profile, RankReady
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, moves, sampling, start
+from tests.devices.seated import decode_with_adapters
 from tests.devices.test_windows import MODELS, WINDOW
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
@@ -199,6 +200,18 @@ def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path,
     assert executor.tapes.replays == before + pieces_of(executor) and is_exact(second, llama[1])
     executor.close()
     os.close(fd)
+
+
+def test_steps_with_adapters_are_launched(llama: tuple[Path, Reference], tmp_path: Path) -> None:
+    """Those without are not, and what is captured behind a step with adapters knows none."""
+    executor: Any = decode_with_adapters(llama[0], tmp_path, 2, device="taped", graph_sizes=[], piece_sizes=[4])
+    assert executor.tapes.replays == 2 * 2 * pieces_of(executor), "of the row without, alone"
+    assert executor.capture(4, "tokens").error == ""
+    planner = Planner(executor, RankReady(rank=0, num_pages=65, weights_bytes=0, pages_bytes=0, device_name="taped", phases_s={}), 4)
+    row = planner.row(3, [5, 9, 100], sampling())
+    planner.prefill(row)
+    planner.run([row], [])
+    assert is_exact(row, llama[1]) and executor.tapes.replays == 6 * pieces_of(executor)
 
 
 def test_captures_are_traced(llama: tuple[Path, Reference], tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def exchange(rank: int, rendezvous: str) -> None:
 def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str) -> dict[str, Any]:
     way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
     executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
-                            **way, expert_steps=4, graph_sizes=[] if device == "cpu" else [2, 4])
+                            **way, expert_steps=4, graph_sizes=[] if device == "cpu" else [2, 4],
+                            piece_sizes=[32] if device == "taped" and mode == "none" else [])
     planner = Planner(executor, ready, 4)
     random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
     wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
@@ -47,7 +48,11 @@ def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, dev
         for _ in range(8):
             planner.run(batch, [])
     if device == "taped":
-        assert executor.tapes.replays == 8 + 2 * 8, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
+        loaded: Any = executor.loaded  # type: ignore[attr-defined]
+        in_pieces = 0 if loaded.pieces is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
+        assert in_pieces > 0 or mode != "none"
+        pieces = in_pieces * (len(loaded.model.attentions) + 1)
+        assert executor.tapes.replays == 8 + 2 * 8 + pieces, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
     last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
     probabilities = [round(result[1], 3) for result in rows[1].results]
     counts: list[int] = []
