@@ -52,7 +52,8 @@ def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, dev
         in_pieces = 0 if loaded.pieces is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
         assert in_pieces > 0 or mode != "none"
         pieces = in_pieces * (len(loaded.model.attentions) + 1)
-        assert executor.tapes.replays == 8 + 2 * 8 + pieces, "forwards of all rows, and of one with its choice"  # type: ignore[attr-defined]
+        replays: int = executor.tapes.replays  # type: ignore[attr-defined]
+        assert replays == 8 + 2 * 8 + pieces, "forwards of all rows, and of one with its choice"
     last = executor.loaded.slots.last_token[:3].tolist()  # type: ignore[attr-defined]
     probabilities = [round(result[1], 3) for result in rows[1].results]
     counts: list[int] = []
