@@ -12,13 +12,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from runtime import log
 from runtime.errors import RankDied, StartError
 from runtime.metrics import Metrics
 from runtime.options.plan import Plan
-from runtime.records import Keeper, Record, Records
+from runtime.records import Keeper, Record, Records, as_json
 
 CRASH_S = 300.0  # for which requests are kept
 CRASH_REQUESTS = 10_000  # at most
@@ -40,14 +38,15 @@ class Lines:
 
     def write(self, fields: dict[str, Any]) -> None:
         line = as_json(fields) if self._is_json else as_text(fields)
-        if self._folder is None:
-            print(line, file=self._stream, flush=True)
-            return
         try:
+            if self._folder is None:
+                print(line, file=self._stream, flush=True)
+                return
             append(self._folder / f"{self._name}-{datetime.now():{self._stamp}}.log", line + "\n")
-        except OSError as error:
+        except OSError as error:  # a request must not fail of it
             if not self._has_failed:
-                log.get("requests").warning("lines are lost: they cannot be written", folder=str(self._folder), reason=error.strerror)
+                log.get("requests").warning("lines are lost: they cannot be written", target=str(self._folder or self._stream.name),
+                                            reason=error.strerror)
             self._has_failed = True
 
 
@@ -67,14 +66,10 @@ def append(file: Path, text: str) -> None:
         opened.write(text)
 
 
-def as_json(fields: dict[str, Any]) -> str:
-    return msgspec.json.encode(fields).decode()
-
-
 def as_text(fields: dict[str, Any]) -> str:
     """One line, whatever is in it."""
     first = f"{fields['timestamp']} {fields.get('event', '')}".rstrip()
-    rest = (f"{name}={value if isinstance(value, int | float) else as_json(value)}"  # type: ignore[arg-type]
+    rest = (f"{name}={value if isinstance(value, int | float) else as_json(value)}"
             for name, value in fields.items() if name not in ("timestamp", "event"))
     return " ".join((first, *rest))
 

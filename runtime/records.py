@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -90,9 +91,17 @@ def shown(prompt: Prompt, level: int) -> Any:
             return {"embeds": True, "ids": ids if level >= 3 or ids is None else ids[:BEGINNING]}
         case Chat(messages=messages, tools=tools):
             asked = {"messages": messages} | ({"tools": tools} if tools else {})
-            return clipped(msgspec.json.encode(asked).decode(), level)
+            return clipped(as_json(asked), level)
         case Infill(prefix=first, suffix=second) | Pair(text=first, second=second):
             return [clipped(first, level), clipped(second, level)]
+
+
+def as_json(value: Any) -> str:
+    """Whatever a library's user has put into a prompt."""
+    try:
+        return msgspec.json.encode(value, enc_hook=repr).decode()
+    except UnicodeEncodeError:  # half a pair of surrogates
+        return json.dumps(value, default=repr)
 
 
 class Keeper(Protocol):
@@ -166,6 +175,8 @@ class Records:
             self.end(record)
 
     def end(self, record: Record) -> None:
+        if record.ended_s is not None:
+            return
         record.ended_s = monotonic()
         for keeper in self._keepers:
             keeper.ended(record)

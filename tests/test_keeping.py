@@ -19,7 +19,7 @@ from runtime.messages import Ask, Prompt
 from runtime.options.given import from_values
 from runtime.options.plan import plan_for
 from runtime.prompts import Chat, Infill, Text, Tokens
-from runtime.records import BEGINNING, Record
+from runtime.records import BEGINNING, Record, as_json
 from runtime.sampling import SamplingParams
 from runtime.settings import bounds_of
 from tests.test_core import ask, running, until
@@ -130,6 +130,10 @@ def test_a_folder_that_cannot_be_written_is_found_at_start(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="choose another folder"):
         open_folder(tmp_path / "file")
+
+
+def test_any_text_makes_a_line() -> None:
+    assert as_json({"a": "\ud800", "b": object}) == '{"a": "\\ud800", "b": "<class \'object\'>"}'
 
 
 def test_a_text_line_is_one_line() -> None:

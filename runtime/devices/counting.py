@@ -65,6 +65,7 @@ class ExpertLoad:
         self.steps = deque[tuple[int, int, int]](maxlen=num_steps)  # of the record: number, tokens, and how many of them were decodes
         self.next = 0  # row of it
         self.is_recording = False
+        self.ended_step = -1
         self.attach(list(layers.values()))
 
     @property
@@ -79,6 +80,10 @@ class ExpertLoad:
 
     def ended(self, plan: StepPlan) -> None:
         """Behind the forward pass of a step."""
+        if plan.step == self.ended_step:  # it is launched again, as there was no memory for what comes behind the forward pass
+            self.step.zero_()
+            return
+        self.ended_step = plan.step
         self.total += self.step
         if self.is_recording:
             self.record[self.next].copy_(self.step)

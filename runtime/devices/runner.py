@@ -134,6 +134,8 @@ class Runner:
                 log.get("ranks").warning("a step did not fit; the memory of earlier ones is given back, and it is launched again",
                                          step=plan.step, exc_info=True)
             self.loaded.device.memory.settle()
+            if self.loaded.load is not None:
+                self.loaded.load.step.zero_()  # what the failed one had counted
             return self.loaded.launch(plan)
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:

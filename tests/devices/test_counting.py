@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
@@ -84,6 +85,26 @@ def test_graphs_count_and_padding_does_not(folder: Path) -> None:
         found.append(asked(executor, "read").counts)
     assert executor.tapes.replays > 6 and found[0].any()  # type: ignore[attr-defined]
     assert np.array_equal(found[0], found[1])
+
+
+def test_a_step_that_is_launched_again_counts_once(folder: Path) -> None:
+    """There was no memory, first in the midst of the layers, then behind them."""
+    found = []
+    for fails in ((), ("forward",), ("logits",)):
+        executor, ready = start(folder, expert_steps=0)
+        planner, model = Planner(executor, ready, 4), executor.loaded.model  # type: ignore[attr-defined]
+        for name in fails:
+            target, name = (model.layers[2].mlp, name) if name == "forward" else (model, name)
+            plain = getattr(target, name)
+
+            def full(*args: Any, target: Any = target, name: str = name, plain: Any = plain) -> Any:
+                setattr(target, name, plain)
+                raise torch.OutOfMemoryError("full")
+
+            setattr(target, name, full)
+        run(planner)
+        found.append(asked(executor, "read").counts.tolist())
+    assert found[0] == found[1] == found[2] and any(found[0])
 
 
 def test_without_the_option_nobody_counts(folder: Path) -> None:
