@@ -126,7 +126,7 @@ def rows_of(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
 
 def sunk(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """What [T, H, D] becomes when each head's sum has a sink beside it: `lse` float32 [T, H], the natural logarithm of the sum without."""
-    return out * torch.sigmoid(lse - sinks).unsqueeze(2).to(out.dtype)
+    return (out * torch.sigmoid(lse - sinks).unsqueeze(2)).to(out.dtype)
 
 
 # name -> module:class, made with (dtype, card)
