@@ -6,7 +6,7 @@
     whole         npu_mla_prolog_v3 goes from hidden states to absorbed queries and the cache (--npu-mla-prolog), where all rows of a step
                   are absorbed. The others' steps use the same weights, which lie as it wants them: [in, out], in FRACTAL_NZ
 
-`LIMITS` says what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and CANN's documents).
+PARTS and WHOLE say what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and CANN's documents).
 """
 
 from collections.abc import Callable
@@ -134,7 +134,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One of the projections, as the whole operator takes it: in FRACTAL_NZ, for which all sizes of LIMITS are multiples of tiles."""
+    """One of the projections, as the whole operator takes it: in FRACTAL_NZ. All sizes of WHOLE are multiples of its tiles."""
 
     weight: Tensor  # [in, out], in bfloat16 or int8
     scale: Tensor | None  # float32 [out], of int8
