@@ -16,7 +16,7 @@ from bench.record import record
 from runtime.core import Core
 from runtime.messages import Ask, Tokens
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.request import Delta, RequestError
 from runtime.sampling import SamplingParams
 

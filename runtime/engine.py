@@ -39,7 +39,7 @@ from runtime.http.face import face_of
 from runtime.http.openai.kept import Kept, open_kept
 from runtime.messages import Ask, Chat, Embeds, Prompt, SessionParams, Text, Tokens
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.request import Delta, Finish, TokenLogprob
 from runtime.sampling import SamplingParams
 from runtime.service import Load

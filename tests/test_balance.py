@@ -14,7 +14,7 @@ from runtime.errors import InvalidRequest, OptionsError, Unavailable
 from runtime.expert_load import CountExperts, ExpertCounts
 from runtime.metrics import Metrics
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from tests.models.make import make_checkpoint
 from tests.test_core import ask, running, until
 

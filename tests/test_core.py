@@ -15,7 +15,7 @@ from runtime.core import Core
 from runtime.errors import OptionsError, Overloaded, Unavailable
 from runtime.messages import Ask, Tokens
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.sampling import SamplingParams
 from tests.actors.sink import ListSink
 

@@ -17,7 +17,7 @@ from runtime.errors import OptionsError, StartError
 from runtime.keeping import as_text, open_folder
 from runtime.messages import Ask, Prompt
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.prompts import Chat, Infill, Text, Tokens
 from runtime.records import BEGINNING, Record, as_json
 from runtime.sampling import SamplingParams

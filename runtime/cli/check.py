@@ -17,7 +17,8 @@ from runtime.models.config import read_config
 from runtime.options.facts import this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
 from runtime.options.given import from_argv, from_values
-from runtime.options.plan import Plan, plan_for
+from runtime.options.plan import Plan
+from runtime.options.resolve import plan_for
 from runtime.settings import open_loras
 
 USAGE = "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime serve ...]"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from runtime.options.given import from_argv
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.options.text import help_text
 
 

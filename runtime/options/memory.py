@@ -29,11 +29,11 @@ class Memory(Group, frozen=True, kw_only=True):
         "Sliding-window layers keep all tokens, like full ones, and share their pages.")] = False
     disable_chunked_prefix_cache: A[bool, on_device("cuda", "Don't attend to long cached prefixes in chunks (MLA).")] = False
     cpu_offload_gb: A[Whole, option(
-        "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come to the device layer by layer in each step.",
+        "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come layer by layer in each step.",
         note="spread evenly over the layers")] = 0
     offload_group_size: A[GroupSize, option(
-        "Layers in one group, of each of which the last --offload-num-in-group stay in host memory; another way to say --cpu-offload-gb.",
-        note="-1: no groups")] = -1
+        "Layers in one group, whose last --offload-num-in-group stay in host memory.",
+        note="another way to say --cpu-offload-gb; -1: no groups")] = -1
     offload_num_in_group: A[Count, option("Layers of each group whose weights stay in host memory.")] = 1
     offload_prefetch_step: A[Count, option(
         "Offloaded layers that are fetched before they are needed; each takes room on the device, as does the one that computes.")] = 1

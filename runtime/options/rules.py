@@ -4,21 +4,18 @@ All failures are shown at once. What options cannot mean together, whatever the 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from runtime.cache.pools import has_two_pools
 from runtime.models.schemes import check_supported
 from runtime.options.backends import BACKENDS, why_not, why_unsuited
 from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
 from runtime.options.table import by_name
 
-if TYPE_CHECKING:
-    from runtime.options.plan import Plan
-
-Rule = Callable[["Plan", ModelFacts, DeviceFacts], str | None]
+Rule = Callable[[Plan, ModelFacts, DeviceFacts], str | None]
 
 
-def heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Each rank computes whole attention heads."""
     size = plan.tensor_parallel_size
     if model.num_heads % size:
@@ -26,7 +23,7 @@ def heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | 
     return None
 
 
-def kv_heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Ranks hold whole key/value heads, or copies of one."""
     size, heads = plan.tensor_parallel_size, model.num_kv_heads
     if heads % size and size % heads:
@@ -34,7 +31,7 @@ def kv_heads_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str
     return None
 
 
-def experts_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Ranks hold whole experts, or equal slices of them."""
     size, mixture = plan.expert_parallel_size, model.mixture
     if mixture is None:
@@ -50,7 +47,7 @@ def experts_divide(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str 
     return None
 
 
-def exchanges_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def exchanges_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Tokens travel from rank to rank."""
     if not plan.exchanges_tokens:
         return None
@@ -64,7 +61,7 @@ def exchanges_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
-def counts_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What is counted are experts that compute."""
     if plan.expert_steps is None or (model.mixture is not None and not model.mixture.is_stacked and device.name != "null"):
         return None
@@ -74,14 +71,14 @@ def counts_have_experts(plan: "Plan", model: ModelFacts, device: DeviceFacts) ->
     return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
 
-def dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     possible = (*device.dtypes, *device.other_dtypes)
     if plan.dtype not in ("auto", *possible):
         return f"--dtype {plan.dtype} is not possible on {device.name}; choose one of {', '.join(possible)}"
     return None
 
 
-def pages_fit_the_kernels(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     sizes, why = (device.latent_page_sizes, " with latent attention (MLA)") if model.latent is not None and device.latent_page_sizes else (
         device.page_sizes, "")
     if sizes and plan.page_size not in sizes:
@@ -90,7 +87,7 @@ def pages_fit_the_kernels(plan: "Plan", model: ModelFacts, device: DeviceFacts) 
     return None
 
 
-def latents_have_attention(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What a rank of the device says of sizes, it says at start."""
     said = [by_name()[name].flag for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q") if getattr(plan, name)]
     if said and model.latent is None:
@@ -103,20 +100,20 @@ def latents_have_attention(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
-def shared_experts_have_others(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.npu_multi_stream and (model.mixture is None or not model.mixture.shared_size):
         return "--npu-multi-stream computes shared experts beside routed ones, and this model has none; leave it out"
     return None
 
 
-def kv_dtype_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if not device.has_kv_dtypes and plan.kv_cache_dtype != plan.dtype:
         return (f"--kv-cache-dtype {plan.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.dtype}; "
                 "leave it out")
     return None
 
 
-def kernels_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     for name, phase in (("attention_backend", None), ("prefill_attention_backend", "prefill"), ("decode_attention_backend", "decode")):
         said = getattr(plan, name)
         if (reason := why_not(said, phase, device)) is not None:
@@ -127,7 +124,7 @@ def kernels_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts
     return None
 
 
-def kernels_suit_the_model(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     for phase, said in (("prefill", plan.prefill_attention_backend), ("decode", plan.decode_attention_backend)):
         if said == device.attention_backend or why_not(said, phase, device) is not None:
             continue
@@ -137,7 +134,7 @@ def kernels_suit_the_model(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
-def scores_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def scores_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Some operators know softmax alone."""
     if model.score_cap and not device.has_score_caps:
         return f"this model caps its attention scores (attn_logit_softcapping), which no operator of {device.name} does; take --device cuda"
@@ -146,19 +143,19 @@ def scores_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | 
     return None
 
 
-def numbers_have_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     said = [by_name()[name].flag for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"]
     if said and not device.is_numbered:
         return f"{', '.join(said)} chooses among accelerators, and --device {device.name} is none; leave it out"
     return None
 
 
-def schemes_known(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Quantised weights are multiplied by kernels of their own."""
     return None if model.quantization is None else check_supported(model.quantization.schemes, device.schemes, device.name)
 
 
-def context_within_model(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def context_within_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Positions beyond those the model was made for give noise."""
     if plan.context_length > model.context_len:
         return (f"--context-length {plan.context_length} is beyond the model's {model.context_len} tokens; "
@@ -166,14 +163,14 @@ def context_within_model(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
-def pages_hold_a_sequence(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def pages_hold_a_sequence(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.max_total_tokens is not None and plan.max_total_tokens < 2 * plan.page_size:
         return (f"--max-total-tokens {plan.max_total_tokens} is less than two pages of --page-size {plan.page_size}; "
                 "raise it or take smaller pages")
     return None
 
 
-def windows_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def windows_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Host pages are copies of whole pages, of all layers."""
     if plan.enable_hierarchical_cache and has_two_pools(plan.window_ratio, model.windows, plan.context_length):
         return ("--enable-hierarchical-cache cannot keep the separate pages of this model's sliding-window layers; "
@@ -181,14 +178,14 @@ def windows_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFa
     return None
 
 
-def copies_are_the_devices(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def copies_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.hicache_io_backend not in device.host_copies:
         return (f"--hicache-io-backend {plan.hicache_io_backend} is not possible on {device.name}; "
                 f"choose one of {', '.join(device.host_copies)}")
     return None
 
 
-def options_suit_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def options_suit_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Some options act on some devices only."""
     wrong = [row for name, row in by_name().items() if row.devices and device.name not in row.devices
              and plan.why[name].source not in ("default", "derived") and plan.why[name].value != row.default]
@@ -198,7 +195,7 @@ def options_suit_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts
     return f"{', '.join(row.flag for row in wrong)} does nothing on --device {device.name}; leave it out, or take --device {wanted}"
 
 
-def nodes_are_of_ranks(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.numa_node is not None and len(plan.numa_node) not in (1, plan.num_ranks):
         return f"--numa-node names {len(plan.numa_node)} nodes for {plan.num_ranks} ranks; give one for all of them, or one for each"
     return None
@@ -207,14 +204,14 @@ def nodes_are_of_ranks(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> 
 STATE_OPTIONS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_scheduler_strategy", "mamba_track_interval")
 
 
-def states_have_layers(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     said = [by_name()[name].flag for name in STATE_OPTIONS if plan.why[name].source not in ("default", "derived")]
     if said and not model.num_recurrent_layers:
         return f"{', '.join(said)} does nothing with this model, which has no recurrent layers; leave it out"
     return None
 
 
-def states_end_pages(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """States are kept beside pages of the prefix tree."""
     if model.num_recurrent_layers and plan.state_interval % plan.page_size:
         return (f"--mamba-track-interval {plan.mamba_track_interval} is no multiple of --page-size {plan.page_size}; choose one, or "
@@ -222,21 +219,21 @@ def states_end_pages(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> st
     return None
 
 
-def states_stay_on_the_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """The state at the end of a prefix is nowhere but on the device, so nobody could go on from pages that come from storage."""
     if model.num_recurrent_layers and plan.hicache_storage_backend is not None:
         return "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
     return None
 
 
-def weights_are_positive(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def weights_are_positive(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     wrong = [name for name, weight in plan.fair_share_weights.items() if not (isinstance(weight, int | float) and 0 < weight < 1e9)]
     if wrong:
         return f"--fair-share-weights gives {wrong[0]!r} no positive number; give each tenant a weight like 2 or 0.5"
     return None
 
 
-def grammars_can_be_kept(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def grammars_can_be_kept(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.grammar_backend != "none" and not device.has_logits:
         return f"--grammar-backend {plan.grammar_backend} needs logits, which --device {device.name} does not compute; leave it out"
     if plan.constrained_json_whitespace_pattern is not None and plan.grammar_backend == "xgrammar":
@@ -245,13 +242,13 @@ def grammars_can_be_kept(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
-def processors_have_logits(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def processors_have_logits(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.enable_custom_logit_processor and device.name == "null":
         return "--enable-custom-logit-processor needs logits, and --device null has none; choose another device"
     return None
 
 
-def hidden_states_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def hidden_states_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.enable_return_hidden_states and not device.has_logits:
         return f"--enable-return-hidden-states is not possible: --device {device.name} computes none; choose another device"
     if plan.enable_return_hidden_states and model.pooling is not None:
@@ -259,7 +256,7 @@ def hidden_states_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFa
     return None
 
 
-def texts_stay_whole(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def texts_stay_whole(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What a token's vector is depends on tokens behind it, or all of them are needed at once."""
     if model.pooling is None or not model.pooling.is_whole:
         return None
@@ -271,13 +268,13 @@ def texts_stay_whole(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> st
     return None
 
 
-def texts_are_computed(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def texts_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if model.pooling is not None and not device.has_logits:
         return f"--device {device.name} computes nothing, so it has no vectors; serve a model that generates, or take --device cpu"
     return None
 
 
-def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """A profile may be ahead of its device; what somebody says must be true."""
     said = [by_name()[name].flag for name in ("cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding")
             if not plan.why[name].source.startswith(("default", "derived", "profile"))]
@@ -295,7 +292,7 @@ def graphs_have_a_device(plan: "Plan", model: ModelFacts, device: DeviceFacts) -
     return None
 
 
-def pieces_can_be_captured(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def pieces_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if not plan.enable_piecewise_cuda_graph:
         return None
     if plan.disable_cuda_graph:
@@ -310,7 +307,7 @@ def pieces_can_be_captured(plan: "Plan", model: ModelFacts, device: DeviceFacts)
     return None
 
 
-def compiled_steps_are_plain(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def compiled_steps_are_plain(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What follows an attention must be products, norms and an activation, which is all that is tried through the compiler."""
     has_pieces = plan.piecewise_cuda_graph_compiler == "inductor"
     if not plan.enable_torch_compile and not has_pieces:
@@ -328,7 +325,7 @@ def compiled_steps_are_plain(plan: "Plan", model: ModelFacts, device: DeviceFact
 HOSTED = {"cpu_offload_gb": 0, "offload_group_size": -1, "enable_weights_cpu_backup": False}
 
 
-def weights_have_a_host(plan: "Plan", model: ModelFacts, device: DeviceFacts) -> str | None:
+def weights_have_a_host(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     said = [by_name()[name].flag for name, off in HOSTED.items() if getattr(plan, name) != off]
     if said and device.offload_problem:
         return f"{' and '.join(said)}: weights of {device.name} cannot lie in host memory, as {device.offload_problem}; leave it out"

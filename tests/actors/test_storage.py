@@ -20,7 +20,7 @@ from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.models.config import read_config
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.request import Loaded, Request
 from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig

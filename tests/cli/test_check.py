@@ -9,7 +9,7 @@ from runtime.cli.doctor.look import Finding
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, Stored
 from runtime.options.given import from_argv
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 
 MACHINE = MachineFacts(cores=2, memory_bytes=2**33, entropy=7)
 

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.errors import OptionsError
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from runtime.sampling import SamplingParams
 from runtime.settings import preferred_sampling
 from tests.http.fake import FakeService

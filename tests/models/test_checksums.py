@@ -11,7 +11,7 @@ from runtime.core import Core
 from runtime.errors import StartError
 from runtime.models.checksums import check_files
 from runtime.options.given import from_values
-from runtime.options.plan import plan_for
+from runtime.options.resolve import plan_for
 from tests.test_core import running
 
 FILES = {"a.safetensors": b"first", "b.safetensors": b"second", "config.json": b"{}"}

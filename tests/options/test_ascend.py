@@ -11,7 +11,7 @@ from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options.facts import DEVICES, DeviceFacts, MachineFacts
 from runtime.options.given import from_argv
-from runtime.options.plan import resolve
+from runtime.options.resolve import resolve
 from runtime.options.table import Row, rows
 
 # ascend.json: of each flag its default there, if it is another one, and the choices that are named

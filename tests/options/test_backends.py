@@ -9,7 +9,8 @@ from runtime.models.sparse import Mixture, Routing
 from runtime.options.backends import BACKENDS, why_not, why_unsuited
 from runtime.options.facts import DEVICES
 from runtime.options.given import from_argv
-from runtime.options.plan import Plan, resolve
+from runtime.options.plan import Plan
+from runtime.options.resolve import resolve
 from runtime.options.table import by_name
 from tests.options.test_plan import MACHINE, Latents, Model
 

@@ -11,7 +11,8 @@ from runtime.models.config import read_config
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, footprint, stored_weights, weight_count
 from runtime.options.given import from_values
-from runtime.options.plan import Plan, plan_for
+from runtime.options.plan import Plan
+from runtime.options.resolve import plan_for
 from tests.models.make import FAMILIES, make_checkpoint
 from tests.models.make_pooled import make_pooled
 

@@ -11,7 +11,8 @@ from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.given import from_argv
-from runtime.options.plan import Plan, resolve
+from runtime.options.plan import Plan
+from runtime.options.resolve import resolve
 from runtime.settings import start_rank
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)

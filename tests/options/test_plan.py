@@ -13,7 +13,8 @@ from runtime.models.latent import Latent
 from runtime.models.sparse import Mixture, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
 from runtime.options.given import from_argv, from_values
-from runtime.options.plan import Plan, Provenance, plan_for, resolve
+from runtime.options.plan import Plan, Provenance
+from runtime.options.resolve import plan_for, resolve
 from runtime.options.table import by_flag, by_name, rows
 
 

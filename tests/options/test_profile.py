@@ -10,8 +10,9 @@ from runtime.models.config import read_config
 from runtime.options.environment import RANK_VARIABLES
 from runtime.options.facts import DEVICES, DeviceFacts, MachineFacts
 from runtime.options.given import from_argv
-from runtime.options.plan import Plan, plan_for, resolve
+from runtime.options.plan import Plan
 from runtime.options.profile import names, read_profile
+from runtime.options.resolve import plan_for, resolve
 from runtime.options.table import by_name
 
 MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
