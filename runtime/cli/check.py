@@ -19,7 +19,6 @@ from runtime.options.footprint import Footprint, Stored, footprint, stored_weigh
 from runtime.options.given import from_argv, from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
-from runtime.settings import open_loras
 
 USAGE = "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime serve ...]"
 
@@ -67,6 +66,8 @@ def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
 
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
+    from runtime.settings import open_loras  # imports numpy, which --help need not wait for
+
     plan = plan_for(from_argv(options))
     stored = stored_weights(Path(plan.model_path))
     machine = this_machine()
