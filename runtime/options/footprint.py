@@ -7,11 +7,10 @@ captured step: all of them share its memory. What a driver keeps of each graph i
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from runtime.adapters.wire import AdapterSetup
 from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
 from runtime.models.adaptable import linears
@@ -21,6 +20,9 @@ from runtime.models.latent import EXPANDED
 from runtime.occupation import OffloadWish, chosen
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
+
+if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
+    from runtime.adapters.wire import AdapterSetup
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations
@@ -87,7 +89,7 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
         raise ModelError(f"{file.name} is no safetensors file, or it is cut off; download it again") from None
 
 
-def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: AdapterSetup | None = None) -> Footprint:
+def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: "AdapterSetup | None" = None) -> Footprint:
     """What one rank of `plan` takes, with these adapters. All ranks take the same, but for a few rows of the vocabulary. Raises StartError
     where the wished part of the weights cannot lie in host memory."""
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
@@ -138,7 +140,7 @@ def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_r
     return layers + hidden + vocabulary
 
 
-def adapter_count(model: ModelConfig, setup: AdapterSetup, ranks: int) -> int:
+def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
     """Numbers of the seats of one rank, each as large as the largest adapter."""
     count, keys = 0, kv_heads(model, ranks) * model.head_dim
     for name, (ins, outs) in linears(model).items():
