@@ -256,7 +256,8 @@ class Plan(Struct, frozen=True, kw_only=True):
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device in ("cuda", "npu"):
             own = {
-                "mla_prolog": self.npu_mla_prolog, "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
+                "mla_prolog": self.npu_mla_prolog, "needs_prolog": not self.why["npu_mla_prolog"].source.startswith("profile"),
+                "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
                 "gather_after_q": self.npu_gather_after_q, "sampling": self.sampling_backend,
             } if self.device == "npu" else {
                 "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend,

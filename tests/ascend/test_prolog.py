@@ -64,6 +64,13 @@ def test_other_sizes_are_refused(tmp_path: Path) -> None:
     folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
     with pytest.raises(ModelError, match="--npu-mla-prolog does not take this model, which has float32, and not bfloat16 or float16"):
         open_rank(folder, device_options={"mla_prolog": True})
+    executor, planner = open_rank(folder, device_options={"mla_prolog": True, "needs_prolog": False})  # a profile's wish gives way
+    row = planner.row(0, SHORT, sampling())
+    planner.run([], [(row, len(SHORT))])
+    while len(row.tokens) < len(SHORT) + COUNT:
+        planner.run([row], [])
+    assert row.tokens[len(SHORT) :][:COUNT] == Reference(folder).greedy(SHORT, COUNT)
+    executor.close()
 
 
 @pytest.mark.parametrize("is_nz", [False, True])

@@ -69,14 +69,15 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     place = set_device(start, rank)
     ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
     said = start.device_options
-    is_nz, is_whole = said.get("nz_cache", False), said.get("mla_prolog", False)
+    is_nz = said.get("nz_cache", False)
+    prologs = Prologs(start.page_size, is_whole=said.get("mla_prolog", False), needs_whole=said.get("needs_prolog", True), is_nz=is_nz)
     ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
     check_model(start, ops, dtype, place)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
     exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
                                lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
     return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
-                  exchanges, streams=torch.npu, prologs=Prologs(start.page_size, is_whole=is_whole, is_nz=is_nz),
+                  exchanges, streams=torch.npu, prologs=prologs,
                   beside=Beside(torch.npu) if said.get("multi_stream", False) else None,
                   joins_latents=said.get("gather_after_q", False))
 

@@ -238,10 +238,11 @@ class Whole:
 class Prologs:
     """Makes those of one rank's layers."""
 
-    def __init__(self, page_size: int, *, is_whole: bool, is_nz: bool) -> None:
-        """`is_whole`: --npu-mla-prolog; `is_nz`: --npu-nz-cache."""
+    def __init__(self, page_size: int, *, is_whole: bool, is_nz: bool, needs_whole: bool = True) -> None:
+        """`is_whole`: --npu-mla-prolog, which somebody said (`needs_whole`) or a profile; `is_nz`: --npu-nz-cache."""
         self.page_size = page_size
         self.is_whole = is_whole
+        self.needs_whole = needs_whole
         self.is_nz = is_nz
         self.is_asked = False  # the whole operator
         self.refusals: list[str] | None = None  # of the other one: what it answered, if that was no; None: it has not been asked
@@ -257,10 +258,15 @@ class Prologs:
             missed = "to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"
         if not self.is_whole:
             return plain if missed else Parts(plain, writer)
-        if missed := missed or WHOLE.missed(dtype, sizes) or _odd(plain):
-            raise ModelError(f"--npu-mla-prolog does not take this model, which has {missed}; leave it out, or undo a profile's by "
-                             "--no-npu-mla-prolog")
-        return Whole(plain, writer, None if self.is_asked else self.ask)
+        whole_missed = missed or WHOLE.missed(dtype, sizes) or _odd(plain)
+        if not whole_missed:
+            return Whole(plain, writer, None if self.is_asked else self.ask)
+        if self.needs_whole:
+            raise ModelError(f"--npu-mla-prolog does not take this model, which has {whole_missed}; leave it out")
+        log.get("ranks").warning("the profile's --npu-mla-prolog does not take this model: latents are prepared step by step",
+                                 reason=f"it has {whole_missed}")
+        self.is_whole = False  # said once
+        return plain if missed else Parts(plain, writer)
 
     def refused(self, writer: Writer, latent: Latent) -> bool:
         """Whether the operator that norms, turns and writes does not work here, by one token. Documents differ on it: torch_npu's have it
