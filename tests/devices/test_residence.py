@@ -143,13 +143,14 @@ def test_adapters_stay_seated(folders: dict[str, Path], tmp_path: Path) -> None:
     setup = AdapterSetup(num_seats=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))])
     executor, _ = opened(folders["one"], adapters=setup)
     for seats in executor.loaded.adapters.seats.values():
-        seats.a.fill_(0.01)
+        seats.weights.a.fill_(0.5)
     before = executor.loaded.adapters
     size = say(executor, "weights").weights_bytes
     assert size == before.num_bytes > 0, "seats are on the device still"
     say(executor)
     adapted = executor.loaded.model.layers[0].self_attn.qkv_proj.adapted
     assert adapted is not None and adapted.__self__ is before.seats["layers.0.self_attn.qkv_proj"]
+    assert all((seats.weights.a == 0.5).all() for seats in executor.loaded.adapters.seats.values())
 
 
 def test_other_weights(folders: dict[str, Path]) -> None:
