@@ -143,7 +143,7 @@ def test_the_automatic_update_waits_by_itself() -> None:
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_a_capture_takes_in_a_stream_that_it_forks(is_joined: bool) -> None:
     x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
-    own, side = torch.npu.Stream(), torch.npu.Stream()  # two that follow one another; the pool gives each of its streams out again and again
+    own, side = torch.npu.Stream(), torch.npu.Stream()  # neighbours: the pool gives each of its streams out again and again
     torch.npu.synchronize()
     with contextlib.nullcontext() if is_joined else pytest.raises(RuntimeError, match="107027"), torch.npu.graph(graph, stream=own):
         main = torch.npu.current_stream()
