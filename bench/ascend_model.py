@@ -21,8 +21,8 @@ from msgspec.structs import asdict
 from bench.record import record
 from bench.shapes import shape
 from runtime.models.config import ModelConfig
-from runtime.models.latent import Latent
-from runtime.models.sparse import Mixture
+from runtime.models.mla import Latent
+from runtime.models.moe import Mixture
 from runtime.options.footprint import kv_heads
 
 Kind = Literal["matrix", "vector", "attention", "exchange"]

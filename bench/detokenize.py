@@ -16,15 +16,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import runtime
 from bench.record import record
+from runtime.actors.channels import Channel
 from runtime.actors.detokenizer import DetokenizerActor
+from runtime.actors.open_requests import Outputs
 from runtime.actors.tokenizer import INLINE_CHARS
-from runtime.channels import Channel
 from runtime.errors import RequestError
-from runtime.messages import Ended, Opened, StepTokens, ToDetokenizer
-from runtime.outputs import Outputs
-from runtime.request import Delta, FinishReason, Request, TokenLogprob
-from runtime.sampling import SamplingParams
-from runtime.text.files import TokenizerFiles
+from runtime.messages.requests import Delta, FinishReason, Request, TokenLogprob
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.scheduler import Ended, Opened, StepTokens, ToDetokenizer
+from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 
 STREAMS = 64

@@ -25,10 +25,10 @@ from bench import gpu_serve
 from bench.gpu_model import Model, folder_of, pages_for
 from bench.picture import draw
 from bench.record import RESULTS, record
+from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.interpret import use_interpreter
-from runtime.devices.scores import Scores
 from runtime.errors import StartError
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 
 NOTHING = np.empty(0, np.int32)
 HEADS, KV_HEADS, DIM, HIDDEN, VOCAB = 32, 8, 128, 4096, 151_936
@@ -85,9 +85,9 @@ class Bench:
 
 def rivals(bench: Bench) -> dict[str, Any]:
     """The other kernels of --attention-backend that are installed here and made for this card."""
+    from runtime.devices.cuda.attention_backends import KERNELS, open_phases
     from runtime.devices.cuda.kernels.launch import card_of
     from runtime.devices.cuda.ops import CudaOps
-    from runtime.devices.cuda.phases import KERNELS, open_phases
 
     found, capability = {}, (9, 0) if bench.is_dry else torch.cuda.get_device_capability()
     for name in KERNELS:
@@ -164,7 +164,7 @@ def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
 def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
     """Microseconds, beside a sort."""
     from runtime.devices.base import Draw
-    from runtime.layers.sampler import choose
+    from runtime.layers.sampling.sampler import choose
 
     found = {}
     settings = {"greedy": (0.0, 1.0, 0), "temperature": (1.0, 1.0, 0), "top_p": (1.0, 0.95, 0), "top_k and top_p": (1.0, 0.95, 50)}

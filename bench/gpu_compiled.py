@@ -12,9 +12,9 @@ import torch
 
 from bench.gpu_model import Model, folder_of, pages_for
 from bench.record import record
-from runtime.compiled import Compiled
-from runtime.devices import compiling
 from runtime.devices.cuda.interpret import use_interpreter
+from runtime.messages.ranks import Compiled
+from runtime.ranks import compile as compiling
 
 BATCHES = (1, 8, 32)
 LENGTH, STEPS = 1024, 40

@@ -4,7 +4,7 @@
     python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
 
 Small steps read weights, so they are held against the card's copy bandwidth; large ones against its bf16 products, which 8-bit ones may
-exceed. `first_torch` is the table that runtime/devices/cuda/choices.py should have (TORCH_FROM): of each scheme the rows from which on
+exceed. `first_torch` is the table that runtime/devices/cuda/gemm_tiles.py should have (TORCH_FROM): of each scheme the rows from which on
 torch's product was the faster one at every size measured.
 """
 
@@ -17,8 +17,8 @@ import torch
 from bench.gpu import Bench
 from bench.record import record
 from runtime.devices.cuda.interpret import use_interpreter
+from runtime.models.moe import Routing
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
-from runtime.models.sparse import Routing
 
 LINEARS = {"qkv 6144 x 4096": (6144, 4096), "gate_up 28672 x 4096": (28_672, 4096), "down 4096 x 14336": (4096, 14_336)}  # Llama-3.1-8B
 ROWS = (1, 16, 64, 256, 4096)
@@ -51,7 +51,7 @@ def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[st
 
 def linears(bench: Bench, card: Any) -> dict[str, Any]:
     """Each product by our kernel, by torch's where it has one, and beside bf16's."""
-    from runtime.devices.cuda.products import product, takes_torch, torch_product
+    from runtime.devices.cuda.gemm import product, takes_torch, torch_product
     from runtime.devices.cuda.weights import pack
 
     found: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
 
 def experts(bench: Bench, card: Any) -> dict[str, Any]:
     """A whole layer of experts without its router: bytes are those of the experts that are expected to be chosen."""
-    from runtime.devices.cuda.experts import CudaExperts
+    from runtime.devices.cuda.moe import CudaExperts
 
     layer, found = CudaExperts(card), {}
     for name, (num, top_k, hidden, inner) in ({"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS).items():
@@ -108,7 +108,7 @@ def experts(bench: Bench, card: Any) -> dict[str, Any]:
 
 def routing(bench: Bench) -> dict[str, Any]:
     """Microseconds, beside torch's."""
-    from runtime.devices.cuda.kernels.routing import route
+    from runtime.devices.cuda.kernels.moe_routing import route
 
     found = {}
     for name, num, wish in (("Qwen3", 128, Routing(top_k=8, normalizes=True)), ("DeepSeek-V3", 256, Routing(

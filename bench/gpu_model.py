@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from bench.shapes import SHAPES
-from runtime.compiled import Compiled
 from runtime.devices.base import Device, Pending, open_device
-from runtime.devices.runner import Runner
-from runtime.messages import Admit, SlotSampling, StartRank, StepPlan
+from runtime.messages.ranks import Compiled, StartRank
+from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config import ModelConfig, read_config
+from runtime.ranks.executor import Runner
 
 PAGE = 64
 NOTHING = np.empty(0, np.int32)

@@ -21,8 +21,8 @@ import numpy as np
 import runtime
 from bench.record import record
 from runtime import Engine
-from runtime.constraint import Grammar, GrammarSetup, JsonSchema, Rule
 from runtime.grammar.backend import BACKENDS, GrammarError, open_backend
+from runtime.messages.constraint import Grammar, GrammarSetup, JsonSchema, Rule
 from runtime.text.vocabulary import Vocabulary
 
 POCKET = Path(runtime.__file__).parent / "pocket"

@@ -18,13 +18,14 @@ import numpy as np
 import runtime
 from bench.grammar import ENDLESS, EOS, SIZE
 from bench.record import record
-from runtime.constraint import Grammar, GrammarSetup, grammar_of
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.runner import Runner
 from runtime.grammar.backend import BACKENDS, Terms, find_byte_ids
-from runtime.messages import Admit, SlotSampling, StartRank, StepPlan
-from runtime.request import Guide
+from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
+from runtime.messages.ranks import StartRank
+from runtime.messages.requests import Guide
+from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.ranks.executor import Runner
 
 POCKET = Path(runtime.__file__).parent / "pocket"
 PAGE, STEPS, SKIPPED = 16, 120, 20

@@ -19,9 +19,10 @@ from bench.record import record
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.decoding import Recorded
-from runtime.devices.runner import Runner
-from runtime.messages import Admit, SlotSampling, StartRank, StepPlan
+from runtime.messages.ranks import StartRank
+from runtime.messages.steps import Admit, SlotSampling, StepPlan
+from runtime.ranks.decode_graphs import Recorded
+from runtime.ranks.executor import Runner
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16,
 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,

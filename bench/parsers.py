@@ -3,7 +3,7 @@
     python -m bench.parsers
 
 Answers think, say something, and call a function with a long text, a list and a number, written as the format has it; tokens are
-pieces of four characters. `us_per_token` has everything of http/reading.py: the parser, what is told, the count of thoughts. The worst
+pieces of four characters. `us_per_token` has everything of http/streaming/answer_reader.py: the parser, what is told, the count of thoughts. The worst
 text is one in which nearly every token might begin a call and none does.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from time import thread_time
 
 from bench.record import record
-from runtime.http.reading import Reader, Reading
+from runtime.http.streaming.answer_reader import Reader, Reading
+from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.choose import Formats
+from runtime.parsing.detect import Formats
 from runtime.parsing.formats import FORMATS
-from runtime.request import Delta, Finish, FinishReason
 from tests.http.fake import FakeService
 from tests.parsing.render import render
 

@@ -14,11 +14,10 @@ import uvloop
 
 from bench.record import record
 from runtime.core import Core
-from runtime.messages import Ask, Tokens
-from runtime.options.given import from_values
+from runtime.messages.requests import Ask, Delta, RequestError, Tokens
+from runtime.messages.sampling import SamplingParams
+from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.request import Delta, RequestError
-from runtime.sampling import SamplingParams
 
 NEW_TOKENS = 400
 

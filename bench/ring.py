@@ -1,6 +1,6 @@
 """How long a message takes from the event loop to another process and back: `python -m bench.ring`.
 
-    echo     through Writer and Reader of runtime/devices/ring.py, payloads of 0 bytes, 1 KB and 64 KB
+    echo     through Writer and Reader of runtime/ranks/ring.py, payloads of 0 bytes, 1 KB and 64 KB
     step     through Ranks and a rank of the null device: a StepPlan of 64 decodes and its StepResult, with both encodings
 
 Both processes wait in the kernel, so the figures have two wake-ups in them. Where an idle core goes to sleep, above all in a virtual
@@ -24,9 +24,10 @@ import uvloop
 
 from bench.record import percentiles, record
 from runtime.actors.ranks import Ranks
-from runtime.devices import ring
-from runtime.messages import FromRank, StartRank, StepPlan, StepResult, ToRank
-from runtime.wire import Wire
+from runtime.messages.codec import Wire
+from runtime.messages.ranks import FromRank, StartRank, ToRank
+from runtime.messages.steps import StepPlan, StepResult
+from runtime.ranks import ring
 
 ROWS = 64
 WARM_UP = 500

@@ -19,9 +19,9 @@ from bench.record import record
 from runtime.cache.audit import findings
 from runtime.cache.host import WRITE_POLICIES, HostConfig
 from runtime.cache.kv import CacheConfig
-from runtime.messages import StepPlan, StepResult
-from runtime.request import Request
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import Request
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.steps import StepPlan, StepResult
 from runtime.scheduling.order import POLICIES
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig

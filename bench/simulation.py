@@ -16,9 +16,9 @@ import numpy as np
 from msgspec import Struct
 
 from bench.record import record
-from runtime.messages import StepPlan, StepResult
-from runtime.request import Request
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import Request
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.steps import StepPlan, StepResult
 from runtime.scheduling.order import POLICIES
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig

@@ -72,7 +72,7 @@ def one() -> dict[str, float]:
 
 PARSE = """
 import time
-from runtime.options.given import from_argv
+from runtime.options.parse import from_argv
 from runtime.options.table import rows
 begin = time.perf_counter()
 words = [word for row in rows() if row.status == "works" and row.takes == "one" and row.default is not None

@@ -14,10 +14,10 @@ from msgspec import Struct
 from bench.record import record
 from bench.simulation import Device, Visit, seconds
 from runtime.cache.kv import CacheConfig
-from runtime.cache.pools import Pools, Room, least_pages, share
+from runtime.cache.pool_sizes import Pools, Room, least_pages, share
 from runtime.cache.window import WindowConfig
-from runtime.request import Request
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import Request
+from runtime.messages.sampling import SamplingParams
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 

@@ -17,33 +17,35 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import structs
 
-from runtime import __version__, log, warmup
-from runtime.actors.captures import Capturing
+from runtime import __version__, log
+from runtime.actors.channels import Channel
 from runtime.actors.detokenizer import DetokenizerActor
 from runtime.actors.events import EventsActor
 from runtime.actors.grammars import Grammars
+from runtime.actors.graph_captures import Capturing
+from runtime.actors.open_requests import Outputs
 from runtime.actors.router import Router
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, open_storage
+from runtime.actors.supervisor import Supervisor, count_experts
 from runtime.actors.tokenizer import TokenizerActor
-from runtime.balance import Balance
+from runtime.admin import warmup
+from runtime.admin.adapter_registry import Loras, find_adapter
+from runtime.admin.control import Control
+from runtime.admin.expert_load import Balance
+from runtime.admin.heartbeat import StepLog, long_collections
+from runtime.admin.memory_saver import Holdings
 from runtime.cache.journal import Journal
-from runtime.channels import Channel
-from runtime.control import Control
 from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
-from runtime.heartbeat import StepLog, long_collections
-from runtime.holdings import Holdings
-from runtime.keeping import Keeping
-from runtime.loras import Loras, find_adapter
-from runtime.messages import Ask, ToDetokenizer, ToScheduler, Unload
+from runtime.messages.requests import Ask, Sink
+from runtime.messages.scheduler import ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
+from runtime.metrics.request_log import Keeping
 from runtime.models.checksums import check_files
 from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
-from runtime.outputs import Outputs
-from runtime.request import Sink
-from runtime.scheduling.captures import Captures
+from runtime.scheduling.graph_captures import Captures
 from runtime.scheduling.scheduler import Scheduler
 from runtime.service import Health, Load, ModelCard, State, check_task
 from runtime.settings import (
@@ -61,7 +63,6 @@ from runtime.settings import (
     scheduler_config,
     start_rank,
 )
-from runtime.supervisor import Supervisor, count_experts
 from runtime.text.infill import find_format
 from runtime.text.vocabulary import Vocabulary
 

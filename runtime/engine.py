@@ -30,20 +30,19 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.controlled import BlockingControlled, Controlled
+from runtime.admin.engine_controls import BlockingControlled, Controlled
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
+from runtime.http.embeddings.library import Ranked, Texts
 from runtime.http.errors import invalid
-from runtime.http.face import face_of
-from runtime.http.openai.kept import Kept, open_kept
-from runtime.messages import Ask, Chat, Embeds, Prompt, SessionParams, Text, Tokens
-from runtime.options.given import from_values
+from runtime.http.openai.stored_objects import Kept, open_kept
+from runtime.http.settings import face_of
+from runtime.messages.requests import Ask, Chat, Delta, Embeds, Finish, Prompt, SessionParams, Text, TokenLogprob, Tokens
+from runtime.messages.sampling import SamplingParams
+from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.request import Delta, Finish, TokenLogprob
-from runtime.sampling import SamplingParams
 from runtime.service import Load
-from runtime.vectors import Ranked, Texts
 
 # text, token ids, chat messages, or embeddings [tokens, hidden size]
 PromptLike = str | Sequence[int] | Sequence[dict[str, Any]] | np.ndarray | Embeds
@@ -202,7 +201,7 @@ class LLM(BlockingControlled):
         return self._call(self._generate_one, prompts, sampling)
 
     def embed(self, texts: Texts, **wishes: Any) -> np.ndarray:
-        """See Vectors (runtime/vectors.py); so for the next four."""
+        """See Vectors (runtime/http/embeddings/library.py); so for the next four."""
         return self._call(partial(self._engine.embed, texts, **wishes))
 
     def encode(self, texts: Texts, **wishes: Any) -> Any:

@@ -15,9 +15,9 @@ from runtime import log
 from runtime.core import Core
 from runtime.errors import OptionsError, StartError
 from runtime.http.app import http_app
-from runtime.http.face import face_of
-from runtime.http.openai.kept import Kept, open_kept
+from runtime.http.openai.stored_objects import Kept, open_kept
 from runtime.http.server import listen, serve, tls_context
+from runtime.http.settings import face_of
 from runtime.options.plan import Plan
 
 

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
-from runtime.expert_load import ExpertCounts, Wish
-from runtime.messages import Ask, PauseMode, Profile, Prompt
-from runtime.occupation import Part
-from runtime.parsing.choose import Formats
-from runtime.pooling import Pooling
-from runtime.request import Sink
-from runtime.sampling import Limits
+from runtime.messages.memory import Part
+from runtime.messages.ranks import ExpertCounts, Profile, Wish
+from runtime.messages.requests import Ask, Prompt, Sink
+from runtime.messages.sampling import Limits
+from runtime.messages.scheduler import PauseMode
+from runtime.models.pooling import Pooling
+from runtime.parsing.detect import Formats
 
 State = Literal["loading", "ready", "paused", "released", "recovering", "draining", "failed", "closed"]
 

@@ -9,30 +9,29 @@ from typing import Any
 
 import msgspec
 
+from runtime.admin.adapter_registry import Limits as LoraLimits
+from runtime.admin.adapter_registry import Loras, wishes_of
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
-from runtime.compiled import Compiled
-from runtime.constraint import GrammarSetup
 from runtime.errors import OptionsError
-from runtime.loras import Limits as LoraLimits
-from runtime.loras import Loras, wishes_of
-from runtime.messages import StartRank
+from runtime.messages.constraint import GrammarSetup
+from runtime.messages.memory import Hosting
+from runtime.messages.ranks import Compiled, StartRank
+from runtime.messages.sampling import Limits, SamplingParams
 from runtime.metrics.table import Buckets
 from runtime.models.config import ModelConfig
-from runtime.occupation import Hosting
 from runtime.options.plan import Plan
-from runtime.parsing.choose import Formats, choose
-from runtime.sampling import Limits, SamplingParams
+from runtime.parsing.detect import Formats, choose
 from runtime.scheduling.deadlines import Limit
+from runtime.scheduling.lora_slots import SeatConfig
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
-from runtime.scheduling.seats import SeatConfig
 from runtime.scheduling.waiting import OrderConfig
-from runtime.text.files import read_files
-from runtime.text.named import template_sources
+from runtime.text.chat_templates import template_sources
 from runtime.text.template import ChatTemplates
+from runtime.text.tokenizer_files import read_files
 from runtime.text.vocabulary import Vocabulary
 
 

@@ -13,10 +13,10 @@ import pytest
 from runtime import log
 from runtime.core import Core
 from runtime.errors import OptionsError, Overloaded, Unavailable
-from runtime.messages import Ask, Tokens
-from runtime.options.given import from_values
+from runtime.messages.requests import Ask, Tokens
+from runtime.messages.sampling import SamplingParams
+from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.sampling import SamplingParams
 from tests.actors.sink import ListSink
 
 pytestmark = pytest.mark.anyio

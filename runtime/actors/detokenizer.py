@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime import log
-from runtime.channels import Channel
+from runtime.actors.channels import Channel
+from runtime.actors.open_requests import Outputs
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
-from runtime.messages import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
-from runtime.outputs import Outputs
-from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Request, Sink
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import NOTHING_LOADED, Delta, Finish, FinishReason, Request, Sink
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
 from runtime.text.detokenize import TextStream
 from runtime.text.regex import RegexSearch, StopRegexes
 from runtime.text.stops import StopSearch, StopStrings

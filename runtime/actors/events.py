@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Struct
 
 from runtime import log
+from runtime.actors.channels import Channel
 from runtime.cache.journal import CacheEvent, CacheEvents
-from runtime.channels import Channel
 from runtime.errors import OptionsError
 from runtime.metrics import Metrics
-from runtime.options.events import KVEvents
+from runtime.options.kv_events import KVEvents
 
 END = b"\xff" * 8  # minus one
 YIELD_EVERY = 64  # batches of a replay between two looks at everything else

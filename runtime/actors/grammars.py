@@ -15,11 +15,11 @@ import anyio
 import msgspec
 
 from runtime import log
-from runtime.children import environment
-from runtime.constraint import Grammar, GrammarSetup
+from runtime.actors.child_environment import environment
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.grammar.frames import Frames, framed
 from runtime.grammar.process import Check, Verdict
+from runtime.messages.constraint import Grammar, GrammarSetup
 
 AT_ONCE = 4  # children that compile
 REMEMBERED = 1024  # verdicts

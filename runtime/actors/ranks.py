@@ -1,7 +1,7 @@
 """The rank processes of one generation, seen from the event loop: starting, plans, results, death and end.
 
                      plans (broadcast ring)
-    Ranks.submit  ──────────────────────────►  rank 0, 1, ...        a subprocess each: runtime/devices/worker.py
+    Ranks.submit  ──────────────────────────►  rank 0, 1, ...        a subprocess each: runtime/ranks/worker.py
     Ranks.results ◄──────────────────────────
                      results (a ring per rank)
 
@@ -9,7 +9,7 @@ Everything it waits for is a descriptor on the loop: rings by their eventfds, pr
 SIGCHLD and no signal handlers, and it works in other people's loops. What it opens has no name in any file system. Ranks are
 killed by the kernel when the thread that started them ends: start and stop them on one loop.
 
-A rank that died is not started again here: a new generation is a new Ranks (supervisor.py).
+A rank that died is not started again here: a new generation is a new Ranks (actors/supervisor.py).
 """
 
 import asyncio
@@ -23,16 +23,18 @@ from contextlib import ExitStack
 import anyio
 import msgspec
 
-from runtime.actors.answers import Answers
-from runtime.actors.counts import CountAnswers
-from runtime.adapters.wire import AdapterLoaded, LoadAdapter
-from runtime.children import environment
-from runtime.devices import ring
+from runtime.actors.child_environment import environment
+from runtime.actors.expert_counts import CountAnswers
+from runtime.actors.rank_replies import Answers
 from runtime.errors import RankDied, RingError, StartError
-from runtime.expert_load import CountExperts, ExpertCounts
-from runtime.messages import (
+from runtime.messages.codec import Wire
+from runtime.messages.lora import AdapterLoaded, LoadAdapter
+from runtime.messages.memory import Occupied, Occupy, Renew
+from runtime.messages.ranks import (
     Capture,
     Captured,
+    CountExperts,
+    ExpertCounts,
     FromRank,
     LoadProgress,
     Prepare,
@@ -40,18 +42,16 @@ from runtime.messages import (
     RankFailed,
     RankReady,
     StartRank,
-    StepPlan,
-    StepResult,
     StopRank,
     ToRank,
 )
-from runtime.occupation import Occupied, Occupy, Renew
-from runtime.wire import Wire
+from runtime.messages.steps import StepPlan, StepResult
+from runtime.ranks import ring
 
 STOP_S = 5.0  # for a rank to end after StopRank, before SIGTERM
 TERM_S = 2.0  # after SIGTERM, before SIGKILL
 DUMP_S = 2.0  # after DUMP_SIGNAL, for a rank that hangs to write its stack and end
-DUMP_SIGNAL = signal.SIGUSR1  # see devices/worker.py
+DUMP_SIGNAL = signal.SIGUSR1  # see ranks/worker.py
 PEEK_SIGNAL = signal.SIGUSR2  # the same without an end
 KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be waited for
 
@@ -256,7 +256,7 @@ class Ranks:
         arguments = ["--rank", str(index), "--generation", str(self._generation), "--parent", str(os.getpid()),
                      "--plans", str(plans), "--results", str(results)]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime.devices.worker", *arguments],
+            [sys.executable, "-P", "-m", "runtime.ranks.worker", *arguments],
             env=environment(self._start.num_threads) | self._start.environment,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a library prints must not get into our output

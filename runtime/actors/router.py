@@ -1,17 +1,17 @@
 """The front door: takes requests in, one place that owns abort.
 
-Knows the open requests (runtime/outputs.py) and nothing of tokens, steps or text.
+Knows the open requests (runtime/actors/open_requests.py) and nothing of tokens, steps or text.
 """
 
 from collections.abc import Callable
 
 import anyio
 
-from runtime.channels import Channel
+from runtime.actors.channels import Channel
+from runtime.actors.open_requests import Outputs
 from runtime.errors import InvalidRequest, Overloaded, RequestError
-from runtime.messages import Abort, Ask, ToScheduler
-from runtime.outputs import Outputs
-from runtime.request import Sink
+from runtime.messages.requests import Ask, Sink
+from runtime.messages.scheduler import Abort, ToScheduler
 
 
 class Router:

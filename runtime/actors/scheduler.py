@@ -1,7 +1,7 @@
 """The scheduler actor: a thin shell of tasks around the pure Scheduler. One loop: take in results, plan ahead, submit.
 
 The actor outlives the ranks: `run` takes messages in all the time, `drive` runs steps on one generation of ranks until it dies, and
-between two generations requests wait (supervisor.py).
+between two generations requests wait (actors/supervisor.py).
 
 At most `depth` steps are in flight. With two, step n+1 is planned and lies in the ring before step n's tokens are known, so the
 ranks never wait for the event loop (the overlap scheduler of the field, as an async pipeline).
@@ -16,34 +16,34 @@ from anyio.lowlevel import checkpoint
 from msgspec import structs
 
 from runtime import log
+from runtime.actors.channels import Channel
 from runtime.cache.audit import Findings
 from runtime.cache.journal import CacheEvents
-from runtime.channels import Channel
 from runtime.errors import Busy, InvalidRequest, RankDied
-from runtime.messages import (
+from runtime.messages.requests import Request
+from runtime.messages.sampling import Limits, check, cut
+from runtime.messages.scheduler import (
     Abort,
     Arrive,
     Continue,
-    Failing,
     Flush,
+    Hold,
     Opened,
     Pause,
     Refused,
-    StepPlan,
-    StepResult,
     StepTokens,
     Stopped,
     ToDetokenizer,
     ToScheduler,
+    Unhold,
     Unload,
 )
+from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.metrics.meter import Meter
-from runtime.occupation import Hold, Unhold
-from runtime.request import Request, Sequence
-from runtime.sampling import Limits, check, cut
 from runtime.scheduling.pausing import flush, hold, lose_pages, pause, unhold, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.upkeep import Upkeep
 
 AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do

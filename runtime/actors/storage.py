@@ -5,7 +5,7 @@
                        ◄──────── wake() ─────────── the sequence may be admitted, and finds them there
 
 It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing of it: host memory is theirs
-and ours (devices/host.py), and who may touch which page of it when is cache/host.py's to say. A page is pinned while it is written, and
+and ours (ranks/host_memory.py), and who may touch which page of it when is cache/host.py's to say. A page is pinned while it is written, and
 reserved while it is read, so neither the death of ranks nor eviction disturbs it.
 
 A fetch ends when its last page is there, at the first page that is not, when its request is admitted or ends, or when the time of its
@@ -25,13 +25,13 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from runtime import log
-from runtime.cache.outside import Outside, Pin, Reserved
-from runtime.devices.host import HostPages
+from runtime.cache.storage_connector import Outside, Pin, Reserved
 from runtime.metrics import Metrics
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
-from runtime.request import Sequence
+from runtime.ranks.host_memory import HostPages
 from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.sequence import Sequence
 from runtime.storage.identity import identity as identity_of
 from runtime.storage.identity import weights
 from runtime.storage.settings import TierSettings, backend_settings, tier_settings

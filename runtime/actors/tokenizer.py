@@ -16,14 +16,14 @@ from anyio.to_thread import run_sync
 from msgspec import structs
 
 from runtime import log
+from runtime.actors.channels import Channel
+from runtime.actors.open_requests import Outputs
 from runtime.cache.namespace import namespace
-from runtime.channels import Channel
-from runtime.constraint import Grammar, Rule, grammar_of
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
-from runtime.messages import Arrive, Ask, Before, Chat, Embeds, Infill, Pair, Prompt, Text, Tokens, ToScheduler
-from runtime.outputs import Outputs
-from runtime.request import Guide, Request
-from runtime.sampling import Limits, check, cut, too_long
+from runtime.messages.constraint import Grammar, Rule, grammar_of
+from runtime.messages.requests import Ask, Before, Chat, Embeds, Guide, Infill, Pair, Prompt, Request, Text, Tokens
+from runtime.messages.sampling import Limits, check, cut, too_long
+from runtime.messages.scheduler import Arrive, ToScheduler
 from runtime.text.embeds import check_embeds, digest, read_embeds
 from runtime.text.infill import infill
 from runtime.text.regex import StopRegexes

@@ -10,12 +10,12 @@ from collections.abc import Generator, Iterable
 from msgspec import Struct
 
 from runtime.cache.eviction import can_leave_device, can_leave_host
+from runtime.cache.groups import Side
 from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import DEVICE, HOST
-from runtime.cache.sides import Side
-from runtime.request import Sequence
+from runtime.scheduling.sequence import Sequence
 
 PORTION = 500  # nodes, about a millisecond
 MAX_TOLD = 10  # findings in words

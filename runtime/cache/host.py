@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
-from runtime.moves import Moves
+from runtime.messages.steps import Moves
 
 SAVES_PER_STEP = 256  # pages that are due are saved in portions, so that no step is held up by all at once
 _PLANNED = -1  # Node.save_step until the plan has its number

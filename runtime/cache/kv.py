@@ -14,14 +14,14 @@ later one reads it, and a page released now is reused by a later step only. What
 
 from msgspec import Struct
 
+from runtime.cache.groups import Side, usable
 from runtime.cache.host import HostConfig, HostTier
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 from runtime.cache.prefix import PrefixTree
-from runtime.cache.sides import Side, usable
 from runtime.cache.states import StateConfig, StatePool, open_states
 from runtime.cache.window import WindowConfig, WindowPool, open_windows
-from runtime.request import Sequence
+from runtime.scheduling.sequence import Sequence
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 
 if TYPE_CHECKING:
+    from runtime.cache.groups import Side
     from runtime.cache.journal import Journal
-    from runtime.cache.sides import Side
 
 DEVICE, HOST = 1, 2  # bits of Node.queued
 

@@ -19,11 +19,11 @@ have left.
 import numpy as np
 from msgspec import Struct
 
+from runtime.cache.groups import Idle
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
-from runtime.cache.sides import Idle
-from runtime.moves import StateMoves
-from runtime.request import Sequence
+from runtime.messages.steps import StateMoves
+from runtime.scheduling.sequence import Sequence
 
 
 class StateConfig(Struct, frozen=True, kw_only=True):

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from runtime.cache.groups import Idle
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
-from runtime.cache.pools import least_pages
-from runtime.cache.sides import Idle
-from runtime.request import Sequence
+from runtime.cache.pool_sizes import least_pages
+from runtime.scheduling.sequence import Sequence
 
 
 class WindowConfig(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from runtime.cli.doctor.machine import examine
 from runtime.models.config import read_config
 from runtime.options.facts import this_machine
 from runtime.options.footprint import Footprint, Stored, footprint, stored_weights
-from runtime.options.given import from_argv, from_values
+from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from runtime.options import docs
+from runtime.options.help import help_text
 from runtime.options.table import foreign_rows, rows
-from runtime.options.text import help_text
 
 
 def run(argv: Sequence[str]) -> int:

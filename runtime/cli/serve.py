@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from runtime.options.given import from_argv
+from runtime.options.help import help_text
+from runtime.options.parse import from_argv
 from runtime.options.resolve import plan_for
-from runtime.options.text import help_text
 
 
 def run(argv: Sequence[str]) -> int:

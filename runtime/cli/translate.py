@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from runtime.errors import OptionsError
-from runtime.options.translate import translate
+from runtime.options.compat.translate import translate
 
 
 def run(argv: Sequence[str]) -> int:

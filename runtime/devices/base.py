@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
-from runtime.adapters.ops import AdapterOps
-from runtime.adapters.wire import LoadAdapter
-from runtime.constraint import Grammar
-from runtime.devices.exchange import Exchanges
-from runtime.devices.host import HostPages
+from runtime.devices.all_to_all import Exchanges
+from runtime.devices.attention_scores import Scores
+from runtime.devices.lora import AdapterOps
 from runtime.devices.operands import Fused, Quantized
-from runtime.devices.scores import Scores
-from runtime.devices.tiers import Arrivals, Copies
+from runtime.devices.page_copies import Arrivals, Copies
 from runtime.errors import StartError
-from runtime.expert_load import CountExperts, ExpertCounts
-from runtime.messages import Captured, Profile, RankReady, StartRank, StepPlan, StepResult
-from runtime.models.sparse import Routing
-from runtime.occupation import Occupied, Occupy, Renew
+from runtime.messages.constraint import Grammar
+from runtime.messages.lora import LoadAdapter
+from runtime.messages.memory import Occupied, Occupy, Renew
+from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
+from runtime.messages.steps import StepPlan, StepResult
+from runtime.models.moe import Routing
+from runtime.ranks.host_memory import HostPages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,7 +131,7 @@ class Batch:
     embeds: "tuple[Tensor, Tensor] | None" = None  # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T]: tokens that are somebody's; None: all
-    is_compiled: bool = False  # by what the model has compiled (devices/compiling.py)
+    is_compiled: bool = False  # by what the model has compiled (ranks/compile.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Ops(Protocol):
 
     def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
         """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
-        of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampler.py."""
+        of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampling/sampler.py."""
         ...
 
 
@@ -324,7 +324,7 @@ class Collectives(Protocol):
 
 
 class Graphs(Protocol):
-    """Capture and replay of what a function launches, on devices that can. devices/decoding.py says what is captured.
+    """Capture and replay of what a function launches, on devices that can. ranks/decode_graphs.py says what is captured.
 
     All graphs of a rank share one pool of memory: they are replayed one after the other, in the order of the device's other work, and
     what outlives a replay is in tensors from outside. A tensor that a body makes lives at the same place in each replay.
@@ -365,11 +365,11 @@ class Device:
     graphs: Graphs | None
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
-    adapters: AdapterOps | None = None  # None: in plain torch (layers/adapters.py)
+    adapters: AdapterOps | None = None  # None: in plain torch (layers/lora.py)
     fused: Fused | None = None  # None: as several Ops (layers/fused.py)
     streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns
-    prologs: Any = None  # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps (layers/prolog.py)
-    beside: Any = None  # a second stream, for shared experts beside routed ones (layers/beside.py)
+    prologs: Any = None  # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps (layers/attention/mla_prolog.py)
+    beside: Any = None  # a second stream, for shared experts beside routed ones (layers/side_stream.py)
     joins_latents: bool = False  # with exchanges: tokens are joined behind the first projections of latent attention, and not before
     homes: "Mapping[int, torch.device]" = field(default_factory=dict)  # of layers whose weights are made elsewhere (hosted.py)
 

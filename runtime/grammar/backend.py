@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from runtime.constraint import Grammar, GrammarSetup
+from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.text.vocabulary import Vocabulary
 
 MAX_BLANKS = 16  # of JSON, between two tokens of it: room for indentation, and an end to models that would write blanks for ever

@@ -7,10 +7,10 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from runtime.constraint import Grammar
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids
 from runtime.grammar.choices import choices_as_regex
 from runtime.grammar.schema import prepare
+from runtime.messages.constraint import Grammar
 
 
 class _Words:

@@ -6,10 +6,10 @@ import numpy as np
 import outlines_core
 from outlines_core import json_schema
 
-from runtime.constraint import Grammar
 from runtime.grammar.backend import GrammarError, Terms, fill_each, find_byte_ids, first_line
 from runtime.grammar.choices import choices_as_regex
 from runtime.grammar.schema import prepare
+from runtime.messages.constraint import Grammar
 
 # keywords that it reads over in silence
 UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",

@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from runtime.constraint import Grammar, GrammarSetup
 from runtime.grammar.backend import Backend, GrammarError, Matcher, open_backend
 from runtime.grammar.frames import Frames, framed
+from runtime.messages.constraint import Grammar, GrammarSetup
 
 MEMORY_BYTES = 1 << 30  # that a child may take beyond what it is born with
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import xgrammar
 
-from runtime.constraint import Grammar
 from runtime.grammar.backend import MAX_BLANKS, GrammarError, Terms, find_byte_ids, first_line
 from runtime.grammar.choices import choices_as_ebnf
 from runtime.grammar.schema import prepare
 from runtime.grammar.tags import by_tokens
+from runtime.messages.constraint import Grammar
 
 # keywords that it reads over in silence: an answer could break them
 UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",

@@ -16,18 +16,24 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.errors import RequestError, TooLarge
-from runtime.http import adapters, admin, errors, experts, holdings, openapi, socket
-from runtime.http.access import AccessLog
-from runtime.http.adapters import adapter_named
-from runtime.http.anthropic.answers import TokenCount
+from runtime.http import errors
+from runtime.http import websocket as socket
+from runtime.http.access_log import AccessLog
+from runtime.http.admin import adapters
+from runtime.http.admin import control as admin
+from runtime.http.admin import expert_load as experts
+from runtime.http.admin import memory_saver as holdings
+from runtime.http.admin.adapters import adapter_named
+from runtime.http.anthropic.message_request import CountBody
+from runtime.http.anthropic.message_response import TokenCount
 from runtime.http.anthropic.messages import count_tokens, messages, model_fields
-from runtime.http.anthropic.types import CountBody
+from runtime.http.auth import guarded
 from runtime.http.body import read_body, refusing
-from runtime.http.connection import EXTENSION
-from runtime.http.doors import guarded
-from runtime.http.exchange import DIRECT, Answer
-from runtime.http.face import DEFAULT, Face
-from runtime.http.ids import request_id, telling_id
+from runtime.http.embeddings.embeddings import embeddings, encode, pooled
+from runtime.http.embeddings.scores import classify, rerank, score
+from runtime.http.fields.headers import origin
+from runtime.http.fields.request_id import request_id, telling_id
+from runtime.http.json_routes import json, taking, telling
 from runtime.http.native import info, parse
 from runtime.http.native.generate import generate
 from runtime.http.ollama import routes as ollama
@@ -35,15 +41,15 @@ from runtime.http.ollama.embed import embed as ollama_embed
 from runtime.http.ollama.embed import embeddings as ollama_embeddings
 from runtime.http.ollama.serve import chat as ollama_chat
 from runtime.http.ollama.serve import generate as ollama_generate
-from runtime.http.openai.answers import Model, Models
 from runtime.http.openai.chat import chat
+from runtime.http.openai.completion_response import Model, Models
 from runtime.http.openai.completions import completions
-from runtime.http.openai.kept import Kept
 from runtime.http.openai.models import adapter_object, model_object
-from runtime.http.origin import origin
-from runtime.http.replies import json, taking, telling
-from runtime.http.vectors.embeddings import embeddings, encode, pooled
-from runtime.http.vectors.scores import classify, rerank, score
+from runtime.http.openai.stored_objects import Kept
+from runtime.http.schema import openapi
+from runtime.http.settings import DEFAULT, Face
+from runtime.http.streaming.connection import EXTENSION
+from runtime.http.streaming.exchange import DIRECT, Answer
 from runtime.service import Service
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]

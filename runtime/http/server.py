@@ -24,10 +24,10 @@ from starlette.types import ASGIApp
 
 from runtime.errors import HeadTooLarge, StartError
 from runtime.http.body import refusing
-from runtime.http.connection import EXTENSION, Connection
 from runtime.http.errors import error_response
-from runtime.http.ids import request_id, telling_id
-from runtime.http.socket import TERMINATED
+from runtime.http.fields.request_id import request_id, telling_id
+from runtime.http.streaming.connection import EXTENSION, Connection
+from runtime.http.websocket import TERMINATED
 
 LOG = logging.getLogger("runtime.http")
 

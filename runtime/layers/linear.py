@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, Quantized
-from runtime.layers.parts import Parts
-from runtime.layers.storage import PER_ROW, Storage, allocate, completed, dequantized
+from runtime.layers.parallel.sequence import Parts
+from runtime.layers.quantization.storage import PER_ROW, Storage, allocate, completed, dequantized
 from runtime.layers.weight import Layer, Lookup, Part, Share, Weight, even_share, kv_share, scaled
 from runtime.models.schemes import Stored
 
@@ -36,7 +36,7 @@ class Linear(Layer):
         self.bias: Weight | None = None
         self.storage: Storage | None = None  # in place of the weight where it is in few bits
         self.packed: Any = None
-        self.adapted: Callable[[Tensor, Tensor], Tensor] | None = None  # what adapters add to the product (layers/adapters.py)
+        self.adapted: Callable[[Tensor, Tensor], Tensor] | None = None  # what adapters add to the product (layers/lora.py)
         self.sum: Callable[[Tensor], Tensor] | None = None
         if sums and self.is_row and device.collectives.size > 1:
             self.sum = Parts(device.collectives).sum if sums == "parts" else device.collectives.all_reduce

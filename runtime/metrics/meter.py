@@ -2,9 +2,9 @@
 
 import math
 
-from runtime.messages import StepTokens
+from runtime.messages.requests import Request
+from runtime.messages.scheduler import StepTokens
 from runtime.metrics.table import Metrics
-from runtime.request import Request
 
 WINDOW_S = 2.0
 

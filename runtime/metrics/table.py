@@ -14,9 +14,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from runtime.messages.requests import FinishReason
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
-from runtime.request import FinishReason
-from runtime.scheduling.seats import Seats
+from runtime.scheduling.lora_slots import Seats
 
 STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5)

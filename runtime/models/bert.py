@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from runtime.devices.base import Batch, Device
-from runtime.layers.attention import Attention
+from runtime.layers.attention.bidirectional import Picks, Rows, attend_rows
+from runtime.layers.attention.paged import Attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.linear import Linear, QkvLinear
-from runtime.layers.rows import Picks, Rows, attend_rows
+from runtime.layers.parallel.replicated import Dense, LayerNorm, Table
 from runtime.layers.weight import Layer
-from runtime.layers.whole import Dense, LayerNorm, Table
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
 

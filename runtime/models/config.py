@@ -14,12 +14,12 @@ from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
-from runtime.models.latent import HfLatent, Latent, read_latent
+from runtime.models.mla import HfLatent, Latent, read_latent
+from runtime.models.moe import MIXTURES, HfMixture, Mixture
+from runtime.models.pooling import Pooling
 from runtime.models.quantization import Quantization, read_quantization
 from runtime.models.registry import check_architecture, check_pools
-from runtime.models.sparse import MIXTURES, HfMixture, Mixture
 from runtime.models.tasks import GENERATES, family_of, longest_text, read_pooling
-from runtime.pooling import Pooling
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 Ids = int | list[int] | None
@@ -107,7 +107,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]  # sliding window of each layer; 0: none
     output_norms: bool = False  # also what the halves of a layer give is normalised
     query_scalar: float = 0.0  # products of queries and keys are divided by its root; 0: by that of head_dim
-    score_cap: float = 0.0  # of attention scores, see devices/scores.py; 0: none
+    score_cap: float = 0.0  # of attention scores, see devices/attention_scores.py; 0: none
     logit_cap: float = 0.0  # the same of what the head says
     has_sinks: bool = False  # heads of attention have a learned logit beside their scores
     mixture: Mixture | None  # None: no experts

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Batch, Device
-from runtime.layers.attention import LatentAttention
+from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
+from runtime.layers.attention.paged import LatentAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parts import Parts
-from runtime.layers.prolog import PlainProlog, Prolog
+from runtime.layers.parallel.sequence import Parts
 from runtime.layers.rotary import stretched_scale
 from runtime.layers.weight import Layer, Share, even_share, scaled
 from runtime.models.config import ModelConfig

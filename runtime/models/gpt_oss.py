@@ -15,11 +15,11 @@ from torch.nn.functional import linear
 from runtime.devices.base import Batch, Device
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parallel.replicated import Dense
 from runtime.layers.weight import Layer, Part, Share, Weight, even_share, scaled
-from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
 from runtime.models.llama import Llama
-from runtime.models.sparse import Mixture
+from runtime.models.moe import Mixture
 
 ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halves are clamped to
 

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Batch, Device
-from runtime.devices.scores import Scores
-from runtime.layers.attention import Attention, LatentAttention
+from runtime.layers.attention.bidirectional import Picks
+from runtime.layers.attention.paged import Attention, LatentAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear, QkvLinear, Sums
-from runtime.layers.moe import SparseFeedForward
+from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parts import Parts
+from runtime.layers.parallel.replicated import Dense
+from runtime.layers.parallel.sequence import Parts
 from runtime.layers.rotary import Rotary
-from runtime.layers.rows import Picks
 from runtime.layers.weight import Layer, Part, Weight, cache_scale, even_share
-from runtime.layers.whole import Dense
 from runtime.models.config import ModelConfig
 
 Pieces = Generator[tuple[Any, tuple[Tensor, ...]], Tensor, Tensor]  # yields who attends and with what, is sent what was found
@@ -133,7 +133,7 @@ class Llama(Layer):
             self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.parts = None if device.exchanges is None else Parts(device.collectives)
         self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.place)
-        self.compiled: Callable[..., tuple[Tensor, Tensor]] | None = None  # Decoder.after (devices/compiling.py)
+        self.compiled: Callable[..., tuple[Tensor, Tensor]] | None = None  # Decoder.after (ranks/compile.py)
 
     @property
     def attentions(self) -> list[Attention | LatentAttention]:

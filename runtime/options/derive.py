@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 import runtime
-from runtime.options.backends import BACKENDS
-from runtime.options.environment import RANK_VARIABLES
+from runtime.options.attention_backends import BACKENDS
+from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
 
 MOST_PIECE_TOKENS = 2048  # of a step whose kernels a device of today finishes before the host has launched them, by a small model

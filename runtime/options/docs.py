@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.options.conflicts import REMOVED
-from runtime.options.environment import ENVIRONMENT
+from runtime.options.compat.environment import ENVIRONMENT
+from runtime.options.help import markdown_table, shown_default
+from runtime.options.rules.conflicts import REMOVED
 from runtime.options.table import Row, foreign_rows, rows
-from runtime.options.text import markdown_table, shown_default
 
 INTRODUCTION = """\
 # Options

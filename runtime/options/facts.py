@@ -8,12 +8,12 @@ from typing import Protocol
 from msgspec import Struct
 
 from runtime.errors import OptionsError
-from runtime.models.latent import Latent
+from runtime.models.mla import Latent
+from runtime.models.moe import Mixture
+from runtime.models.pooling import Pooling
 from runtime.models.quantization import Quantization
 from runtime.models.schemes import SCHEMES
-from runtime.models.sparse import Mixture
-from runtime.options.environment import RANK_VARIABLES
-from runtime.pooling import Pooling
+from runtime.options.compat.environment import RANK_VARIABLES
 
 
 class ModelFacts(Protocol):

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from runtime.cache.pools import Pools, Room, has_two_pools, least_pages, share
+from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
-from runtime.models.adaptable import linears
+from runtime.messages.memory import OffloadWish, chosen
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
-from runtime.models.latent import EXPANDED
-from runtime.occupation import OffloadWish, chosen
+from runtime.models.lora_targets import linears
+from runtime.models.mla import EXPANDED
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
-    from runtime.adapters.wire import AdapterSetup
+    from runtime.messages.lora import AdapterSetup
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {"bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}  # else that of the activations

@@ -4,9 +4,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from runtime.occupation import OffloadWish
-from runtime.options.environment import RANK_VARIABLES
-from runtime.options.events import KVEvents
+from runtime.messages.memory import OffloadWish
+from runtime.options.compat.environment import RANK_VARIABLES
+from runtime.options.kv_events import KVEvents
 from runtime.options.table import rows
 
 
@@ -35,7 +35,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     enable_return_hidden_states: bool
     context_length: int
     served_model_name: str
-    chat_template: str  # one of text/named.py, or a file; "auto": the tokenizer's own
+    chat_template: str  # one of text/chat_templates.py, or a file; "auto": the tokenizer's own
     hf_chat_template_name: str | None
     reasoning_parser: str  # one of parsing/formats.py; "none"; "auto": by the chat template. So is the next
     tool_call_parser: str
@@ -100,7 +100,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     hicache_size: int  # gigabytes of each rank; 0: as hicache_ratio says
     hicache_write_policy: str
     hicache_io_backend: str
-    hicache_mem_layout: str  # a row of LAYOUTS in devices/host.py
+    hicache_mem_layout: str  # a row of LAYOUTS in ranks/host_memory.py
     enable_fp32_lm_head: bool
     quantization: str | None  # None: as the checkpoint is
     kv_cache_dtype: str  # bfloat16, fp8_e4m3, fp8_e5m2; or that of the activations

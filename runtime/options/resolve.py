@@ -11,12 +11,12 @@ from msgspec import structs
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options import derive
+from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.derive import Derived
-from runtime.options.environment import RANK_VARIABLES
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
-from runtime.options.given import Given
+from runtime.options.parse import Given
 from runtime.options.plan import Plan, Provenance
-from runtime.options.rules import RULES
+from runtime.options.rules.feasibility import RULES
 from runtime.options.table import rows
 
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from msgspec import NODEFAULT, Struct, inspect, structs
 
+from runtime.options.compat.aliases import OLD, TITLES, Spelling
+from runtime.options.compat.rtp_llm import RTP_LLM
 from runtime.options.declare import Status
-from runtime.options.rtp_llm import RTP_LLM
-from runtime.options.spellings import OLD, TITLES, Spelling
 from runtime.options.tree import Options
 
 Takes = Literal["switch", "one", "many", "json"]

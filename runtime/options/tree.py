@@ -2,28 +2,28 @@
 
 from msgspec import field
 
-from runtime.options.ascend import Ascend
-from runtime.options.debug import Debug
 from runtime.options.declare import Group
-from runtime.options.disaggregation import Disaggregation
-from runtime.options.experts import Experts
-from runtime.options.graphs import Graphs
-from runtime.options.http import Api, Http
-from runtime.options.kernels import Kernels
-from runtime.options.logs import Logs
-from runtime.options.lora import Lora
-from runtime.options.memory import Memory
-from runtime.options.model import Model
-from runtime.options.multimodal import Multimodal
-from runtime.options.null import Null
-from runtime.options.observe import Observe
-from runtime.options.parallel import Parallel
-from runtime.options.precision import Precision
-from runtime.options.schedule import Schedule
-from runtime.options.speculation import Speculation
-from runtime.options.states import States
-from runtime.options.tiers import Tiers
-from runtime.options.weights import Weights
+from runtime.options.groups.ascend import Ascend
+from runtime.options.groups.debug import Debug
+from runtime.options.groups.disaggregation import Disaggregation
+from runtime.options.groups.experts import Experts
+from runtime.options.groups.graphs import Graphs
+from runtime.options.groups.http import Api, Http
+from runtime.options.groups.kernels import Kernels
+from runtime.options.groups.logs import Logs
+from runtime.options.groups.lora import Lora
+from runtime.options.groups.memory import Memory
+from runtime.options.groups.model import Model
+from runtime.options.groups.multimodal import Multimodal
+from runtime.options.groups.null import Null
+from runtime.options.groups.observe import Observe
+from runtime.options.groups.parallel import Parallel
+from runtime.options.groups.precision import Precision
+from runtime.options.groups.schedule import Schedule
+from runtime.options.groups.speculation import Speculation
+from runtime.options.groups.states import States
+from runtime.options.groups.tiers import Tiers
+from runtime.options.groups.weights import Weights
 
 
 class Options(Group, frozen=True, kw_only=True):

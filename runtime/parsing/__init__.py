@@ -7,7 +7,7 @@
     literals.py   two more kinds, in other notations
     formats.py    the tables of tool-call and reasoning formats: markers and kinds, data only
     answer.py     the parser of one answer, made from two rows of these tables
-    channels.py   the same for gpt-oss and Muse, whose answers are messages with headers
+    actors/channels.py   the same for gpt-oss and Muse, whose answers are messages with headers
     choose.py     which formats a model has, by name or by its chat template, and its parser
 
 The result is a function of the whole text, however it was cut: what could be the beginning of a marker waits, and nothing else. What is no

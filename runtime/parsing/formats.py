@@ -165,7 +165,7 @@ FORMATS: dict[str, Format] = {
         Tagged(begin='<function name="', name_end='">', key='<param name="', key_end='">', value_end="</param>", ends=("</function>",),
                is_trimmed=True, takes_cdata=True),)),
 }
-# what messages to tools hold, in answers that are messages (channels.py)
+# what messages to tools hold, in answers that are messages (actors/channels.py)
 ATEM = Format(items=(_invoke("atem:"),), sections=(Section("<atem:function_calls>", "</atem:function_calls>"),),
               loose=('<atem:invoke name="',))
 

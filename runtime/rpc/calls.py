@@ -9,16 +9,16 @@ from google.protobuf.message import Message
 from starlette.datastructures import Headers
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
+from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import renamed
-from runtime.http.exchange import Exchange
-from runtime.http.face import Face
+from runtime.http.fields.headers import origin
 from runtime.http.native.generate import GenerateDialect, generate
-from runtime.http.origin import origin
-from runtime.http.pace import merged
-from runtime.http.sse import encode
-from runtime.http.stream import MAX_WAITING_TOKENS
-from runtime.http.vectors.embeddings import embeddings
-from runtime.request import Delta, Finish, TokenLogprob
+from runtime.http.settings import Face
+from runtime.http.streaming.exchange import Exchange
+from runtime.http.streaming.pace import merged
+from runtime.http.streaming.sse import encode
+from runtime.http.streaming.stream import MAX_WAITING_TOKENS
+from runtime.messages.requests import Delta, Finish, TokenLogprob
 from runtime.rpc.schema import load
 from runtime.service import Service
 

@@ -12,8 +12,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
-from runtime.http.doors import Level
-from runtime.http.face import Face
+from runtime.http.auth import Level
+from runtime.http.settings import Face
 from runtime.rpc.calls import Calls, Headered
 from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service

@@ -5,7 +5,7 @@ from math import inf
 
 from msgspec import Struct
 
-from runtime.request import Request
+from runtime.messages.requests import Request
 
 
 class Limit(Struct, frozen=True, kw_only=True):

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from runtime.messages import PromptLogprobs, StepResult
-from runtime.request import Sequence, TokenLogprob
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import TokenLogprob
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.steps import PromptLogprobs, StepResult
+from runtime.scheduling.sequence import Sequence
 
 
 def of_row(result: StepResult, row: int, params: SamplingParams) -> list[TokenLogprob]:

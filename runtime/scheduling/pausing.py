@@ -1,7 +1,7 @@
 """Pauses of the scheduler, and what wants nobody to run: while it is paused no steps are planned, and everything else goes on."""
 
 from runtime.errors import Busy
-from runtime.messages import PauseMode
+from runtime.messages.scheduler import PauseMode
 from runtime.scheduling.scheduler import Scheduler
 
 

@@ -4,14 +4,15 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from runtime.messages import StepPlan
-from runtime.request import Loaded, Sequence
-from runtime.scheduling.builder import StepBuilder
+from runtime.messages.requests import Loaded
+from runtime.messages.steps import StepPlan
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.delayer import Delayer, Replica
-from runtime.scheduling.hidden import HiddenCollector, Part
+from runtime.scheduling.hidden_states import HiddenCollector, Part
 from runtime.scheduling.logprobs import PromptCollector, PromptPart
 from runtime.scheduling.roster import Roster
+from runtime.scheduling.sequence import Sequence
+from runtime.scheduling.step_builder import StepBuilder
 
 LONG_STEPS = 4  # a prompt that would fill so many steps alone is long: it must leave room for others
 

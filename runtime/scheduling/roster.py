@@ -4,10 +4,11 @@ from bisect import insort
 
 from runtime.cache.kv import KVCache
 from runtime.cache.window import WindowPool
-from runtime.request import Request, Sequence
+from runtime.messages.requests import Request
 from runtime.scheduling.forecast import Forecast
+from runtime.scheduling.lora_slots import SeatConfig, Seats
 from runtime.scheduling.order import Now
-from runtime.scheduling.seats import SeatConfig, Seats
+from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
 from runtime.scheduling.waiting import OrderConfig, WaitingQueue
 

@@ -13,15 +13,17 @@ from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.messages import Ended, Failing, Refused, StepPlan, StepResult, StepTokens
-from runtime.request import FinishReason, Loaded, Request, Sequence, TokenLogprob
+from runtime.messages.requests import FinishReason, Loaded, Request, TokenLogprob
+from runtime.messages.scheduler import Ended, Refused, StepTokens
+from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
+from runtime.scheduling.jump_forward import split_rows, take_run
+from runtime.scheduling.lora_slots import SeatConfig
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
-from runtime.scheduling.runs import split_rows, take_run
-from runtime.scheduling.seats import SeatConfig
+from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.waiting import OrderConfig
 
 TIME_IS_UP = {True: "the request waited too long for its turn; try again later",

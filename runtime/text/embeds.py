@@ -7,9 +7,8 @@ import msgspec
 import numpy as np
 
 from runtime.errors import InvalidRequest
-from runtime.messages import Ask
-from runtime.prompts import Embeds
-from runtime.sampling import Limits
+from runtime.messages.requests import Ask, Embeds
+from runtime.messages.sampling import Limits
 
 FIELD = "input_embeds"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.errors import InvalidRequest
-from runtime.text.width import longest_match
+from runtime.text.regex_width import longest_match
 
 WINDOW = 4096
 MAX_PROGRAM = 1024  # instructions of all of a request's expressions together

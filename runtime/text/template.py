@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 
 from runtime.errors import InvalidRequest, ModelError
-from runtime.messages import Chat
+from runtime.messages.requests import Chat
 from runtime.text.sandbox import TURN, Sandbox, Turns
 
 MAX_CHARS = 16 * 1024 * 1024

@@ -1,7 +1,7 @@
 """A sink that keeps what it hears and checks that a request ends once."""
 
 from runtime.errors import RequestError
-from runtime.request import Delta, Finish
+from runtime.messages.requests import Delta, Finish
 
 
 class ListSink:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from runtime.actors.channels import Channel
 from runtime.actors.detokenizer import DetokenizerActor
-from runtime.channels import Channel
+from runtime.actors.open_requests import Outputs
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
-from runtime.messages import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
-from runtime.outputs import Outputs
-from runtime.request import Delta, Finish, FinishReason, Request, Sink, TokenLogprob
-from runtime.sampling import SamplingParams
-from runtime.text.files import TokenizerFiles
+from runtime.messages.requests import Delta, Finish, FinishReason, Request, Sink, TokenLogprob
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.actors.sink import ListSink
 from tests.text import build

@@ -15,7 +15,7 @@ from runtime.actors.events import EventsActor
 from runtime.cache.journal import CacheEvents, Cleared, Removed
 from runtime.errors import OptionsError
 from runtime.metrics import Metrics
-from runtime.options.events import KVEvents
+from runtime.options.kv_events import KVEvents
 from tests.cache.reader import Reader
 
 pytestmark = pytest.mark.anyio

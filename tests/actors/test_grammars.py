@@ -11,8 +11,8 @@ import pytest
 
 import runtime
 from runtime.actors.grammars import Grammars
-from runtime.constraint import Grammar, GrammarSetup
 from runtime.errors import InternalFault, InvalidRequest
+from runtime.messages.constraint import Grammar, GrammarSetup
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,8 @@ import pytest
 from runtime.actors import ranks as ranks_module
 from runtime.actors.ranks import Ranks, environment
 from runtime.errors import RankDied, RingError, StartError
-from runtime.messages import LoadProgress, StartRank, StepResult
+from runtime.messages.ranks import LoadProgress, StartRank
+from runtime.messages.steps import StepResult
 from tests.devices.drive import start_rank
 from tests.devices.plans import decodes, start_null
 
@@ -244,7 +245,7 @@ async def test_ranks_that_hang_say_where_and_end(capfd: pytest.CaptureFixture[st
         await run.ranks.abandon("it hangs")
         died = await run.death()
         assert died.reason == "it hangs" and died.exit_code in (-signal.SIGUSR1, -signal.SIGKILL)
-    assert "devices/worker.py" in capfd.readouterr().err
+    assert "ranks/worker.py" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("nothing_left")

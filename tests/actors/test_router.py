@@ -2,12 +2,13 @@
 
 import pytest
 
+from runtime.actors.channels import Channel
+from runtime.actors.open_requests import Outputs
 from runtime.actors.router import Router
-from runtime.channels import Channel
 from runtime.errors import InvalidRequest, Overloaded, Unavailable
-from runtime.messages import Abort, Ask, Tokens, ToScheduler
-from runtime.outputs import Outputs
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import Ask, Tokens
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.scheduler import Abort, ToScheduler
 from tests.actors.sink import ListSink
 
 pytestmark = pytest.mark.anyio

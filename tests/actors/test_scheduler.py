@@ -8,14 +8,15 @@ import anyio
 import msgspec
 import pytest
 
+from runtime.actors.channels import Channel
 from runtime.actors.scheduler import SchedulerActor
-from runtime.channels import Channel
 from runtime.errors import RankDied
-from runtime.messages import Abort, Arrive, Failing, Opened, Refused, StepPlan, StepResult, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.messages.requests import FinishReason, Request
+from runtime.messages.sampling import Limits, SamplingParams
+from runtime.messages.scheduler import Abort, Arrive, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
-from runtime.request import FinishReason, Request
-from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.scheduling.oracle import VOCAB, OracleRank, generate
 

@@ -9,20 +9,20 @@ from typing import Any
 import anyio
 import pytest
 
+from runtime.actors.channels import Channel
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, cache_identity
 from runtime.cache.audit import findings
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
-from runtime.channels import Channel
-from runtime.messages import Abort, Arrive, StepTokens, ToDetokenizer, ToScheduler
+from runtime.messages.requests import Loaded, Request
+from runtime.messages.sampling import Limits, SamplingParams
+from runtime.messages.scheduler import Abort, Arrive, StepTokens, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
 from runtime.models.config import read_config
-from runtime.options.given import from_values
+from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.request import Loaded, Request
-from runtime.sampling import Limits, SamplingParams
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from runtime.storage.settings import TierSettings
 from runtime.storage.store import Store, open_store

@@ -10,16 +10,16 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
+from runtime.actors.channels import Channel
+from runtime.actors.open_requests import Outputs
 from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
-from runtime.channels import Channel
-from runtime.constraint import Grammar, Regex
 from runtime.errors import InternalFault, InvalidRequest
-from runtime.messages import Arrive, Ask, Chat, Infill, Prompt, Text, Tokens, ToScheduler
-from runtime.outputs import Outputs
-from runtime.request import Guide
-from runtime.sampling import Free, Limits, SamplingParams
-from runtime.text.files import TokenizerFiles
+from runtime.messages.constraint import Grammar, Regex
+from runtime.messages.requests import Ask, Chat, Guide, Infill, Prompt, Text, Tokens
+from runtime.messages.sampling import Free, Limits, SamplingParams
+from runtime.messages.scheduler import Arrive, ToScheduler
 from runtime.text.template import ChatTemplates
+from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.actors.sink import ListSink
 from tests.text import build

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from runtime.adapters.peft import read_adapter
 from runtime.errors import ModelError
-from runtime.models.adaptable import linears
 from runtime.models.config import read_config
+from runtime.models.lora_targets import linears
+from runtime.models.peft import read_adapter
 from tests.models.make import make_checkpoint
 from tests.models.make_adapter import make_adapter
 

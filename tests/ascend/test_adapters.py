@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from runtime import Engine
-from tests.devices.seated import decode_with_adapters
 from tests.e2e.conftest import checkpoint
 from tests.e2e.test_adapters import PROMPTS, Expect, made, named, run_all
 from tests.models.make import make_checkpoint
+from tests.ranks.lora_slots import decode_with_adapters
 
 __all__ = ["checkpoint", "made"]  # fixtures
 pytestmark = pytest.mark.ascend

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.devices.host import LAYOUTS, HostPages
+from runtime.ranks.host_memory import LAYOUTS, HostPages
 
 pytestmark = pytest.mark.ascend
 
@@ -20,7 +20,7 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
     import torch_npu
 
     assert torch_npu
-    from runtime.devices.ascend.copies import AscendCopies
+    from runtime.devices.ascend.page_copies import AscendCopies
 
     kv: Any = [tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in (8, 4)) for _ in range(3)]
     parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)

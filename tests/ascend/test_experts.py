@@ -9,8 +9,8 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.models.moe import Routing
 from runtime.models.schemes import Int8
-from runtime.models.sparse import Routing
 from tests.devices.test_conformance import Bench
 from tests.devices.test_schemes import random_weight
 
@@ -60,7 +60,7 @@ def test_one_expert_and_none(bench: Bench, count: int, low: int, high: int) -> N
 
 
 def test_all_experts_here(bench: Bench) -> None:
-    from runtime.devices.ascend.experts import AscendExperts
+    from runtime.devices.ascend.moe import AscendExperts
 
     stacks = bench.randn(8, 64, 64) / 8, bench.randn(8, 64, 32) / 6
     ids = torch.randint(0, 8, (9, 2), generator=bench.generator).to(bench.place)
@@ -75,7 +75,7 @@ def test_all_experts_here(bench: Bench) -> None:
 ])
 def test_what_the_operator_chooses(bench: Bench, num_experts: int, routing: Routing, is_taken: bool) -> None:
     """The same as torch's operators choose."""
-    from runtime.devices.ascend.experts import is_fused
+    from runtime.devices.ascend.moe import is_fused
 
     assert is_fused(num_experts, routing) == is_taken
     logits, bias = (torch.randn(*shape, generator=bench.generator) for shape in ((7, num_experts), (num_experts,)))

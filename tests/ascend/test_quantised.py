@@ -72,7 +72,7 @@ def test_inputs_follow_an_order_of_equal_groups() -> None:
 
 def test_four_bits_times_eight() -> None:
     """One product, whose numbers are exact but for scales: every int8 beside every int4, in groups of rows, one of them empty."""
-    from runtime.devices.ascend.grouped import CodedExperts, TokenInt4, pack_quantized
+    from runtime.devices.ascend.grouped_gemm import CodedExperts, TokenInt4, pack_quantized
 
     bench = Bench("npu", torch.float32)
     scheme = Codes(4, 0, activations="token")

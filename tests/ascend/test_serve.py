@@ -91,7 +91,7 @@ async def test_experts_and_latents(family: str, overrides: dict[str, Any], optio
 @pytest.mark.parametrize(("family", "overrides", "options"), [
     ("qwen3_moe", {}, {}), ("deepseek_v3", LATENT, {"npu_gather_after_q": True})])
 async def test_tokens_travel_to_experts(family: str, overrides: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
-    """Counted in prompts, in graphs of fixed shapes in decodes; float32 is beyond CANN's own operators, which dispatch_rank.py tries."""
+    """Counted in prompts, in graphs of fixed shapes in decodes; float32 is beyond CANN's own operators, which all_to_all_rank.py tries."""
     folder = make_checkpoint(family, tmp_path, **overrides)
     reference = Reference(folder)
     expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]

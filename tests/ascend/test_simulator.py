@@ -107,7 +107,7 @@ def test_captures_refuse_what_waits_for_the_host(why: str, body: Any) -> None:
         body(x)
 
 
-@pytest.mark.parametrize("script", ["hccl_rank.py", "exchange_rank.py", "dispatch_rank.py"])
+@pytest.mark.parametrize("script", ["hccl_rank.py", "collectives_rank.py", "all_to_all_rank.py"])
 def test_processes_linked_by_hccl(script: str, tmp_path: Path) -> None:
     done = [subprocess.Popen([sys.executable, "-P", Path(__file__).parent / script, str(rank), "2", str(tmp_path / "store")],
                              env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]

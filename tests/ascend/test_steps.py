@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.ascend import prolog
-from runtime.devices.ascend.prolog import Limits
+from runtime.devices.ascend import mla_prolog as prolog
+from runtime.devices.ascend.mla_prolog import Limits
 from tests.ascend.test_exact import LATENT
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint

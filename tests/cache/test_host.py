@@ -5,8 +5,8 @@ import pytest
 
 from runtime.cache.host import SAVES_PER_STEP, HostConfig
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.moves import Moves
-from runtime.request import Sequence
+from runtime.messages.steps import Moves
+from runtime.scheduling.sequence import Sequence
 from tests.cache.test_prefix import key, sequence
 
 

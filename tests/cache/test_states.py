@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.cache.audit import findings
-from runtime.moves import StateMoves
+from runtime.messages.steps import StateMoves
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.test_scheduler import World
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from runtime.cli import check, main
-from runtime.cli.doctor.look import Finding
+from runtime.cli.doctor.probe import Finding
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, Stored
-from runtime.options.given import from_argv
+from runtime.options.parse import from_argv
 from runtime.options.resolve import plan_for
 
 MACHINE = MachineFacts(cores=2, memory_bytes=2**33, entropy=7)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli.doctor import ascend, look
-from runtime.cli.doctor.look import Finding
+from runtime.cli.doctor import ascend
+from runtime.cli.doctor import probe as look
 from runtime.cli.doctor.machine import examine
-from runtime.options.environment import ENVIRONMENT
+from runtime.cli.doctor.probe import Finding
+from runtime.options.compat.environment import ENVIRONMENT
 
 FILES = {
     "proc/cpuinfo": "model name\t: Example CPU\nflags\t\t: fpu avx2 avx512f amx_bf16\n",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import runtime
-from runtime.compiled import Compiled
-from runtime.devices import compiling
+from runtime.messages.ranks import Compiled
+from runtime.ranks import compile as compiling
 from tests.devices.drive import Planner, Row, moves, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from runtime.adapters.wire import Seating
 from runtime.devices.base import Executor, open_device
-from runtime.messages import Admit, Moves, PromptLogprobs, RankReady, SlotSampling, StartRank, StepPlan, StepResult, WindowPages
+from runtime.messages.lora import Seating
+from runtime.messages.ranks import RankReady, StartRank
+from runtime.messages.steps import Admit, Moves, PromptLogprobs, SlotSampling, StepPlan, StepResult, WindowPages
 
 GREEDY: dict[str, Any] = {
     "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.messages import StartRank, StepPlan
+from runtime.messages.ranks import StartRank
+from runtime.messages.steps import StepPlan
 from tests.devices.drive import start_rank
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.facts import FACTS
-from runtime.devices.runner import Runner
-from runtime.messages import StartRank
+from runtime.messages.ranks import StartRank
+from runtime.ranks.executor import Runner
 from tests.devices.taped import TapedRunner, executor
 
 

@@ -19,11 +19,11 @@ from runtime.devices.base import ANY_K, Device, Facts
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.devices.dispatch import open_exchanges
-from runtime.devices.runner import Runner
-from runtime.layers.gathered import AttentionPlan, DecodeGroup
-from runtime.layers.gathered import _locations as locations
-from runtime.messages import StartRank
+from runtime.layers.attention.sdpa import AttentionPlan, DecodeGroup
+from runtime.layers.attention.sdpa import _locations as locations
+from runtime.messages.ranks import StartRank
+from runtime.ranks.all_to_all import open_exchanges
+from runtime.ranks.executor import Runner
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "bincount", "is_nonzero", "item",

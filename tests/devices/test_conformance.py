@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Draw, Experts, Ops
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.operands import Fused, Seen
-from runtime.devices.scores import Scores
 from runtime.layers.fused import Unfused
-from runtime.messages import StepPlan
-from runtime.models.sparse import Routing
+from runtime.messages.steps import StepPlan
+from runtime.models.moe import Routing
 from tests.devices.drive import start_rank
 
 
@@ -36,7 +36,7 @@ def cuda_ops(dtype: torch.dtype) -> Ops:
 
 
 def cuda_experts(ops: Any) -> Experts:
-    from runtime.devices.cuda.experts import CudaExperts
+    from runtime.devices.cuda.moe import CudaExperts
 
     return CudaExperts(ops.card)
 
@@ -52,7 +52,7 @@ def ascend_ops(dtype: torch.dtype) -> Ops:
 
 
 def ascend_experts(ops: Any) -> Experts:
-    from runtime.devices.ascend.experts import AscendExperts
+    from runtime.devices.ascend.moe import AscendExperts
 
     return AscendExperts(ops.dtype)
 
@@ -354,7 +354,7 @@ def test_moe(bench: Bench, first: int) -> None:
 
 @pytest.mark.parametrize("known", [{}, {"largest_k": 2, "has_top_p": True}], ids=str)
 def test_sample(bench: Bench, known: dict[str, Any]) -> None:
-    """A table of settings whose answer is certain; distributions are tests/layers/test_sampler.py's."""
+    """A table of settings whose answer is certain; distributions are tests/layers/sampling/test_sampler.py's."""
     logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 5, device=bench.place)
     draw = Draw(*(torch.tensor(column, dtype=kind, device=bench.place) for column, kind in (
         ([0.0, 1.0, 1.0, 1.0, 1.0], torch.float32), ([1.0, 0.1, 1.0, 1.0, 1.0], torch.float32), ([0, 0, 1, 0, 2], torch.int64),

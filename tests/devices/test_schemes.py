@@ -35,7 +35,7 @@ def bench(device: str, dtype: torch.dtype, scheme: Scheme, request: pytest.Fixtu
     if refuses(device, scheme, in_experts=request.function.__name__ == "test_experts"):
         pytest.skip(f"{device} refuses such weights when it loads them")
     if device == "interpreter" and dtype != torch.float32:
-        pytest.skip("the interpreter is slow; tests/devices/cuda/test_products.py has other types")
+        pytest.skip("the interpreter is slow; tests/devices/cuda/test_gemm.py has other types")
     return Bench(device, dtype)
 
 

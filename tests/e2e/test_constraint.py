@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from runtime import Engine
-from runtime.constraint import Choice, Ebnf, JsonObject, JsonSchema, Regex, Rule
 from runtime.errors import InvalidRequest
+from runtime.messages.constraint import Choice, Ebnf, JsonObject, JsonSchema, Regex, Rule
 
 pytestmark = pytest.mark.anyio
 

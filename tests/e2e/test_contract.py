@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from websockets.sync.client import connect
 
 from runtime.http.app import served
-from runtime.http.face import DEFAULT
-from runtime.http.operations import OPERATIONS, Operation
+from runtime.http.schema.operations import OPERATIONS, Operation
+from runtime.http.settings import DEFAULT
 from tests.e2e.test_server import Server, serve
 
 TIMEOUT_S = 20.0

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime import Engine
 from runtime.errors import InvalidRequest
-from runtime.messages import Embeds
+from runtime.messages.requests import Embeds
 
 pytestmark = pytest.mark.anyio
 

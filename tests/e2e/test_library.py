@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 
 import runtime
 from runtime.errors import InvalidRequest, ModelError, OptionsError, StartError, Unavailable
-from runtime.messages import SessionParams
+from runtime.messages.requests import SessionParams
 
 Checkpoint = Callable[[str], Path]
 SMALL: dict[str, Any] = {"num_threads": 1, "context_length": 256, "max_total_tokens": 2048, "dtype": "float32"}

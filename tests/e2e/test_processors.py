@@ -11,10 +11,10 @@ import pytest
 import runtime
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.http.app import http_app
-from runtime.sampling import Processor
+from runtime.messages.sampling import Processor
 from tests.http.serving import serving
 
-HERE = "tests.layers.test_processors"
+HERE = "tests.layers.sampling.test_processors"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "enable_custom_logit_processor": True,
                            "logit_processors": [f"{HERE}:Only", f"{HERE}:Angry"]}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.constraint import Choice, Ebnf, Grammar, JsonSchema, Regex, Rule, StructuralTag, grammar_of
 from runtime.grammar.backend import BACKENDS, Backend, GrammarError, Matcher, Terms
 from runtime.grammar.llguidance import open_terms as open_llguidance
 from runtime.grammar.outlines import open_terms as open_outlines
 from runtime.grammar.xgrammar import open_terms as open_xgrammar
+from runtime.messages.constraint import Choice, Ebnf, Grammar, JsonSchema, Regex, Rule, StructuralTag, grammar_of
 
 OPEN: dict[str, Callable[[Terms], Backend]] = {"xgrammar": open_xgrammar, "llguidance": open_llguidance, "outlines": open_outlines}
 LETTERS = sorted({*b"abcyesno,!{}\":1023tru nul[]", 0xC3, 0xA4, 0xB6})

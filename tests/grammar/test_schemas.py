@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import runtime
-from runtime.constraint import Grammar, GrammarSetup
 from runtime.grammar.backend import Backend, open_backend, token_bytes
+from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.text.vocabulary import Vocabulary
 
 POCKET = Path(runtime.__file__).parent / "pocket"

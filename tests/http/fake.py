@@ -12,12 +12,25 @@ from typing import Any
 import numpy as np
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.expert_load import ExpertCounts
-from runtime.messages import Ask, Chat, Infill, Profile, Prompt, Text, Tokens
-from runtime.occupation import PARTS, Part
-from runtime.parsing.choose import Formats
-from runtime.request import NOTHING_LOADED, Delta, Finish, FinishReason, Loaded, Sink, TokenLogprob
-from runtime.sampling import Limits, check
+from runtime.messages.memory import PARTS, Part
+from runtime.messages.ranks import ExpertCounts, Profile
+from runtime.messages.requests import (
+    NOTHING_LOADED,
+    Ask,
+    Chat,
+    Delta,
+    Finish,
+    FinishReason,
+    Infill,
+    Loaded,
+    Prompt,
+    Sink,
+    Text,
+    TokenLogprob,
+    Tokens,
+)
+from runtime.messages.sampling import Limits, check
+from runtime.parsing.detect import Formats
 from runtime.service import AdapterCard, Health, Load, ModelCard
 
 VOCAB = 1000

@@ -9,19 +9,18 @@ import httpx
 import msgspec
 import pytest
 
-from runtime.constraint import StructuralTag
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.http.anthropic.convert import chat_body
+from runtime.http.anthropic.message_request import MessagesBody
 from runtime.http.anthropic.messages import MessageDialect
-from runtime.http.anthropic.types import MessagesBody
 from runtime.http.anthropic.writer import Writer
 from runtime.http.app import http_app
-from runtime.http.dialect import Output
-from runtime.http.doors import Keys
-from runtime.http.face import Face
-from runtime.messages import Chat
+from runtime.http.auth import Keys
+from runtime.http.settings import Face
+from runtime.http.streaming.writer import Output
+from runtime.messages.constraint import StructuralTag
+from runtime.messages.requests import Chat, Finish, FinishReason
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.request import Finish, FinishReason
 from tests.http.fake import FakeService
 from tests.http.openai.test_tools import HERMES, SAYS
 from tests.http.serving import serving, stepping

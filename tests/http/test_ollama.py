@@ -10,11 +10,10 @@ import ollama
 import pytest
 
 from runtime.errors import InvalidRequest
-from runtime.http.dialect import Output
 from runtime.http.ollama.serve import LinesDialect, Writer
-from runtime.messages import Chat, Infill, Text
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Chat, Delta, Finish, FinishReason, Infill, Text
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
-from runtime.request import Delta, Finish, FinishReason
 from tests.http.fake import FakeService
 from tests.http.serving import serving, stepping
 

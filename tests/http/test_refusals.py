@@ -11,7 +11,7 @@ import pytest
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unavailable
 from runtime.http.app import http_app
 from runtime.http.errors import error_object
-from runtime.http.face import DEFAULT, Face
+from runtime.http.settings import DEFAULT, Face
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 

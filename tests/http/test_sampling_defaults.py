@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from runtime.errors import OptionsError
-from runtime.options.given import from_values
+from runtime.messages.sampling import SamplingParams
+from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
-from runtime.sampling import SamplingParams
 from runtime.settings import preferred_sampling
 from tests.http.fake import FakeService
 from tests.http.serving import serving

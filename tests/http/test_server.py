@@ -11,9 +11,9 @@ import h2.events
 import pytest
 
 from runtime.errors import StartError
-from runtime.http import stream as streams
 from runtime.http.app import http_app
 from runtime.http.server import MAX_HEAD_BYTES, listen
+from runtime.http.streaming import stream as streams
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 

@@ -14,8 +14,8 @@ import pytest
 
 from runtime.errors import StartError
 from runtime.http.app import http_app
-from runtime.http.face import Face
 from runtime.http.server import tls_context
+from runtime.http.settings import Face
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 

@@ -3,9 +3,9 @@
 import os
 import re
 
+from runtime.messages.requests import FinishReason
 from runtime.metrics import Metrics
 from runtime.metrics.table import process_usage
-from runtime.request import FinishReason
 
 
 def test_names_follow_the_conventions() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig, read_config
-from runtime.models.sparse import Routing
+from runtime.models.moe import Routing
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,

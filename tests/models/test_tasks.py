@@ -9,7 +9,7 @@ import pytest
 from runtime.errors import ModelError
 from runtime.models import registry
 from runtime.models.config import read_config
-from runtime.pooling import Pooling
+from runtime.models.pooling import Pooling
 from tests.models.make_pooled import write_modules
 
 BERT = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,

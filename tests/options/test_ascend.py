@@ -10,7 +10,7 @@ import pytest
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options.facts import DEVICES, DeviceFacts, MachineFacts
-from runtime.options.given import from_argv
+from runtime.options.parse import from_argv
 from runtime.options.resolve import resolve
 from runtime.options.table import Row, rows
 

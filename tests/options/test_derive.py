@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.models.sparse import Mixture
+from runtime.models.moe import Mixture
 from runtime.options import derive
 from runtime.options.derive import Derived
 from runtime.options.facts import DEVICES, MachineFacts

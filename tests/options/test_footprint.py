@@ -10,7 +10,7 @@ from runtime.errors import ModelError
 from runtime.models.config import read_config
 from runtime.options.facts import MachineFacts
 from runtime.options.footprint import Footprint, footprint, stored_weights, weight_count
-from runtime.options.given import from_values
+from runtime.options.parse import from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
 from tests.models.make import FAMILIES, make_checkpoint
@@ -75,7 +75,7 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
 @pytest.mark.parametrize("family", ["qwen2", "mistral"])
 def test_windows_have_their_own_pages(family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path) -> None:
     """A rank that finds as much memory takes as many pages of each kind."""
-    from runtime.devices.runner import count_pages
+    from runtime.ranks.executor import count_pages
     from runtime.settings import start_rank
 
     own: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
@@ -151,7 +151,7 @@ def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
 
 
 def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.occupation import Hosting, OffloadWish, chosen
+    from runtime.messages.memory import Hosting, OffloadWish, chosen
     from runtime.options.footprint import offloaded_bytes
     from tests.devices.drive import start_rank as start_of
     from tests.devices.streams import StreamedRunner, Streams, install

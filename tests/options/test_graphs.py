@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from runtime import settings
-from runtime.compiled import Compiled
 from runtime.errors import OptionsError
+from runtime.messages.ranks import Compiled
 from runtime.models.config import read_config
 from runtime.options.facts import DEVICES, MachineFacts
-from runtime.options.given import from_argv
+from runtime.options.parse import from_argv
 from runtime.options.plan import Plan
 from runtime.options.resolve import resolve
 from runtime.settings import start_rank

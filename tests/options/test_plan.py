@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
-from runtime.models.latent import Latent
-from runtime.models.sparse import Mixture, Routing
+from runtime.models.mla import Latent
+from runtime.models.moe import Mixture, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
-from runtime.options.given import from_argv, from_values
+from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan, Provenance
 from runtime.options.resolve import plan_for, resolve
 from runtime.options.table import by_flag, by_name, rows

@@ -7,9 +7,9 @@ import pytest
 
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
-from runtime.options.environment import RANK_VARIABLES
+from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.facts import DEVICES, DeviceFacts, MachineFacts
-from runtime.options.given import from_argv
+from runtime.options.parse import from_argv
 from runtime.options.plan import Plan
 from runtime.options.profile import names, read_profile
 from runtime.options.resolve import plan_for, resolve

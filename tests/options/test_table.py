@@ -11,7 +11,7 @@ import pytest
 
 from runtime.errors import OptionsError
 from runtime.options.docs import note
-from runtime.options.given import from_argv
+from runtime.options.parse import from_argv
 from runtime.options.table import Row, by_flag, by_name, canonical, foreign_rows, rows
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())

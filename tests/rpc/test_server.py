@@ -15,9 +15,9 @@ import uvloop
 
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, StartError, Unavailable
 from runtime.http.app import http_app
-from runtime.http.doors import Keys
-from runtime.http.face import DEFAULT, Face
+from runtime.http.auth import Keys
 from runtime.http.server import tls_context
+from runtime.http.settings import DEFAULT, Face
 from runtime.rpc.schema import SERVICE, SOURCE, load, read
 from runtime.rpc.server import Rpc, credentials_of
 from tests.http.fake import FakeService

@@ -8,8 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from runtime.messages import PromptLogprobs, StepPlan, StepResult
-from runtime.moves import Moves
+from runtime.messages.steps import Moves, PromptLogprobs, StepPlan, StepResult
 
 VOCAB = 50
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from runtime.cache.outside import Outside, Pin, Reserved
-from runtime.request import Sequence
+from runtime.cache.storage_connector import Outside, Pin, Reserved
 from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.sequence import Sequence
 from tests.scheduling.oracle import OracleRank
 
 

@@ -2,8 +2,8 @@ from math import inf
 
 import pytest
 
-from runtime.messages import Refused
-from runtime.request import FinishReason
+from runtime.messages.requests import FinishReason
+from runtime.messages.scheduler import Refused
 from runtime.scheduling.deadlines import Limit
 from tests.scheduling.test_scheduler import World
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from runtime.messages import StepTokens
-from runtime.request import FinishReason
+from runtime.messages.requests import FinishReason
+from runtime.messages.scheduler import StepTokens
 from runtime.scheduling.pausing import flush, pause, unpause
 from tests.scheduling.test_scheduler import World
 

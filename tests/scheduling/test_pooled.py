@@ -7,9 +7,9 @@ import pytest
 
 from runtime.cache.audit import findings
 from runtime.cache.kv import CacheConfig
-from runtime.messages import StepPlan, StepResult
-from runtime.request import FinishReason, Request
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import FinishReason, Request
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.steps import StepPlan, StepResult
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from runtime.messages import StepPlan
-from runtime.request import FinishReason
+from runtime.messages.requests import FinishReason
+from runtime.messages.steps import StepPlan
 from tests.scheduling.oracle import VOCAB
 from tests.scheduling.test_scheduler import World
 

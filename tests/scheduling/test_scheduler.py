@@ -6,15 +6,16 @@ from runtime.cache.audit import findings
 from runtime.cache.host import HostConfig
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig
-from runtime.cache.pools import least_pages
+from runtime.cache.pool_sizes import least_pages
 from runtime.cache.states import StateConfig, StatePool
 from runtime.cache.window import WindowConfig, WindowPool
-from runtime.messages import StepTokens
-from runtime.request import FinishReason, Request, Sequence
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import FinishReason, Request
+from runtime.messages.sampling import SamplingParams
+from runtime.messages.scheduler import StepTokens
 from runtime.scheduling.recovery import Lost
 from runtime.scheduling.roster import Roster
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from runtime.scheduling.sequence import Sequence
 from tests.cache.router import Router
 from tests.cache.walk import listen
 from tests.scheduling.oracle import OracleRank, generate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from runtime.text.detokenize import REPLACEMENT, PieceStream, Utf8, WindowStream
-from runtime.text.files import TokenizerFiles
+from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build
 

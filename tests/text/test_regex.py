@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequest
 from runtime.text.regex import MAX_PROGRAM, WINDOW, RegexSearch, StopRegexes
-from runtime.text.width import longest_match
+from runtime.text.regex_width import longest_match
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\w", "c", r"\x61"])
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from runtime.errors import InvalidRequest, ModelError
-from runtime.messages import Chat
+from runtime.messages.requests import Chat
 from runtime.text import sandbox, template
 from runtime.text.template import ChatTemplates
 from tests.text import build

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.cli.doctor import look
-from runtime.cli.doctor.look import Finding, read
+from runtime.cli.doctor import probe as look
+from runtime.cli.doctor.probe import Finding, read
 
 CANN_OF_TORCH = {"2.11": (9, 1), "2.12": (9, 1), "2.13": (9, 1)}  # the oldest CANN; older torch is too old for this runtime
 LIBRARIES = ("libascendcl.so", "libhccl.so", "libopapi.so", "libnnopbase.so", "libge_runner.so", "libgraph.so")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.children import environment
-from runtime.devices.figures import Measured
+from runtime.actors.child_environment import environment
 from runtime.errors import StartError
+from runtime.ranks.benchmark_results import Measured
 
 LIMIT_S = 300.0
 
@@ -17,7 +17,7 @@ LIMIT_S = 300.0
 def bench(device: str, ranks: int, variables: dict[str, str], shrink: int | None = None) -> Measured:
     """`shrink` divides sizes. Raises StartError where the device cannot be opened, or does not finish in five minutes."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-P", "-m", "runtime.devices.measure", "--device", device, "--ranks", str(ranks), "--rendezvous",
+        words = [sys.executable, "-P", "-m", "runtime.ranks.benchmark", "--device", device, "--ranks", str(ranks), "--rendezvous",
                  str(Path(folder) / "meet"), *(() if shrink is None else ("--shrink", str(shrink)))]
         processes = [subprocess.Popen([*words, "--rank", str(rank)], env=environment(None) | variables, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(ranks)]

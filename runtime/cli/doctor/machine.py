@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from runtime.cli.doctor import ascend, look
-from runtime.cli.doctor.look import Finding, read
-from runtime.options.environment import ENVIRONMENT
+from runtime.cli.doctor import ascend
+from runtime.cli.doctor import probe as look
+from runtime.cli.doctor.probe import Finding, read
+from runtime.options.compat.environment import ENVIRONMENT
 
 LIMITS = (
     ("open files", resource.RLIMIT_NOFILE, 4096, "a connection is a file; raise it: ulimit -n 4096"),

@@ -19,9 +19,9 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.scores import Scores
+from runtime.devices.attention_scores import Scores
 from runtime.layers.upload import to_device, upload
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 
 TRIANGLE = 2048  # the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
 CAUSAL, BAND = 3, 4  # sparse modes

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.meeting import Meeting
+from runtime.devices.rendezvous import Meeting
 from runtime.errors import StartError
 
 

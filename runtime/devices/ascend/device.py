@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from runtime.devices.alone import Alone
 from runtime.devices.ascend.facts import FACTS
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
-from runtime.devices.dispatch import open_exchanges
-from runtime.devices.runner import Runner
-from runtime.devices.scores import Scores
+from runtime.devices.single_rank import Alone
 from runtime.errors import StartError
-from runtime.layers.beside import Beside
-from runtime.messages import StartRank, StepPlan
+from runtime.layers.side_stream import Beside
+from runtime.messages.ranks import StartRank
+from runtime.messages.steps import StepPlan
 from runtime.models.config import read_config
-from runtime.models.latent import Latent
+from runtime.models.mla import Latent
+from runtime.ranks.all_to_all import open_exchanges
+from runtime.ranks.executor import Runner
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
@@ -56,13 +57,13 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 
 def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     import_npu()
+    from runtime.devices.ascend.all_to_all import Distributed
     from runtime.devices.ascend.collectives import Hccl, group_name
-    from runtime.devices.ascend.dispatch import Distributed
-    from runtime.devices.ascend.experts import AscendExperts
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
+    from runtime.devices.ascend.mla_prolog import Prologs
+    from runtime.devices.ascend.moe import AscendExperts
     from runtime.devices.ascend.ops import AscendOps
-    from runtime.devices.ascend.prolog import Prologs
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)

@@ -5,16 +5,17 @@ import torch_npu
 from torch import Tensor
 from torch.nn import functional as F
 
-from runtime.devices.ascend import attention, latent
+from runtime.devices.ascend import attention
+from runtime.devices.ascend import mla as latent
 from runtime.devices.ascend.attention import AttentionPlan
-from runtime.devices.ascend.coded import Coded, multiply_coded, pack_coded
 from runtime.devices.ascend.formats import in_tiles
+from runtime.devices.ascend.grouped_scales import Coded, multiply_coded, pack_coded
 from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
-from runtime.devices.ascend.sampler import CUTS, choose
+from runtime.devices.ascend.sampling import CUTS, choose
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Draw, Gate, Quantized
-from runtime.devices.scores import Scores
-from runtime.layers.sampler import mask
-from runtime.messages import StepPlan
+from runtime.layers.sampling.sampler import mask
+from runtime.messages.steps import StepPlan
 from runtime.models.schemes import Codes
 
 WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.meeting import Meeting
+from runtime.devices.rendezvous import Meeting
 
 
 class Gloo:

@@ -4,16 +4,16 @@ import os
 
 import torch
 
-from runtime.devices.alone import Alone
 from runtime.devices.base import Device
 from runtime.devices.cpu.collectives import Gloo
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.devices.dispatch import open_exchanges
-from runtime.devices.runner import Runner
-from runtime.messages import StartRank
+from runtime.devices.single_rank import Alone
+from runtime.messages.ranks import StartRank
+from runtime.ranks.all_to_all import open_exchanges
+from runtime.ranks.executor import Runner
 
 
 def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:

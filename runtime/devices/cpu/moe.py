@@ -8,8 +8,8 @@ from torch import Tensor
 from runtime.devices.base import Quantized
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.quantized import entry
-from runtime.layers.routing import route
-from runtime.models.sparse import Routing
+from runtime.layers.moe.routing import route
+from runtime.models.moe import Routing
 
 
 class CpuExperts:

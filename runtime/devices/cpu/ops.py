@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Draw, Gate, Quantized
-from runtime.devices.cpu.latent import Up, attend_latents
+from runtime.devices.cpu.mla import Up, attend_latents
 from runtime.devices.cpu.quantized import multiply
-from runtime.devices.scores import Scores
-from runtime.layers.gathered import AttentionPlan, attend, plan_attention
-from runtime.layers.narrow import store_as
-from runtime.layers.sampler import BANNED, choose
-from runtime.messages import StepPlan
+from runtime.layers.attention.kv_dtype import store_as
+from runtime.layers.attention.sdpa import AttentionPlan, attend, plan_attention
+from runtime.layers.sampling.sampler import BANNED, choose
+from runtime.messages.steps import StepPlan
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _MOST = np.where(_BYTES, np.float32(-BANNED), np.float32(BANNED))  # what 8 tokens may be at most, by their byte of a mask

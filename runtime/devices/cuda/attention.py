@@ -11,11 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
+from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.kernels.attention import LOG2E, attend, merge
 from runtime.devices.cuda.kernels.launch import INTERPRETER, NARROW, Card, dot_type, power
-from runtime.devices.scores import Scores
 from runtime.layers.upload import upload
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 
 FILL = 3  # programs per multiprocessor below which keys are split
 MERGED = 8192  # numbers of parts that a program of `merge` holds

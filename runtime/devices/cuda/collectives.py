@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.cuda.symmetric import SymmetricSums
-from runtime.devices.meeting import Meeting
+from runtime.devices.cuda.symmetric_memory import SymmetricSums
+from runtime.devices.rendezvous import Meeting
 
 
 class Nccl:

@@ -2,13 +2,13 @@
 
 import torch
 
-from runtime.devices.alone import Alone
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
-from runtime.devices.dispatch import open_exchanges
-from runtime.devices.runner import Runner
+from runtime.devices.single_rank import Alone
 from runtime.errors import StartError
-from runtime.messages import StartRank
+from runtime.messages.ranks import StartRank
+from runtime.ranks.all_to_all import open_exchanges
+from runtime.ranks.executor import Runner
 
 INSTALL = "install a torch that is built for CUDA, and triton (the extra runtime[cuda])"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
@@ -36,12 +36,12 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     place = set_device(start, rank)
     try:
-        from runtime.devices.cuda.adapters import CudaAdapters
-        from runtime.devices.cuda.experts import CudaExperts
+        from runtime.devices.cuda.attention_backends import open_phases
         from runtime.devices.cuda.fused import CudaFused
         from runtime.devices.cuda.kernels.launch import card_of
+        from runtime.devices.cuda.lora import CudaAdapters
+        from runtime.devices.cuda.moe import CudaExperts
         from runtime.devices.cuda.ops import CudaOps
-        from runtime.devices.cuda.phases import open_phases
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
     from runtime.devices.cuda.collectives import Nccl

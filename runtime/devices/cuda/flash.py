@@ -1,5 +1,5 @@
 """FlashAttention 3 and 4 over pages: `--attention-backend fa3` (Shah et al., 2024; Dao-AILab's flash_attn_interface, built from its folder
-hopper) and `fa4` (the package flash-attn-4). Written by their documents; see options/backends.py for what each is known to take.
+hopper) and `fa4` (the package flash-attn-4). Written by their documents; see options/attention_backends.py for what each is known to take.
 
 Both align a causal mask at the lower right corner of a row, read keys through a page table, and tell the logarithm of each sum.
 """
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda.attention_backends import sunk
 from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.lines import table_of, table_of_decodes
-from runtime.devices.cuda.phases import sunk
-from runtime.devices.scores import Scores
+from runtime.devices.cuda.kv_ranges import table_of, table_of_decodes
 from runtime.layers.upload import upload
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

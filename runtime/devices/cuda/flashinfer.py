@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda.attention_backends import sunk
 from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.cuda.lines import seen, table_of_decodes
-from runtime.devices.cuda.phases import sunk
-from runtime.devices.scores import Scores
+from runtime.devices.cuda.kv_ranges import seen, table_of_decodes
 from runtime.layers.upload import to_device
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 
 WORKSPACE_BYTES = 256 << 20  # for parts of rows whose keys are split; its documents recommend half of that
 GROUP = 4  # query heads of a key head from which tensor cores pay in decodes

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from runtime.devices.attention_scores import Scores
+from runtime.devices.cuda.attention_backends import sunk
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Card
-from runtime.devices.cuda.phases import sunk
-from runtime.devices.scores import Scores
-from runtime.layers.narrow import read_as
+from runtime.layers.attention.kv_dtype import read_as
 from runtime.layers.upload import to_device
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs. What a body is, and when it is captured, is devices/decoding.py's.
+"""Decode steps as CUDA graphs. What a body is, and when it is captured, is ranks/decode_graphs.py's.
 
 All graphs share one pool of memory: they are replayed one after the other on one stream, and what outlives a replay lies outside. Captures
 have a stream of their own, and are `thread_local`: another thread waits for the events of earlier steps meanwhile.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.cuda.attention import plan_decodes
-from runtime.devices.cuda.phases import Part, Phases
+from runtime.devices.cuda.attention_backends import Part, Phases
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Copies
-from runtime.devices.cuda.copies import CudaCopies, lock
-from runtime.devices.host import HostPages, available_bytes
+from runtime.devices.cuda.page_copies import CudaCopies, lock
+from runtime.ranks.host_memory import HostPages, available_bytes
 
 
 class CudaMemory:

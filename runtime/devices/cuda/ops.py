@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Draw, Gate, Quantized
 from runtime.devices.cuda import attention as paged
-from runtime.devices.cuda import products
+from runtime.devices.cuda import gemm as products
 from runtime.devices.cuda.attention import AttentionPlan
+from runtime.devices.cuda.attention_backends import Phases
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kernels.logits import mask
@@ -17,12 +19,10 @@ from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
-from runtime.devices.cuda.latent import Up, attend_latents, pack_latent
-from runtime.devices.cuda.phases import Phases
+from runtime.devices.cuda.mla import Up, attend_latents, pack_latent
 from runtime.devices.cuda.weights import Packed, pack
-from runtime.devices.scores import Scores
-from runtime.layers import plain
-from runtime.messages import StepPlan
+from runtime.layers import torch_native as plain
+from runtime.messages.steps import StepPlan
 
 
 class CudaOps:

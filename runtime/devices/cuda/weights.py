@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.layers.storage import codes
+from runtime.layers.quantization.storage import codes
 from runtime.models.schemes import Codes, Fp8, Int8
 
 PIECES = (128, 64, 32, 16)  # inputs that a product may take at a time

@@ -24,14 +24,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from runtime.adapters.wire import LoadAdapter
-from runtime.constraint import Grammar
 from runtime.devices.base import Progress
-from runtime.devices.host import open_host
 from runtime.errors import StartError
-from runtime.expert_load import CountExperts, ExpertCounts
-from runtime.messages import Admit, Captured, Profile, PromptLogprobs, RankReady, StartRank, StepPlan, StepResult
-from runtime.occupation import Occupied, Occupy, Part, Renew
+from runtime.messages.constraint import Grammar
+from runtime.messages.lora import LoadAdapter
+from runtime.messages.memory import Occupied, Occupy, Part, Renew
+from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
+from runtime.messages.steps import Admit, PromptLogprobs, StepPlan, StepResult
+from runtime.ranks.host_memory import open_host
 
 DEFAULT_POOL_TOKENS = 1 << 18
 HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time

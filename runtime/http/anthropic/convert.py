@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.http.anthropic.types import (
+from runtime.http.anthropic.message_request import (
     REFUSED,
     Adaptive,
     AnyChoice,
@@ -27,7 +27,7 @@ from runtime.http.anthropic.types import (
     Turn,
     Turns,
 )
-from runtime.http.openai.types import ChatBody, Function, Message, ToolCall
+from runtime.http.openai.completion_request import ChatBody, Function, Message, ToolCall
 
 # fields that both APIs have, and our names of others -> the client's, for refusals
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty", "ignore_eos", "priority", "cache_salt")

@@ -8,21 +8,21 @@ import msgspec
 from msgspec import to_builtins
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.adapters import adapter_named
-from runtime.http.anthropic.answers import Message
+from runtime.http.admin.adapters import adapter_named
 from runtime.http.anthropic.convert import NAMES, chat_body
-from runtime.http.anthropic.types import Adaptive, CountBody, Enabled, MessagesBody
+from runtime.http.anthropic.message_request import Adaptive, CountBody, Enabled, MessagesBody
+from runtime.http.anthropic.message_response import Message
 from runtime.http.anthropic.writer import Payload, Writer
-from runtime.http.dialect import Output
 from runtime.http.errors import anthropic_error, decode, renamed
-from runtime.http.exchange import Answer
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.models import told_model
-from runtime.http.reading import events_of
-from runtime.http.sse import encode
+from runtime.http.streaming.answer_reader import events_of
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.sse import encode
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.events import Event, Reasoning
-from runtime.request import Delta, Finish, FinishReason
 from runtime.service import ModelCard, Service
 
 _body = msgspec.json.Decoder(MessagesBody)

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import uuid4
 
-from runtime.http.arguments import object_of
+from runtime.http.fields.tool_arguments import object_of
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
 
 Payload = dict[str, Any]

@@ -8,22 +8,22 @@ from uuid import uuid4
 import msgspec
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http import hidden, sse
-from runtime.http.adapters import adapters_of
-from runtime.http.constraint import constraint_of
-from runtime.http.dialect import Output, silenced
+from runtime.http.admin.adapters import adapters_of
 from runtime.http.errors import convert, decode, error_object
-from runtime.http.exchange import Answer
-from runtime.http.ids import ask_ids
-from runtime.http.native.answers import Generated
+from runtime.http.fields import hidden_states as hidden
+from runtime.http.fields.cache_salt import salts
+from runtime.http.fields.cached_tokens import tiers
+from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.processor import processor_of
+from runtime.http.fields.request_id import ask_ids
+from runtime.http.native.generate_request import LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
+from runtime.http.native.native_response import Generated
 from runtime.http.native.prompts import prompts_of
-from runtime.http.native.types import LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
-from runtime.http.processor import processor_of
-from runtime.http.salts import salts
-from runtime.http.tiers import tiers
-from runtime.messages import Ask
-from runtime.request import Delta, Finish, FinishReason, TokenLogprob
-from runtime.sampling import SamplingParams
+from runtime.http.streaming import sse
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output, silenced
+from runtime.messages.requests import Ask, Delta, Finish, FinishReason, TokenLogprob
+from runtime.messages.sampling import SamplingParams
 from runtime.service import Service
 
 T = TypeVar("T")

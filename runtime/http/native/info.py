@@ -6,10 +6,10 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
-from runtime.http.face import Face
-from runtime.http.native.answers import Detokenized, ModelInfo, Tokenized, Version
-from runtime.http.replies import taking, telling
-from runtime.messages import Chat, Text
+from runtime.http.json_routes import taking, telling
+from runtime.http.native.native_response import Detokenized, ModelInfo, Tokenized, Version
+from runtime.http.settings import Face
+from runtime.messages.requests import Chat, Text
 from runtime.service import Service
 
 EITHER = ["GET", "POST"]

@@ -7,12 +7,12 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from runtime.errors import InvalidRequest, OptionsError
-from runtime.http.face import Face
-from runtime.http.native.answers import ParsedCalls, ParsedThoughts
+from runtime.http.json_routes import taking
+from runtime.http.native.native_response import ParsedCalls, ParsedThoughts
 from runtime.http.openai.tools import schemas_of
-from runtime.http.replies import taking
+from runtime.http.settings import Face
 from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.choose import Formats, choose, open_parser
+from runtime.parsing.detect import Formats, choose, open_parser
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.service import Service
 

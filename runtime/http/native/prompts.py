@@ -3,8 +3,8 @@
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.http.native.types import MAX_PROMPTS, GenerateBody
-from runtime.messages import Embeds, Text, Tokens
+from runtime.http.native.generate_request import MAX_PROMPTS, GenerateBody
+from runtime.messages.requests import Embeds, Text, Tokens
 
 NativePrompt = Text | Tokens | Embeds
 Ids = list[int | list[int]] | None

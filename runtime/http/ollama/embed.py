@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from msgspec import Meta, Struct
 
-from runtime.http.dialect import Output
+from runtime.http.embeddings.embeddings import size_of
+from runtime.http.embeddings.pooling_requests import Common, answer, embedding, new_id, pooling_of, prompts_of
 from runtime.http.errors import decode
-from runtime.http.exchange import Answer
-from runtime.http.ollama.answers import Embedding, Embeddings
+from runtime.http.ollama.ollama_request import Options
+from runtime.http.ollama.ollama_response import Embedding, Embeddings
 from runtime.http.ollama.serve import check_name
-from runtime.http.ollama.types import Options
-from runtime.http.vectors.asks import Common, answer, embedding, new_id, pooling_of, prompts_of
-from runtime.http.vectors.embeddings import size_of
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output
 from runtime.service import Service
 
 

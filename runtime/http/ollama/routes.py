@@ -11,12 +11,12 @@ from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
 from runtime.http.body import discard_body
-from runtime.http.face import Face
-from runtime.http.native.answers import Version
-from runtime.http.ollama.answers import Processes, Shown, Tags
+from runtime.http.json_routes import taking, telling
+from runtime.http.native.native_response import Version
+from runtime.http.ollama.ollama_request import NamedBody
+from runtime.http.ollama.ollama_response import Processes, Shown, Tags
 from runtime.http.ollama.serve import check_name
-from runtime.http.ollama.types import NamedBody
-from runtime.http.replies import taking, telling
+from runtime.http.settings import Face
 from runtime.service import Service
 
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # when the model is unloaded

@@ -10,23 +10,22 @@ from msgspec import convert
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.arguments import object_of
-from runtime.http.constraint import constraint_of
-from runtime.http.dialect import Output
 from runtime.http.errors import ModelNotFound, decode, renamed
-from runtime.http.exchange import Answer
-from runtime.http.ollama.answers import ChatLine, GenerateLine
-from runtime.http.ollama.types import ChatBody, GenerateBody, Message, Options, Shared
+from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.tool_arguments import object_of
+from runtime.http.json_routes import json
+from runtime.http.ollama.ollama_request import ChatBody, GenerateBody, Message, Options, Shared
+from runtime.http.ollama.ollama_response import ChatLine, GenerateLine
 from runtime.http.openai import chat as openai
-from runtime.http.openai import types
+from runtime.http.openai import completion_request as types
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.reading import Reading, events_of
-from runtime.http.replies import json
-from runtime.http.sse import encode
-from runtime.messages import Ask, Infill, Text
+from runtime.http.streaming.answer_reader import Reading, events_of
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.sse import encode
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Ask, Delta, Finish, FinishReason, Infill, Text, TokenLogprob
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
-from runtime.request import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import ModelCard, Service
 
 Payload = dict[str, Any]

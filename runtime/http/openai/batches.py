@@ -22,8 +22,8 @@ from msgspec import Meta, Struct, structs
 
 from runtime import log
 from runtime.errors import InvalidRequest, NotFound
-from runtime.http.exchange import Answer
 from runtime.http.openai.files import Files, new_id, write_whole
+from runtime.http.streaming.exchange import Answer
 from runtime.service import Service
 
 MAX_LINES = 50_000  # OpenAI's own limit

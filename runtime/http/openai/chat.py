@@ -7,17 +7,15 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from runtime.constraint import Rule
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http import sse
-from runtime.http.adapters import adapters_of
-from runtime.http.constraint import constraint_of
-from runtime.http.dialect import Output
+from runtime.http.admin.adapters import adapters_of
 from runtime.http.errors import decode, error_object
-from runtime.http.exchange import Answer
-from runtime.http.hidden import last
-from runtime.http.ids import ask_ids
-from runtime.http.openai.answers import ChatCompletion
+from runtime.http.fields.cache_salt import salts
+from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.hidden_states import last
+from runtime.http.fields.request_id import ask_ids
+from runtime.http.openai.completion_request import ChatBody
+from runtime.http.openai.completion_response import ChatCompletion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt
@@ -25,16 +23,17 @@ from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import demanded, demands, narrowed, strict, tools_of
-from runtime.http.openai.types import ChatBody
-from runtime.http.reading import Reading, events_of
-from runtime.http.salts import salts
-from runtime.messages import Ask, Tokens
+from runtime.http.streaming import sse
+from runtime.http.streaming.answer_reader import Reading, events_of
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output
+from runtime.messages.constraint import Rule
+from runtime.messages.requests import Ask, Delta, Finish, TokenLogprob, Tokens
+from runtime.messages.sampling import Free
 from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.choose import Formats, marks_of
+from runtime.parsing.detect import Formats, marks_of
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
 from runtime.parsing.typed import Tools
-from runtime.request import Delta, Finish, TokenLogprob
-from runtime.sampling import Free
 from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # ends the object name of a chunk

@@ -8,24 +8,23 @@ import msgspec
 from msgspec import Struct, structs
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http import sse
-from runtime.http.adapters import adapters_of
-from runtime.http.constraint import constraint_of
-from runtime.http.dialect import Output, silenced
+from runtime.http.admin.adapters import adapters_of
 from runtime.http.errors import decode, error_object
-from runtime.http.exchange import Answer
-from runtime.http.hidden import last
-from runtime.http.ids import ask_ids
-from runtime.http.openai.answers import Completion
+from runtime.http.fields.cache_salt import salts
+from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.hidden_states import last
+from runtime.http.fields.request_id import ask_ids
+from runtime.http.openai.completion_request import MAX_PROMPTS, CompletionBody
+from runtime.http.openai.completion_response import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
 from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.types import MAX_PROMPTS, CompletionBody
-from runtime.http.salts import salts
-from runtime.messages import Ask, Infill, Text, Tokens
-from runtime.request import Delta, TokenLogprob
+from runtime.http.streaming import sse
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output, silenced
+from runtime.messages.requests import Ask, Delta, Infill, Text, TokenLogprob, Tokens
 from runtime.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
-from runtime.http import sse
-from runtime.http.dialect import Output
-from runtime.http.openai.types import StreamOptions
-from runtime.http.tiers import tiers
-from runtime.request import Delta, Finish, Loaded
+from runtime.http.fields.cached_tokens import tiers
+from runtime.http.openai.completion_request import StreamOptions
+from runtime.http.streaming import sse
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Delta, Finish, Loaded
 from runtime.service import CacheReport
 
 _MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two

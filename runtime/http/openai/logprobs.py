@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtime.request import TokenLogprob
+from runtime.messages.requests import TokenLogprob
 
 TokenBytes = Callable[[int], bytes]
 Name = Callable[[int], str]  # what a token is called

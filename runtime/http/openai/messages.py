@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.http.openai.types import ChatBody, Message, Part, Reasoning, ToolCall
-from runtime.messages import Chat
+from runtime.http.openai.completion_request import ChatBody, Message, Part, Reasoning, ToolCall
+from runtime.messages.requests import Chat
 
 # variables of the rendering itself: a client that could set them would write the prompt's frame
 THINKS = ("enable_thinking", "thinking")  # of Qwen3, GLM and others; of DeepSeek and Kimi

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runtime.http.adapters import adapter_named
+from runtime.http.admin.adapters import adapter_named
 from runtime.http.errors import ModelNotFound
 from runtime.service import AdapterCard, ModelCard
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from runtime.errors import InvalidRequest
-from runtime.http.openai.types import ChatBody, CompletionBody, Shared
+from runtime.http.openai.completion_request import ChatBody, CompletionBody, Shared
 
 Status = Literal["works", "no effect", "400"]
 Source = Literal["OpenAI", "SGLang", "vLLM", "SGLang, vLLM"]

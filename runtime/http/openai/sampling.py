@@ -5,8 +5,8 @@ from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
-from runtime.http.openai.types import Shared
-from runtime.sampling import SamplingParams
+from runtime.http.openai.completion_request import Shared
+from runtime.messages.sampling import SamplingParams
 
 # field of the request -> field of SamplingParams
 FIELDS = {

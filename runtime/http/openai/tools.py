@@ -7,10 +7,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from runtime.constraint import JsonSchema, Rule, StructuralTag
 from runtime.errors import InvalidRequest
 from runtime.http.errors import convert
-from runtime.http.openai.types import ChatBody
+from runtime.http.openai.completion_request import ChatBody
+from runtime.messages.constraint import JsonSchema, Rule, StructuralTag
 from runtime.parsing.answer import Format
 from runtime.parsing.typed import Tools
 

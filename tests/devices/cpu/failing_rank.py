@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.compiled import Compiled
-from runtime.devices import base, meeting
+from runtime.devices import base
+from runtime.devices import rendezvous as meeting
+from runtime.messages.ranks import Compiled
 from tests.devices.drive import start
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.alone import Alone
+from runtime.devices.single_rank import Alone
 from runtime.errors import ModelError
 from runtime.layers.weight import Share, even_share, kv_share
 from runtime.models.config import read_config

@@ -11,7 +11,7 @@ import torch
 
 from runtime.devices import base
 from runtime.devices.cpu.collectives import Gloo
-from runtime.expert_load import CountExperts
+from runtime.messages.ranks import CountExperts
 from tests.devices.drive import Planner, sampling, start
 
 PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 70)), [200, 100]]

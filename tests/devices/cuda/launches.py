@@ -3,13 +3,11 @@
 import numpy as np
 import torch
 
-from runtime.adapters.ops import SeatWeights
+from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Draw
 from runtime.devices.cuda import attention
-from runtime.devices.cuda.adapters import CudaAdapters
 from runtime.devices.cuda.attention import AttentionPlan, Span
-from runtime.devices.cuda.copies import copy
-from runtime.devices.cuda.experts import CudaExperts
+from runtime.devices.cuda.gemm import product
 from runtime.devices.cuda.kernels.activation import act_and_mul
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kernels.logits import mask, penalise
@@ -17,12 +15,14 @@ from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
-from runtime.devices.cuda.products import product
+from runtime.devices.cuda.lora import CudaAdapters
+from runtime.devices.cuda.moe import CudaExperts
+from runtime.devices.cuda.page_copies import copy
 from runtime.devices.cuda.weights import Packed, plain
+from runtime.devices.lora import SeatWeights
 from runtime.devices.operands import Seen
-from runtime.devices.scores import Scores
+from runtime.models.moe import Routing
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
-from runtime.models.sparse import Routing
 
 CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}  # A100, RTX 4090, H200
 ROWS = 4

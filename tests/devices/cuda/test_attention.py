@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import AttentionPlan, Span, attention, choose_splits, choose_tile, list_tiles, plan_attention
 from runtime.devices.cuda.kernels.launch import Card
-from runtime.devices.scores import Scores
-from runtime.messages import StepPlan
+from runtime.messages.steps import StepPlan
 from tests.devices.cuda.place import CARD, DTYPES, PLACE, near
 
 NOTHING = np.empty(0, np.int32)

@@ -15,24 +15,24 @@ from triton.runtime import interpreter
 from runtime.devices import base
 from runtime.devices.base import ANY_K, Device, Facts
 from runtime.devices.cpu.device import open_cpu
-from runtime.devices.cuda.adapters import CudaAdapters
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
-from runtime.devices.cuda.experts import CudaExperts
+from runtime.devices.cuda.attention_backends import Phases, Triton
 from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.graphs import CudaGraphs
 from runtime.devices.cuda.kernels.launch import INTERPRETER
+from runtime.devices.cuda.lora import CudaAdapters
+from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
-from runtime.devices.cuda.phases import Phases, Triton
-from runtime.devices.runner import Runner
-from runtime.messages import StartRank
+from runtime.messages.ranks import StartRank
 from runtime.models.schemes import SCHEMES
+from runtime.ranks.executor import Runner
 from tests.devices import taped
 from tests.devices.cuda.place import HAS_CARD
 from tests.devices.drive import Planner, Row, sampling, start
-from tests.devices.seated import decode_with_adapters
 from tests.models.make import make_checkpoint
 from tests.models.quantise import quantise
 from tests.models.reference import Reference
+from tests.ranks.lora_slots import decode_with_adapters
 
 PLACE = torch.device("cuda", 0)
 

@@ -15,9 +15,9 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
-from runtime.devices.runner import Runner
-from runtime.devices.transfers import Here
-from runtime.messages import StartRank
+from runtime.messages.ranks import StartRank
+from runtime.ranks.executor import Runner
+from runtime.ranks.transfers import Here
 from tests.devices import taped
 from tests.devices.cuda.place import HAS_CARD
 from tests.devices.drive import Planner, sampling, start_rank

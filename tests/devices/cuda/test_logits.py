@@ -10,8 +10,8 @@ from runtime.devices.base import Draw
 from runtime.devices.cuda.kernels.logits import mask, penalise
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.operands import Seen
-from runtime.layers import sampler
-from runtime.layers.adjust import Counts
+from runtime.layers.sampling import sampler
+from runtime.layers.sampling.penalties import Counts
 from tests.devices.cuda.place import PLACE
 
 Settings = tuple[float, float, int, float]  # temperature, top_p, top_k, min_p
@@ -114,7 +114,7 @@ def test_mask() -> None:
 
 
 def test_penalties() -> None:
-    """As layers/adjust.py has them; other rows stay."""
+    """As layers/sampling/penalties.py has them; other rows stay."""
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(3, 90, generator=generator) * 3).to(PLACE)
     counts = Counts(90, PLACE)

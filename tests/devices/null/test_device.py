@@ -10,7 +10,7 @@ import pytest
 from runtime.devices.base import Executor, open_device
 from runtime.devices.null.device import DEFAULT_POOL_TOKENS
 from runtime.errors import StartError
-from runtime.messages import Admit, StepPlan, StepResult
+from runtime.messages.steps import Admit, StepPlan, StepResult
 from tests.devices.drive import sampling, start_rank
 from tests.devices.plans import decodes, ints, start_null
 
@@ -126,5 +126,5 @@ def test_poison_works_in_a_prompt_and_as_the_last_token() -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    code = "import sys, runtime.devices.worker, runtime.devices.null.device; print('torch' in sys.modules)"
+    code = "import sys, runtime.ranks.worker, runtime.devices.null.device; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
-from runtime.messages import SessionParams
+from runtime.messages.requests import SessionParams
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
-from runtime.messages import Chat, Text
+from runtime.messages.requests import Chat, Text
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio

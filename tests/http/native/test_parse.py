@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
-from runtime.parsing.choose import Formats
+from runtime.parsing.detect import Formats
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from runtime.http.openai.responses.tools import by_shown_name, check, functions, input_of, shown
-from runtime.parsing.choose import Formats
+from runtime.parsing.detect import Formats
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import client_of
 

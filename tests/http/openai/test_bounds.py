@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from runtime.http.app import http_app
-from runtime.http.openai.kept import Kept
+from runtime.http.openai.stored_objects import Kept
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 

@@ -17,7 +17,7 @@ from runtime.http.app import http_app
 from runtime.http.openai import batch_runner
 from runtime.http.openai.batches import Batch, Record
 from runtime.http.openai.files import write_whole
-from runtime.http.openai.kept import Kept
+from runtime.http.openai.stored_objects import Kept
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 

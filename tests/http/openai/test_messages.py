@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from runtime.http.errors import decode
+from runtime.http.openai.completion_request import ChatBody, CompletionBody
 from runtime.http.openai.messages import chat_prompt
 from runtime.http.openai.sampling import sampling_params
-from runtime.http.openai.types import ChatBody, CompletionBody
-from runtime.messages import Chat
-from runtime.sampling import SamplingParams
+from runtime.messages.requests import Chat
+from runtime.messages.sampling import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

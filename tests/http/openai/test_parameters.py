@@ -14,9 +14,9 @@ from openai.types.responses import response_create_params as response_params
 
 from runtime.errors import InvalidRequest
 from runtime.http.openai import parameters
+from runtime.http.openai.completion_request import ChatBody, CompletionBody, Message
 from runtime.http.openai.parameters import PARAMETERS, Parameter, refuse, table
-from runtime.http.openai.responses.types import ResponseBody
-from runtime.http.openai.types import ChatBody, CompletionBody, Message
+from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.options.docs import markdown_table
 
 DOC = Path(__file__).parents[3] / "docs" / "api.md"

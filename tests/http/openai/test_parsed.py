@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.http.app import http_app
 from runtime.parsing.channels import FRAMINGS
-from runtime.parsing.choose import Formats
+from runtime.parsing.detect import Formats
 from runtime.parsing.formats import FORMATS
 from tests.http.fake import FakeService
 from tests.parsing.test_formats import GOLDEN

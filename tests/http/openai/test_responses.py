@@ -12,12 +12,12 @@ import openai
 import pytest
 
 from runtime.http.app import http_app
-from runtime.http.openai.kept import Kept
 from runtime.http.openai.responses import store
 from runtime.http.openai.responses.items import items_of, messages_of
 from runtime.http.openai.responses.store import ResponseStore
 from runtime.http.openai.responses.writer import Writer
-from runtime.messages import Chat
+from runtime.http.openai.stored_objects import Kept
+from runtime.messages.requests import Chat
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from tests.http.fake import FakeService
 from tests.http.serving import serving

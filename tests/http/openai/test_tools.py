@@ -11,14 +11,14 @@ import jsonschema
 import openai
 import pytest
 
-from runtime.constraint import JsonObject, JsonSchema, StructuralTag
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
-from runtime.http.openai.kept import Kept
+from runtime.http.openai.completion_request import ChatBody, Message
+from runtime.http.openai.stored_objects import Kept
 from runtime.http.openai.tools import demanded, tools_of
-from runtime.http.openai.types import ChatBody, Message
-from runtime.parsing.choose import Formats
-from runtime.sampling import Free
+from runtime.messages.constraint import JsonObject, JsonSchema, StructuralTag
+from runtime.messages.sampling import Free
+from runtime.parsing.detect import Formats
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 

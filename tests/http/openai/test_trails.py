@@ -6,7 +6,7 @@ import anyio
 import openai
 import pytest
 
-from runtime.http.openai.responses.trails import EVENT_BYTES, Trails
+from runtime.http.openai.responses.resumable_streams import EVENT_BYTES, Trails
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import ASK, client_of
 

@@ -15,9 +15,8 @@ from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
 from runtime.http.openai.chat import chat
 from runtime.http.openai.completions import completions
-from runtime.http.pace import Pace
-from runtime.messages import Text, Tokens
-from runtime.request import Delta, TokenLogprob
+from runtime.http.streaming.pace import Pace
+from runtime.messages.requests import Delta, Text, TokenLogprob, Tokens
 from tests.http import fake
 from tests.http.fake import FakeService
 from tests.http.serving import serving

@@ -13,7 +13,7 @@ no tokens is zeros. With LATENT the values are the keys (absorbed latent attenti
 import triton
 import triton.language as tl
 
-from runtime.devices.cuda.kernels.narrow import widen
+from runtime.devices.cuda.kernels.fp8_bytes import widen
 
 FAR: tl.constexpr = tl.constexpr(float("-inf"))
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.devices.operands import Seen
-from runtime.layers.sampler import BANNED
+from runtime.layers.sampling.sampler import BANNED
 
 BLOCK = 1024
 

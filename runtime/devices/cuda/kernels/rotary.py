@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.devices.cuda.kernels.fp8_bytes import narrow
 from runtime.devices.cuda.kernels.launch import NARROW, power
-from runtime.devices.cuda.kernels.narrow import narrow
 from runtime.devices.cuda.kernels.norm import warps_for
 
 

@@ -1,4 +1,4 @@
-"""Tokens from logits without sorting them: the choice of layers/sampler.py, found by searching for thresholds.
+"""Tokens from logits without sorting them: the choice of layers/sampling/sampler.py, found by searching for thresholds.
 
 In the order "largest weight first, then smallest id", what top_k and top_p keep is everything above some weight and some of what equals
 it; and the token that a random number falls on is one of those of some weight. Weights are positive float32, whose bits rise with

@@ -3,9 +3,9 @@
 from typing import Any
 
 from runtime.errors import InvalidRequest
+from runtime.http.openai.completion_request import Function, Message, Part, ToolCall
 from runtime.http.openai.files import new_id
 from runtime.http.openai.responses.tools import arguments_of, shown
-from runtime.http.openai.types import Function, Message, Part, ToolCall
 
 Item = dict[str, Any]
 PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",

@@ -15,19 +15,19 @@ from starlette.types import ASGIApp
 from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import read_body
-from runtime.http.dialect import Dialect
-from runtime.http.exchange import Answer
-from runtime.http.face import Face
-from runtime.http.openai.answers import Deleted, ItemPage
+from runtime.http.fields.headers import origin
+from runtime.http.json_routes import json, telling
 from runtime.http.openai.chat import chat_prompt
+from runtime.http.openai.completion_response import Deleted, ItemPage
 from runtime.http.openai.files import page_of
-from runtime.http.openai.responses import answers as responses
+from runtime.http.openai.responses import response_object as responses
+from runtime.http.openai.responses.resumable_streams import Trail, Trails
 from runtime.http.openai.responses.serve import ResponseDialect, Wish, answer
 from runtime.http.openai.responses.store import OPEN, Kept, ResponseStore
-from runtime.http.openai.responses.trails import Trail, Trails
-from runtime.http.origin import origin
-from runtime.http.replies import json, telling
-from runtime.http.sse import HEADERS
+from runtime.http.settings import Face
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.sse import HEADERS
+from runtime.http.streaming.writer import Dialect
 from runtime.service import Service
 
 MAX_BACKGROUND = 256

@@ -8,25 +8,25 @@ import msgspec
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.adapters import adapter_named
-from runtime.http.dialect import Output
+from runtime.http.admin.adapters import adapter_named
 from runtime.http.errors import decode, renamed
-from runtime.http.exchange import Answer
 from runtime.http.openai import chat
+from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.models import told_model
 from runtime.http.openai.responses import tools
-from runtime.http.openai.responses.answers import Response
 from runtime.http.openai.responses.items import Item, items_of, messages_of
+from runtime.http.openai.responses.response_object import Response
+from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextWish, check
 from runtime.http.openai.responses.store import Kept, ResponseStore
-from runtime.http.openai.responses.types import LOGPROBS, ResponseBody, TextWish, check
 from runtime.http.openai.responses.writer import Payload, Writer
-from runtime.http.openai.types import ChatBody
-from runtime.http.reading import events_of
-from runtime.http.sse import encode
-from runtime.request import Delta, Finish, FinishReason, TokenLogprob
+from runtime.http.streaming.answer_reader import events_of
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.sse import encode
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Delta, Finish, FinishReason, TokenLogprob
 from runtime.service import Service
 
 # field of the request -> what /v1/chat/completions calls it; refusals are translated back

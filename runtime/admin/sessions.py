@@ -1,0 +1,205 @@
+"""Sessions: the token ids of a conversation stay here, so that a client sends only what is new.
+
+    open ──► session ── turn ── turn ── turn          a turn is a request: the prompt as it was in the end, and what was generated
+                          └──── turn (another branch)
+
+A request names the turn that it goes on from. What it computes anew is what the prefix cache has not: nearly nothing but its own words,
+because sequences publish what they generated when they end. Semantics are those of SGLang's session_params; a *streaming* session
+is a single line, whose requests go on from the last one without naming it. Everything happens on the event loop.
+"""
+
+from array import array
+from collections.abc import Callable
+from time import monotonic
+from uuid import uuid4
+
+from msgspec import structs
+
+from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError
+from runtime.messages.requests import Ask, Before, Delta, SessionParams, Sink
+
+MAX_SESSIONS = 4096
+MAX_TURNS = 512  # of a session; the oldest are forgotten
+MAX_TOKENS = 1 << 26  # kept by all sessions together, 4 bytes each
+IDLE_S = 3600.0  # after which a session is closed, unless it was opened with another time
+
+
+class Turn:
+    """One request of a session."""
+
+    def __init__(self, request_id: str, parent: "Turn | None", before: Before) -> None:
+        self.request_id = request_id
+        self.parent = parent
+        self.before = before
+        self.prompt = array("i")  # from the end of the request on
+        self.output = array("i")
+        self.is_over = False
+        self.num_kept = 0  # tokens that count as kept
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.prompt or self.before.prompt_ids)
+
+    def tokens(self, params: SessionParams) -> list[int]:
+        """What a request that goes on from here begins with."""
+        tokens = self.prompt.tolist() if self.is_over else list(self.before.prompt_ids)
+        if not params.drop_previous_output:
+            tokens += self.output.tolist()
+        return tokens[:params.offset] if params.offset else tokens
+
+    def descends_from(self, other: "Turn") -> bool:
+        turn = self.parent
+        while turn is not None and turn is not other:
+            turn = turn.parent
+        return turn is other
+
+
+class Session:
+    """Turns by the ids of their requests, oldest first."""
+
+    def __init__(self, id: str, capacity: int, idle_s: float, is_line: bool, now_s: float) -> None:
+        self.id = id
+        self.capacity = capacity  # most tokens that may come before a request (SGLang says characters: a token has one or more)
+        self.idle_s = idle_s
+        self.is_line = is_line
+        self.used_s = now_s
+        self.tenant: str | None = None  # whose it is, from the first request on
+        self.turns: dict[str, Turn] = {}
+
+
+class Recorder:
+    """A sink that notes the tokens of a turn on their way."""
+
+    def __init__(self, turn: Turn, sink: Sink, forget: Callable[[Turn], None]) -> None:
+        self._turn = turn
+        self._sink = sink
+        self._forget = forget
+
+    def push(self, delta: Delta) -> None:
+        self._turn.output.extend(delta.token_ids)
+        self._sink.push(delta)
+
+    def fail(self, error: RequestError) -> None:
+        self._forget(self._turn)
+        self._sink.fail(error)
+
+
+class Sessions:
+    """All sessions of a runtime: bounded in number, closed when idle for too long."""
+
+    def __init__(self, abort: Callable[[str], object], clock: Callable[[], float] = monotonic) -> None:
+        """`abort` ends a request, telling its client."""
+        self._abort = abort
+        self._clock = clock
+        self.num_tokens = 0  # kept by all of them
+        self._sessions: dict[str, Session] = {}
+        self._running: dict[str, tuple[Session, Turn]] = {}  # by request id
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+        """-> the session's id. Raises InvalidRequest when there is one of this id, Overloaded when there are too many."""
+        self._drop_idle()
+        name = session_id or uuid4().hex
+        if name in self._sessions:
+            raise InvalidRequest("a session with this id is open; choose another id, or close that one first", param="session_id")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Overloaded(f"{MAX_SESSIONS} sessions are open, the most there may be; close some, or try again later")
+        self._sessions[name] = Session(name, capacity, IDLE_S if idle_s is None else idle_s, is_line, self._clock())
+        return name
+
+    def close(self, session_id: str) -> None:
+        """Its running requests go on, without it. Raises NotFound."""
+        if (session := self._sessions.get(session_id)) is None:
+            raise _unknown(session_id)
+        self._drop(session)
+
+    def begin(self, ask: Ask, params: SessionParams, sink: Sink) -> tuple[Ask, Sink]:
+        """A request joins its session. -> the ask with the tokens before it, and the sink to submit it with.
+
+        Raises InvalidRequest, NotFound.
+        """
+        self._drop_idle()
+        session = self._sessions.get(params.id)
+        if session is None or session.tenant not in (None, ask.tenant):
+            raise _unknown(params.id)
+        if ask.params.n > 1:
+            raise InvalidRequest("a session's request has one answer: n must be 1", param="n")
+        if ask.id in session.turns:
+            raise InvalidRequest("the session has a request of this id already; choose another one", param="rid")
+        parent = self._parent(session, params)
+        before = Before([] if parent is None else parent.tokens(params))
+        if len(before.token_ids) >= session.capacity:
+            raise InvalidRequest(f"the session is full: {len(before.token_ids)} tokens come before this request, and it was opened for "
+                                 f"{session.capacity}", param="session_params")
+        if self.num_tokens > MAX_TOKENS:
+            raise Overloaded(f"sessions keep over {MAX_TOKENS} tokens, the most they may; close some, or try again later")
+        session.tenant, session.used_s = ask.tenant, self._clock()
+        turn = session.turns[ask.id] = Turn(ask.id, parent, before)
+        if len(session.turns) > MAX_TURNS:
+            self._forget(session, next(iter(session.turns.values())))
+        self._running[ask.id] = session, turn
+        return structs.replace(ask, before=before), Recorder(turn, sink, lambda turn: self._forget(session, turn))
+
+    def ended(self, request_id: str) -> None:
+        """A request is over, or was never taken in; its last tokens may still come."""
+        if (found := self._running.pop(request_id, None)) is None:
+            return
+        session, turn = found
+        turn.prompt.extend(turn.before.prompt_ids)
+        turn.before = Before([])
+        turn.is_over = True
+        session.used_s = self._clock()
+        if not turn.has_begun:
+            self._forget(session, turn)
+        elif self._sessions.get(session.id) is session and session.turns.get(request_id) is turn:
+            turn.num_kept = len(turn.prompt) + len(turn.output)
+            self.num_tokens += turn.num_kept
+
+    def _parent(self, session: Session, params: SessionParams) -> Turn | None:
+        """The turn that a request goes on from, and what `replace` replaces is gone."""
+        if session.is_line:
+            if params.replace or params.offset or params.drop_previous_output:
+                raise InvalidRequest("a streaming session only goes on: leave replace, offset and drop_previous_output out",
+                                     param="session_params")
+            parent = next(reversed(session.turns.values()), None)
+        else:
+            parent = None if params.rid is None else session.turns.get(params.rid)
+            if params.rid is not None and parent is None:
+                raise InvalidRequest("the session has no request of this id", param="session_params.rid")
+        if parent is not None and not parent.has_begun:
+            raise InvalidRequest("the request to go on from has not begun; wait for it", param="session_params.rid")
+        if params.replace:
+            for turn in [t for t in session.turns.values() if parent is None or t.descends_from(parent)]:
+                self._forget(session, turn)
+                self._abort_if_running(turn)
+            if parent is not None:
+                self._abort_if_running(parent)
+        elif parent is not None and not parent.is_over:
+            raise InvalidRequest("the request to go on from has not ended; wait for its end, or replace it", param="session_params.rid")
+        return parent
+
+    def _abort_if_running(self, turn: Turn) -> None:
+        if not turn.is_over:
+            self._abort(turn.request_id)
+
+    def _forget(self, session: Session, turn: Turn) -> None:
+        if session.turns.get(turn.request_id) is turn:
+            del session.turns[turn.request_id]
+            self.num_tokens -= turn.num_kept
+
+    def _drop(self, session: Session) -> None:
+        del self._sessions[session.id]
+        self.num_tokens -= sum(turn.num_kept for turn in session.turns.values())
+
+    def _drop_idle(self) -> None:
+        """Sessions that nobody has used for their time; called when somebody uses one, as nothing happens otherwise."""
+        now_s, busy = self._clock(), {session.id for session, _ in self._running.values()}
+        for session in [s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and s.id not in busy]:
+            self._drop(session)
+
+
+def _unknown(session_id: str) -> NotFound:
+    return NotFound(f"there is no session {session_id[:256]}: it was never opened, was closed, or was idle for too long",
+                    param="session_params.id")

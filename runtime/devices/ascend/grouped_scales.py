@@ -1,0 +1,100 @@
+"""Weights of 4 and 8 bits with scales by group (W4A16, W8A16, W4A8) on Ascend: the operators widen them on their way to the matrix unit.
+
+What operators take decides what can be packed: groups are multiples of 32 inputs, all of one size; outputs of 4 bits come in words of
+eight; in experts, 8 bits have one scale for each output. A weight whose checkpoint orders inputs by group is sorted, and inputs follow it.
+
+With int8 activations (W4A8) the activations are rounded to int8 and back, which is what the scheme means. Experts with a scale for each
+output have a product of their own (grouped.py).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch_npu
+from torch import Tensor
+
+from runtime.devices.base import Quantized
+from runtime.errors import ModelError
+from runtime.layers.quantization.storage import codes
+from runtime.models.schemes import Codes
+
+GROUP, WORD = 32, 8  # groups are multiples of it; codes of 4 bits in an int32
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A weight, or a stack of them: (weight + offset) * scale."""
+
+    weight: Tensor  # int32 [..., in, out / 8] or int8 [..., in, out]
+    scale: Tensor  # [..., groups, out], or [..., out], in the dtype of activations
+    offset: Tensor | None  # as scale
+    group: int  # inputs; 0: all
+    order: Tensor | None  # int64 [in]: which input each row of the weight is for
+    is_rounded: bool  # activations become int8, and what that means
+
+
+def pack_coded(weight: Quantized, dtype: torch.dtype) -> Coded:
+    """Raises ModelError for what the operators do not take."""
+    scheme = weight.scheme
+    assert isinstance(scheme, Codes)
+    numbers = codes(weight.weight, scheme.bits)
+    ins, has_lead = numbers.shape[-1], numbers.dim() == 3
+    group = scheme.group if weight.scale.shape[-1] > 1 else 0
+    order = None if weight.order is None or not group else _sorted(weight.order, group, ins)
+    _check(scheme, group, numbers.shape[-2], ins, is_stack=has_lead)
+    if order is not None:
+        numbers = numbers.index_select(-1, order)
+    middle = 2 ** (scheme.bits - 1)
+    scale, offset = _columns(weight.scale, group).to(dtype), None
+    if weight.zeros is not None:
+        offset = (middle - _columns(weight.zeros, group).float()).to(dtype)
+    centred = (numbers.transpose(-1, -2).to(torch.int32) - middle).contiguous()  # [..., in, out]
+    packed = centred.to(torch.int8)
+    if scheme.bits == 4:
+        lines = torch_npu.npu_convert_weight_to_int4pack(centred.flatten(0, -2))
+        packed = lines.unflatten(0, centred.shape[:-1]) if has_lead else lines
+    return Coded(packed, scale, offset, group, order, scheme.activations == "token")
+
+
+def _columns(values: Tensor, group: int) -> Tensor:
+    """[..., out, groups] -> [..., groups, out]; [..., out] of one group."""
+    return values.transpose(-1, -2).contiguous() if group else values.squeeze(-1)
+
+
+def _sorted(order: Tensor, group: int, ins: int) -> Tensor:
+    """int32 [in] of groups -> int64 [in] of inputs, group by group."""
+    if order.dim() != 1:
+        raise ModelError("the experts' 4-bit weights have an order of inputs (desc_act), which --device npu does not compute; take a "
+                         "version of the model without it")
+    if ins % group or not bool((torch.bincount(order.long().cpu(), minlength=ins // group) == group).all()):
+        raise ModelError(f"a rank's weights have groups of other sizes than {group} inputs (desc_act), which --device npu does not "
+                         "compute; take --tp-size 1, or a version of the model without it")
+    return order.argsort(stable=True)
+
+
+def _check(scheme: Codes, group: int, outs: int, ins: int, *, is_stack: bool) -> None:
+    name = scheme.name
+    if group % GROUP or group >= ins > 0 or (is_stack and group and ins % group):
+        raise ModelError(f"a rank's weights in {name} have scales for each {group} of {ins} inputs; --device npu takes multiples of "
+                         f"{GROUP} that divide them; lower --tp-size, or take another version of the model")
+    if scheme.bits == 4 and outs % WORD:
+        raise ModelError(f"a rank's weights in {name} have {outs} outputs, and --device npu takes multiples of {WORD}; lower --tp-size")
+    if is_stack and group and scheme.bits == 8:
+        raise ModelError(f"the experts' weights in {name} have scales by group, which --device npu takes for 4 bits alone; take a "
+                         "version of the model in 4 bits, or with int8 activations")
+
+
+def rounded(x: Tensor) -> Tensor:
+    """What int8 with a scale for each row makes of it."""
+    numbers, scale = torch_npu.npu_dynamic_quant(x.contiguous())
+    return (numbers * scale.unsqueeze(1)).to(x.dtype)
+
+
+def multiply_coded(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
+    """x [N, in] -> [N, out] in the dtype of x."""
+    given = rounded(x) if weight.is_rounded else x
+    if weight.order is not None:
+        given = given.index_select(1, weight.order)
+    out = torch_npu.npu_weight_quant_batchmatmul(given.contiguous(), weight.weight, weight.scale, weight.offset,
+                                                 antiquant_group_size=weight.group)
+    return out if bias is None else out + bias

@@ -1,0 +1,86 @@
+"""Which experts a token goes to: scores, groups, the chosen ones and their weights in one launch, a program for each token.
+
+The largest are found one after the other, so that of equal ones the expert or group with the lowest number comes first. Softmax and sigmoid
+are float32, as in layers/moe/routing.py.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.devices.cuda.kernels.launch import power
+from runtime.models.moe import Routing
+
+OUT: tl.constexpr = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _open_groups(choice: tl.tensor, is_there: tl.tensor, group: tl.tensor, member: tl.tensor, NUM_GROUPS: tl.constexpr,
+                 TOP_GROUPS: tl.constexpr, SUMMED: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr) -> tl.tensor:
+    """Which groups a token's experts may be of, bool [GROUPS]."""
+    best = tl.max(choice, 1)
+    if SUMMED == 2:
+        first = tl.min(tl.where(choice == best[:, None], member[None, :], MEMBERS), 1)
+        best += tl.max(tl.where(member[None, :] == first[:, None], OUT, choice), 1)
+    best = tl.where(group < NUM_GROUPS, best, OUT)
+    is_open = group < 0
+    for _ in range(TOP_GROUPS):
+        top = tl.max(tl.where(is_open, OUT, best), 0)
+        chosen = tl.min(tl.where((best == top) & (is_open == 0), group, GROUPS), 0)
+        is_open = is_open | (group == chosen)
+    return is_open
+
+
+@triton.jit
+def choose(logits: tl.tensor, bias: tl.tensor, ids: tl.tensor, weights: tl.tensor, stride: tl.tensor, scale: tl.tensor,
+           NUM_GROUPS: tl.constexpr, SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr, SUMMED: tl.constexpr, TOP_K: tl.constexpr,
+           SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
+           CHOSEN: tl.constexpr) -> None:
+    """Grid (tokens,). A token's experts are a tile [GROUPS, MEMBERS], of which NUM_GROUPS and SIZE are there."""
+    row = tl.program_id(0).to(tl.int64)
+    group, member, place = tl.arange(0, GROUPS), tl.arange(0, MEMBERS), tl.arange(0, CHOSEN)
+    is_there = (group < NUM_GROUPS)[:, None] & (member < SIZE)[None, :]
+    expert = group[:, None] * SIZE + member[None, :]
+    found = tl.load(logits + row * stride + expert, mask=is_there, other=OUT)
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-found))
+    else:
+        shares = tl.exp(found - tl.max(tl.max(found, 1), 0))
+        scores = shares / tl.sum(tl.sum(shares, 1), 0)
+    choice = scores
+    if HAS_BIAS:
+        choice += tl.load(bias + expert, mask=is_there, other=0.0)
+    choice = tl.where(is_there, choice, OUT)
+    if TOP_GROUPS < NUM_GROUPS:
+        is_open = _open_groups(choice, is_there, group, member, NUM_GROUPS, TOP_GROUPS, SUMMED, GROUPS, MEMBERS)
+        choice = tl.where(is_open[:, None], choice, OUT)
+    held, shares = place * 0, place * 0.0
+    for turn in range(TOP_K):
+        top = tl.max(tl.max(choice, 1), 0)
+        best = tl.min(tl.min(tl.where((choice == top) & is_there, expert, NUM_GROUPS * SIZE), 1), 0)
+        best = tl.minimum(best, NUM_GROUPS * SIZE - 1)  # of NaN nothing is the largest
+        share = tl.sum(tl.sum(tl.where((expert == best) & is_there, scores, 0.0), 1), 0)
+        held, shares = tl.where(place == turn, best, held), tl.where(place == turn, share, shares)
+        choice = tl.where(expert == best, OUT, choice)
+    if NORMALIZES:
+        shares = shares / (tl.sum(shares, 0) + 1e-20)
+    tl.store(ids + row * TOP_K + place, held.to(tl.int64), mask=place < TOP_K)
+    tl.store(weights + row * TOP_K + place, shares * scale, mask=place < TOP_K)
+
+
+def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """See Experts.route."""
+    num, num_experts = logits.shape
+    ids = torch.empty(num, routing.top_k, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(num, routing.top_k, dtype=torch.float32, device=logits.device)
+    has_groups = routing.top_groups < routing.num_groups
+    groups = routing.num_groups if has_groups else 1
+    size = num_experts // groups
+    if num:
+        choose[(num,)](logits, logits if bias is None else bias, ids, weights, logits.stride(0), routing.scale, NUM_GROUPS=groups,
+                       SIZE=size, TOP_GROUPS=routing.top_groups if has_groups else 1, SUMMED=1 if routing.group_score == "largest" else 2,
+                       TOP_K=routing.top_k, SIGMOID=routing.score == "sigmoid", HAS_BIAS=bias is not None, NORMALIZES=routing.normalizes,
+                       GROUPS=power(groups), MEMBERS=power(size), CHOSEN=power(routing.top_k),
+                       num_warps=1 if num_experts <= 512 else 4)
+    return ids, weights

@@ -1,0 +1,114 @@
+"""Copies between a card's pages and host memory, on a stream of their own.
+
+The mapping that both processes have is locked and told to the card, so a kernel reads and writes its pages in place: no staging, and one
+launch for each cache of a layer, however many pages go. Main stream and copies wait for each other by events; the host waits for neither.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from runtime.devices.cuda.kernels.pages import copy_rows
+from runtime.errors import StartError
+from runtime.layers.upload import upload
+from runtime.ranks.host_memory import HostPages
+
+BLOCK = 1024  # words that a program copies
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """One cache of a layer: its pages on the card and in host memory, as rows of the same words."""
+
+    card: Tensor
+    host: Tensor
+
+
+class LayersArriving:
+    """Loads of one step on their way: an event for each layer."""
+
+    def __init__(self, events: list[Any], streams: Any) -> None:
+        self._events = events
+        self._streams = streams
+
+    def wait(self, layer: int) -> None:
+        self._streams.current_stream().wait_event(self._events[layer])
+
+
+class CudaCopies:
+    """See devices/base.py. `streams`: torch's module of the device."""
+
+    def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Any) -> None:
+        """The host memory is locked already."""
+        self._host = host  # the mapping must live as long as the views of it
+        self._layers = [[sides(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)] for i, pair in enumerate(kv)]
+        self._limits = len(kv[0][0]) // page_size, host.num_pages
+        self._place = kv[0][0].device
+        self._streams = streams
+        self._stream = streams.Stream()
+
+    def save(self, pages: np.ndarray, hosts: np.ndarray) -> None:
+        index = self._begin(pages, hosts)
+        with self._streams.stream(self._stream):
+            for layer in self._layers:
+                for side in layer:
+                    copy(side.card, side.host, index[0], index[1])
+        self._streams.current_stream().wait_stream(self._stream)  # this step may write to the pages that are saved
+
+    def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
+        index, events = self._begin(pages, hosts), []
+        with self._streams.stream(self._stream):
+            for layer in self._layers:
+                for side in layer:
+                    copy(side.host, side.card, index[1], index[0])
+                events.append(self._stream.record_event())
+        return LayersArriving(events, self._streams)
+
+    def finish(self) -> None:
+        self._streams.current_stream().wait_stream(self._stream)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        unlock(self._host)
+
+    def _begin(self, pages: np.ndarray, hosts: np.ndarray) -> Tensor:
+        """Rows of both sides, int32 [2, N]; what follows on the stream of copies follows all that the main one has been given."""
+        for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
+            if not 0 <= int(places.min()) <= int(places.max()) < limit:
+                raise IndexError(f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}")
+        index = upload(np.stack((pages, hosts)).astype(np.int32), self._place)
+        if self._place.type != "cpu":
+            index.record_stream(self._stream)
+        self._stream.wait_stream(self._streams.current_stream())
+        return index
+
+
+def sides(cache: Tensor, part: np.ndarray, page_size: int) -> Sides:
+    """`part`: uint8 [host pages, bytes of a page]. Rows of the widest words that both sides are made of."""
+    pages, host = cache.view(len(cache) // page_size, -1).view(torch.uint8), torch.from_numpy(part)
+    if not any(number % 8 for number in (pages.shape[1], host.stride(0), host.data_ptr())):
+        return Sides(pages.view(torch.int64), host.view(torch.int64))
+    return Sides(pages, host)
+
+
+def copy(source: Tensor, target: Tensor, source_rows: Tensor, target_rows: Tensor) -> None:
+    width = source.shape[1]
+    copy_rows[(len(source_rows), triton.cdiv(width, BLOCK))](
+        source, target, source_rows, target_rows, source.stride(0), target.stride(0), width, BLOCK=BLOCK)
+
+
+def lock(host: HostPages) -> None:
+    """Page-locks host memory where it is, and lets the card address it. Raises StartError."""
+    failed = int(torch.cuda.cudart().cudaHostRegister(host.address, host.num_bytes, 0))
+    if failed:
+        raise StartError(f"{host.num_bytes / 1e9:.1f} GB of host pages cannot be page-locked (CUDA error {failed}); lower --hicache-size "
+                         "or --hicache-ratio, or raise the limit of locked memory (ulimit -l)")
+
+
+def unlock(host: HostPages) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.cudart().cudaHostUnregister(host.address)

@@ -1,0 +1,81 @@
+"""What the ranks hold, over HTTP, in SGLang's words: memory that is given back and taken again, and weights that are replaced."""
+
+from typing import Any
+
+from msgspec import Struct
+from starlette.routing import Route
+
+from runtime.errors import InvalidRequest
+from runtime.http.json_routes import taking
+from runtime.http.settings import Face
+from runtime.messages.memory import Part
+from runtime.service import Service
+
+
+class OccupationBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """/release_memory_occupation, /resume_memory_occupation. Without tags: everything."""
+
+    tags: list[Part] | None = None
+
+
+class UpdateBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """/update_weights_from_disk. In any case graphs are captured anew, memory that nobody holds goes back, and a pause stays as it is: the
+    fields for that have no effect."""
+
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    flush_cache: bool = True
+    keep_pause: bool = False
+    is_async: bool = False
+    torch_empty_cache: bool = False
+    recapture_cuda_graph: bool = False
+    token_step: int = 0
+    manifest: dict[str, Any] | None = None
+
+
+class Occupation(Struct, forbid_unknown_fields=True):
+    """What is given back now."""
+
+    success: bool
+    message: str
+    released: list[Part]
+
+
+class Updated(Struct, forbid_unknown_fields=True):
+    """The answer of /update_weights_from_disk."""
+
+    success: bool
+    message: str
+    num_paused_requests: int
+    weight_version: str
+
+
+def routes(service: Service, face: Face) -> list[Route]:
+    async def release(body: OccupationBody) -> Any:
+        return told(list(await service.holdings.release(body.tags)))
+
+    async def resume(body: OccupationBody) -> Any:
+        return told(list(await service.holdings.resume(body.tags)))
+
+    def told(released: list[Part]) -> dict[str, Any]:
+        return {"success": True, "message": f"given back: {', '.join(released) or 'nothing'}", "released": released}
+
+    async def update(body: UpdateBody) -> Any:
+        if body.manifest is not None or body.is_async:
+            raise InvalidRequest("manifest and is_async are not served; leave them out",
+                                 param="is_async" if body.manifest is None else "manifest")
+        if body.abort_all_requests:
+            service.control.abort("")
+        await service.holdings.renew(body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache)
+        waiting = service.load()
+        return {"success": True, "message": "The weights were replaced.", "num_paused_requests": waiting.running + waiting.waiting,
+                "weight_version": service.card.weight_version}
+
+    size = face.max_body_bytes
+    return [
+        Route("/release_memory_occupation", taking(OccupationBody, Occupation, release, size), methods=["GET", "POST"]),
+        Route("/resume_memory_occupation", taking(OccupationBody, Occupation, resume, size), methods=["GET", "POST"]),
+        Route("/update_weights_from_disk", taking(UpdateBody, Updated, update, size), methods=["POST"]),
+    ]

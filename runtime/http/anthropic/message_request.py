@@ -1,0 +1,214 @@
+"""The requests of Anthropic's API as this server takes them. Blocks may have fields that are not here: clients replay whole answers."""
+
+from typing import Annotated as A
+from typing import Any, Literal
+
+from msgspec import Meta, Struct
+
+from runtime.http.openai.completion_request import MAX_MESSAGES, MAX_TOOLS
+from runtime.messages.sampling import CacheSalt, Priority
+
+MAX_BLOCKS = 16_384
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """What the model thought in an earlier answer."""
+
+    thinking: str
+
+
+class RedactedBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    """Thoughts of another server that nobody can read here; left out."""
+
+    data: str = ""
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    """A call in an earlier answer."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
+    """What a call gave. Its blocks are texts."""
+
+    tool_use_id: str
+    content: "str | list[TextBlock | ImageBlock | DocumentBlock | SearchBlock] | None" = None
+    is_error: bool | None = None
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    """Refused: the served models read text."""
+
+    source: Any = None
+
+
+class DocumentBlock(Struct, tag_field="type", tag="document"):
+    """Refused."""
+
+    source: Any = None
+
+
+class SearchBlock(Struct, tag_field="type", tag="search_result"):
+    """Refused."""
+
+    source: Any = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock | ImageBlock | DocumentBlock | SearchBlock
+
+
+class Turn(Struct, forbid_unknown_fields=True):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | A[list[Block], Meta(max_length=MAX_BLOCKS)]
+
+
+class Tool(Struct):
+    """A function of the client. Tools that run in Anthropic's servers have another `type`, and are refused."""
+
+    name: A[str, Meta(min_length=1, max_length=128)]
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None  # its calls keep to the schema, as docs/tools.md says of functions
+
+
+class AutoChoice(Struct, tag_field="type", tag="auto"):
+    """The model decides."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Struct, tag_field="type", tag="any"):
+    """It must call."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolChoice(Struct, tag_field="type", tag="tool"):
+    """It must call this."""
+
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Struct, tag_field="type", tag="none"):
+    """It must not call."""
+
+
+Display = Literal["summarized", "omitted"]  # there are no summaries: thoughts are told as they are, or not
+
+
+class Enabled(Struct, tag_field="type", tag="enabled"):
+    """The model thinks first."""
+
+    budget_tokens: A[int, Meta(ge=1)]
+    display: Display | None = None
+
+
+class Adaptive(Struct, tag_field="type", tag="adaptive"):
+    """It thinks if it likes to."""
+
+    display: Display | None = None
+
+
+class Disabled(Struct, tag_field="type", tag="disabled"):
+    """It answers at once."""
+
+
+class SchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    """The answer is JSON of this schema."""
+
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    """How the answer is made."""
+
+    effort: str | None = None  # handed to the template
+    format: SchemaFormat | None = None
+
+
+class Turns(Struct, frozen=True, tag_field="type", tag="thinking_turns"):
+    """So many answers."""
+
+    value: A[int, Meta(ge=1)]
+
+
+class AllTurns(Struct, tag_field="type", tag="all"):
+    """All of them."""
+
+
+class ClearThinking(Struct, tag_field="type", tag="clear_thinking_20251015"):
+    """Thoughts of the last answers that had any are kept, and of those before left out."""
+
+    keep: Turns | AllTurns | Literal["all"] = Turns(1)
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    """What is left out of the conversation."""
+
+    edits: list[ClearThinking] = []
+
+
+class CountBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages/count_tokens"""
+
+    model: str
+    messages: A[list[Turn], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: A[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
+    thinking: Enabled | Adaptive | Disabled | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None  # the older place of output_config.format
+    chat_template_kwargs: dict[str, Any] | None = None  # not Anthropic's, as the last six of the next
+    cache_control: Any = None  # prefixes are found without marks
+    # accepted without effect
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+    context_management: ContextManagement | None = None
+    billing_policy: Any = None
+    fallback_credit_token: Any = None
+    # refused when they say anything: REFUSED
+    mcp_servers: list[Any] | None = None
+    compaction: Any = None
+    fallbacks: Any = None
+    thread: Any = None
+
+
+REFUSED = ("mcp_servers", "compaction", "fallbacks", "thread")
+
+
+class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages"""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    # accepted without effect
+    metadata: dict[str, Any] | None = None  # user_id is for logs; whose share a request uses is a matter of keys or headers
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    container: Any = None
+    diagnostics: Any = None
+    seed: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None

@@ -1,0 +1,111 @@
+"""What the routes of vectors and scores answer. Answers are encoded as these, and the OpenAPI document is made of them."""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from runtime.http.openai.completion_response import Usage
+
+Vector = list[float] | str  # or base64 of little-endian float32
+
+
+class Embedding(Struct, forbid_unknown_fields=True):
+    """The vector of input `index`."""
+
+    index: int
+    embedding: Vector
+    object: Literal["embedding"] = "embedding"
+
+
+class Embeddings(Struct, forbid_unknown_fields=True):
+    """The answer of /v1/embeddings."""
+
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class Pooled(Struct, forbid_unknown_fields=True):
+    """What the model makes of input `index`."""
+
+    index: int
+    data: Vector
+    object: Literal["pooling"] = "pooling"
+
+
+class PooledList(Struct, forbid_unknown_fields=True):
+    """The answer of /pooling."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class Ranked(Struct, forbid_unknown_fields=True):
+    """Document `index` and how well it answers."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Ranking(Struct, forbid_unknown_fields=True):
+    """The answer of /v1/rerank."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+class Score(Struct, forbid_unknown_fields=True):
+    """Of pair `index`."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class Scores(Struct, forbid_unknown_fields=True):
+    """The answer of /v1/score for two texts."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+    object: Literal["list"] = "list"
+
+
+class LabelScores(Struct, forbid_unknown_fields=True):
+    """The answer of /v1/score for query and items: of each item a number for each label."""
+
+    scores: list[list[float]]
+    model: str
+    usage: Usage
+    object: Literal["scoring"] = "scoring"
+
+
+class Class(Struct, forbid_unknown_fields=True):
+    """What input `index` is."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classes(Struct, forbid_unknown_fields=True):
+    """The answer of /v1/classify."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Class]
+    usage: Usage
+    object: Literal["list"] = "list"

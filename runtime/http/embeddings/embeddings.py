@@ -1,0 +1,125 @@
+"""POST /v1/embeddings of OpenAI, /pooling of vLLM, /encode and the native /classify of SGLang."""
+
+import time
+from typing import Annotated as A
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from runtime.errors import InvalidRequest
+from runtime.http.embeddings.embedding_response import Embedding, Embeddings, Pooled, PooledList
+from runtime.http.embeddings.pooling_requests import (
+    Common,
+    Inputs,
+    activated,
+    answer,
+    embedding,
+    new_id,
+    pooling_of,
+    prompts_of,
+    raw,
+    usage,
+    written,
+)
+from runtime.http.errors import decode
+from runtime.http.native.generate_request import Rid
+from runtime.http.native.native_response import Encoded, FinishReason, MetaInfo
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Text, Tokens
+from runtime.service import Service
+
+
+class EmbeddingBody(Common, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings, and /pooling"""
+
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: A[int, Meta(ge=1)] | None = None  # the first so many numbers, of length 1 again: for models trained for that
+    normalize: bool | None = None  # to length 1; unless told, as the model's folder says
+    add_special_tokens: bool | None = None
+
+
+class EncodeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /encode, in SGLang's form"""
+
+    text: str | A[list[str], Meta(min_length=1)] | None = None
+    input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
+    rid: Rid | None = None
+    dimensions: A[int, Meta(ge=1)] | None = None
+    sampling_params: Any = None  # nothing of it matters here
+    image_data: Any = None
+
+
+_embedding = msgspec.json.Decoder(EmbeddingBody)
+_encode = msgspec.json.Decoder(EncodeBody)
+
+
+def embeddings(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    wish = decode(body, _embedding)
+    pooling = pooling_of(service, "embed")
+    size = size_of(wish.dimensions, pooling.size)
+    is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
+
+    def tell(outputs: list[Output]) -> Embeddings:
+        data = [Embedding(i, written(embedding(output, size, is_normalised=is_normalised), wish.encoding_format))
+                for i, output in enumerate(outputs)]
+        return Embeddings(data, service.card.name, usage(outputs))
+
+    prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
+    return answer(service, prompts, tell, common=wish, id=new_id("embd", wish))
+
+
+def pooled(service: Service, body: bytes) -> Answer:
+    """Embeddings, or what a classifier or a reward model says. Raises RequestError."""
+    wish = decode(body, _embedding)
+    pooling, id = pooling_of(service), new_id("pool", wish)
+    size = size_of(wish.dimensions, pooling.size)
+    is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
+
+    def tell(outputs: list[Output]) -> PooledList:
+        is_class = pooling.task == "classify"
+        vectors = [activated(o, pooling) if is_class else embedding(o, size, is_normalised=is_normalised) for o in outputs]
+        data = [Pooled(i, written(vector, wish.encoding_format)) for i, vector in enumerate(vectors)]
+        return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
+
+    prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
+    return answer(service, prompts, tell, common=wish, id=id)
+
+
+def encode(service: Service, body: bytes) -> Answer:
+    """Of a classifier the plain numbers of its classes. Raises RequestError."""
+    arrival_s = time.monotonic()
+    wish = decode(body, _encode)
+    if wish.image_data not in (None, "", []):
+        raise InvalidRequest("image_data is not served by this version yet; leave it out", param="image_data")
+    pooling = pooling_of(service)
+    size = size_of(wish.dimensions, pooling.size)
+    if (wish.text is None) == (wish.input_ids is None):
+        raise InvalidRequest("give either text or input_ids", param="text")
+    prompts: list[Text | Tokens] = prompts_of(wish.text or wish.input_ids or "", "text" if wish.text is not None else "input_ids")
+    is_list = isinstance(wish.text, list) or bool(wish.input_ids and isinstance(wish.input_ids[0], list))
+    common = Common(request_id=wish.rid)
+    id = new_id("encode", common)
+
+    def tell(outputs: list[Output]) -> Encoded | list[Encoded]:
+        answers = []
+        for i, output in enumerate(outputs):
+            vector = raw(output) if pooling.task == "classify" else embedding(output, size, is_normalised=pooling.is_normalised)
+            assert output.finish is not None
+            meta = MetaInfo(id=id if len(outputs) == 1 else f"{id}-{i}", finish_reason=FinishReason(type="length", length=0),
+                            prompt_tokens=output.finish.prompt_tokens, cached_tokens=output.finish.cached_tokens,
+                            e2e_latency=time.monotonic() - arrival_s)
+            answers.append(Encoded(embedding=vector.tolist(), meta_info=meta))
+        return answers if is_list else answers[0]
+
+    return answer(service, prompts, tell, common=common, id=id, names={"prompt": "text" if wish.text is not None else "input_ids"})
+
+
+def size_of(wish: int | None, size: int) -> int | None:
+    """Numbers of each vector. Raises InvalidRequest."""
+    if wish is not None and wish > size:
+        raise InvalidRequest(f"dimensions is {wish}, but the model's vectors have {size} numbers", param="dimensions")
+    return wish

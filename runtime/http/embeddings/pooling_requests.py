@@ -1,0 +1,140 @@
+"""What the routes of embedding models and classifiers have in common: inputs in, an ask for each, results as numbers out.
+
+An HTTP request's inputs run side by side, in as few steps as they fit, and come back in their order.
+"""
+
+import time
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from typing import Annotated as A
+from typing import Any, Literal
+from uuid import uuid4
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from runtime.errors import InvalidRequest
+from runtime.http.openai.completion_response import CachedTokens, Usage
+from runtime.http.openai.models import check_model
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Ask, Delta, Pair, Text, Tokens
+from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
+from runtime.models.pooling import Pooling
+from runtime.service import Service
+
+MAX_INPUTS = 4_096
+NAMES = {"truncate": "truncate_prompt_tokens", "prompt": "input", "input_ids": "input"}
+
+Inputs = str | A[list[str | int | list[int]], Meta(min_length=1)]  # a text, texts, token ids, or lists of token ids
+Truncate = A[int, Meta(ge=-1, le=2**31 - 1)]
+Prompt = Text | Tokens | Pair
+
+
+class Common(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every one of these requests may say."""
+
+    model: str | None = None
+    user: str | None = None  # changes nothing here
+    truncate_prompt_tokens: Truncate | None = None  # keep so many tokens from the start; -1: as many as the model takes
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: A[str, Meta(min_length=1, max_length=256)] | None = None
+
+
+class WholeDialect:
+    """Answers in one piece, never streamed: `tell` makes it of the outputs."""
+
+    gives = Any
+
+    def __init__(self, tell: Callable[[list[Output]], Any]) -> None:
+        self.body = tell
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        raise AssertionError("vectors are not streamed")
+
+    def tail(self) -> bytes:
+        raise AssertionError("vectors are not streamed")
+
+
+def answer(service: Service, prompts: Sequence[Prompt], tell: Callable[[list[Output]], Any], *, common: Common, id: str,
+           params: SamplingParams | None = None, names: dict[str, str] = NAMES) -> Answer:
+    """An ask for each prompt: of a model that pools, or with `params` of one that generates. Raises InvalidRequest."""
+    check_model(service.card, common.model)
+    if len(prompts) > MAX_INPUTS:
+        raise InvalidRequest(f"there are {len(prompts)} inputs; the most is {MAX_INPUTS}", param=names.get("prompt"))
+    arrival_s, pools = time.monotonic(), params is None
+    truncate = common.truncate_prompt_tokens
+    if truncate == 0:
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
+    asks = [Ask(id=id if len(prompts) == 1 else f"{id}-{i}", prompt=prompt, params=params or SamplingParams(), arrival_s=arrival_s,
+                pools=pools, truncate=truncate, priority=common.priority, cache_salt=common.cache_salt or "")
+            for i, prompt in enumerate(prompts)]
+    return Answer(service, asks, WholeDialect(tell), is_stream=False, names=names)
+
+
+def pooling_of(service: Service, task: Literal["embed", "classify"] | None = None) -> Pooling:
+    """Raises InvalidRequest where the model does something else."""
+    pooling = service.card.pooling
+    if pooling is None:
+        raise InvalidRequest("this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier")
+    if task not in (None, pooling.task):
+        raise InvalidRequest("this model classifies; it makes no embeddings" if pooling.task == "classify" else
+                             "this model makes embeddings; it has no classes")
+    return pooling
+
+
+def prompts_of(inputs: Inputs, field: str = "input", *, add_special: bool = True) -> list[Text | Tokens]:
+    """Raises InvalidRequest."""
+    if isinstance(inputs, str):
+        return [Text(inputs, add_special)]
+    if all(isinstance(one, int) for one in inputs):
+        return [Tokens(inputs)]  # type: ignore[arg-type]
+    if all(isinstance(one, str) for one in inputs):
+        return [Text(one, add_special) for one in inputs]  # type: ignore[arg-type]
+    if all(isinstance(one, list) for one in inputs):
+        return [Tokens(one) for one in inputs]  # type: ignore[arg-type]
+    raise InvalidRequest(f"{field} mixes kinds; give texts only, token ids only, or lists of token ids only", param=field)
+
+
+def new_id(prefix: str, common: Common) -> str:
+    return common.request_id or f"{prefix}-{uuid4().hex}"
+
+
+def usage(outputs: list[Output]) -> Usage:
+    count = sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
+    cached = sum(output.finish.cached_tokens for output in outputs if output.finish is not None)
+    return Usage(prompt_tokens=count, completion_tokens=0, total_tokens=count, prompt_tokens_details=CachedTokens(cached))
+
+
+def raw(output: Output) -> np.ndarray:
+    """What the model says, float32; an aborted input has nothing to say."""
+    if output.vector is None:
+        raise InvalidRequest("the request was aborted")
+    return output.vector
+
+
+def embedding(output: Output, size: int | None, *, is_normalised: bool) -> np.ndarray:
+    """Its first `size` numbers, of length 1 if wished."""
+    vector = raw(output)[:size]
+    if not is_normalised:
+        return vector
+    return vector / max(float(np.sqrt(vector @ vector)), 1e-12)
+
+
+def activated(output: Output, pooling: Pooling) -> np.ndarray:
+    """A classifier's numbers as probabilities, where it has any."""
+    logits = raw(output)
+    if pooling.activation == "sigmoid":
+        return 0.5 * (1 + np.tanh(0.5 * logits))
+    return softmax(logits) if pooling.activation == "softmax" else logits
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max())
+    return shifted / shifted.sum()
+
+
+def written(vector: np.ndarray, encoding: str | None) -> list[float] | str:
+    """As a list of numbers, or as base64 of little-endian float32."""
+    return b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist()

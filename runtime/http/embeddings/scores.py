@@ -1,0 +1,215 @@
+"""How texts go together: /v1/score (vLLM's form, and SGLang's for models that generate), /v1/rerank (Jina, Cohere, vLLM), /v1/classify.
+
+A cross-encoder reads both texts at once; with an embedding model the score is the cosine between their vectors.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated as A
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, Struct
+
+from runtime.errors import InvalidRequest
+from runtime.http.embeddings.embedding_response import Class, Classes, LabelScores, Ranked, Ranking, Score, Scores
+from runtime.http.embeddings.embeddings import encode
+from runtime.http.embeddings.pooling_requests import (
+    MAX_INPUTS,
+    Common,
+    Inputs,
+    Prompt,
+    activated,
+    answer,
+    embedding,
+    new_id,
+    pooling_of,
+    prompts_of,
+    raw,
+    softmax,
+    usage,
+)
+from runtime.http.errors import decode
+from runtime.http.streaming.exchange import Answer
+from runtime.http.streaming.writer import Output
+from runtime.messages.requests import Pair, Text, Tokens
+from runtime.messages.sampling import MAX_TOP_LOGPROBS, SamplingParams, TokenId
+from runtime.service import Service
+
+Texts = str | A[list[str], Meta(min_length=1)]
+Scoring = Callable[[list[Output]], list[float]]
+
+
+class TextDocument(Struct):
+    """A document as an object: its text counts."""
+
+    text: str
+
+
+class RerankBody(Common, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/rerank"""
+
+    query: str
+    documents: A[list[str | TextDocument], Meta(min_length=1, max_length=MAX_INPUTS)]
+    top_n: A[int, Meta(ge=0)] | None = None  # none, 0: all
+    return_documents: bool | None = None
+    max_tokens_per_doc: A[int, Meta(ge=1)] | None = None  # Cohere's; here of query and document together
+    use_activation: bool | None = None  # False: plain numbers instead of probabilities
+    activation: bool | None = None  # older name
+
+
+class ScoreBody(Common, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/score: two texts, or one and several, or as many and as many; or a query and items with label_token_ids."""
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None  # newer names of the two
+    documents: Texts | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    # SGLang's
+    query: str | list[int] | None = None
+    items: Inputs | None = None
+    label_token_ids: A[list[TokenId], Meta(min_length=1, max_length=MAX_TOP_LOGPROBS)] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+
+
+class ClassifyBody(Common, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/classify, in vLLM's form"""
+
+    input: Inputs
+    use_activation: bool | None = None
+    activation: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class Form(Struct):
+    """Which form of /classify a body has: SGLang's names its input text or input_ids."""
+
+    text: Any = None
+    input_ids: Any = None
+
+
+_rerank = msgspec.json.Decoder(RerankBody)
+_score = msgspec.json.Decoder(ScoreBody)
+_classify = msgspec.json.Decoder(ClassifyBody)
+_form = msgspec.json.Decoder(Form)
+
+
+def rerank(service: Service, body: bytes, *, tells_documents: bool = True) -> Answer:
+    """Raises RequestError."""
+    wish = decode(body, _rerank)
+    texts = [document if isinstance(document, str) else document.text for document in wish.documents]
+    prompts, scores = _pairs(service, [wish.query], texts, is_plain=_is_plain(wish))
+    if wish.truncate_prompt_tokens is None:
+        wish.truncate_prompt_tokens = wish.max_tokens_per_doc
+    id, tells = new_id("rerank", wish), tells_documents if wish.return_documents is None else wish.return_documents
+
+    def tell(outputs: list[Output]) -> Ranking:
+        found = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[:wish.top_n or None]
+        results = [Ranked(i, score, {"text": texts[i]} if tells else UNSET) for i, score in found]
+        return Ranking(id, service.card.name, results, usage(outputs),
+                       {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}})
+
+    return answer(service, prompts, tell, common=wish, id=id, names={"truncate": "truncate_prompt_tokens", "prompt": "documents"})
+
+
+def score(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    wish = decode(body, _score)
+    if wish.query is not None or wish.items is not None:
+        return _label_scores(service, wish)
+    first, second = wish.text_1 or wish.queries, wish.text_2 or wish.documents
+    if first is None or second is None:
+        raise InvalidRequest("give text_1 and text_2, or query and items with label_token_ids", param="text_1")
+    queries, documents = ([one] if isinstance(one, str) else one for one in (first, second))
+    if len(queries) not in (1, len(documents)):
+        raise InvalidRequest(f"text_1 has {len(queries)} texts and text_2 has {len(documents)}; give one, or as many", param="text_1")
+    prompts, scores = _pairs(service, queries, documents, is_plain=_is_plain(wish))
+    id = new_id("score", wish)
+
+    def tell(outputs: list[Output]) -> Scores:
+        data = [Score(i, one) for i, one in enumerate(scores(outputs))]
+        return Scores(id, int(time.time()), service.card.name, data, usage(outputs))
+
+    return answer(service, prompts, tell, common=wish, id=id, names={"truncate": "truncate_prompt_tokens", "prompt": "text_2"})
+
+
+def classify(service: Service, body: bytes) -> Answer:
+    """Raises RequestError."""
+    form = decode(body, _form)
+    if form.text is not None or form.input_ids is not None:
+        pooling_of(service, "classify")
+        return encode(service, body)
+    wish = decode(body, _classify)
+    pooling, id, is_plain = pooling_of(service, "classify"), new_id("classify", wish), _is_plain(wish)
+
+    def tell(outputs: list[Output]) -> Classes:
+        data = []
+        for i, output in enumerate(outputs):
+            numbers = raw(output) if is_plain else activated(output, pooling)
+            label = pooling.labels[int(numbers.argmax())]
+            data.append(Class(i, label, numbers.tolist(), len(numbers)))
+        return Classes(id, int(time.time()), service.card.name, data, usage(outputs))
+
+    prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
+    return answer(service, prompts, tell, common=wish, id=id)
+
+
+def _is_plain(wish: RerankBody | ScoreBody | ClassifyBody) -> bool:
+    return wish.use_activation is False or wish.activation is False
+
+
+def _pairs(service: Service, queries: list[str], documents: list[str], *, is_plain: bool) -> tuple[Sequence[Prompt], Scoring]:
+    """What to compute for each document with its query (or the one query of all), and what makes scores of it. Raises InvalidRequest."""
+    pooling = pooling_of(service)
+    if pooling.task == "embed":
+        return [Text(text) for text in (*queries, *documents)], lambda outputs: _cosines(outputs, len(queries))
+    if pooling.size != 1:
+        raise InvalidRequest(f"this model has {pooling.size} classes; scores need a model with one (see /v1/classify)")
+    queries = queries * len(documents) if len(queries) == 1 else queries
+    pairs = [Pair(query, document) for query, document in zip(queries, documents, strict=True)]
+    return pairs, lambda outputs: [float((raw(o) if is_plain else activated(o, pooling))[0]) for o in outputs]
+
+
+def _cosines(outputs: list[Output], num_queries: int) -> list[float]:
+    vectors = np.stack([embedding(output, None, is_normalised=True) for output in outputs])
+    return np.sum(vectors[:num_queries] * vectors[num_queries:], axis=1).tolist()
+
+
+def _label_scores(service: Service, wish: ScoreBody) -> Answer:
+    """How likely each of some tokens comes next after query and item, for every item. Raises InvalidRequest."""
+    if service.card.pooling is not None:
+        raise InvalidRequest("query and items need a model that generates; this one takes text_1 and text_2", param="query")
+    if wish.query is None or wish.items is None or wish.label_token_ids is None:
+        raise InvalidRequest("query, items and label_token_ids go together", param="label_token_ids")
+    labels, applies = wish.label_token_ids, bool(wish.apply_softmax)
+    params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, logprob_ids=tuple(labels))
+
+    def tell(outputs: list[Output]) -> LabelScores:
+        found = [np.array([logprob for _, logprob in output.logprobs[0].picked]) if output.logprobs else raw(output) for output in outputs]
+        scores = [(softmax(one) if applies else np.exp(one)).tolist() for one in found]
+        return LabelScores(scores, service.card.name, usage(outputs))
+
+    prompts = _joined(wish.query, wish.items, is_item_first=bool(wish.item_first), is_apart=service.card.reads_items_apart)
+    names = {"logprob_ids": "label_token_ids", "prompt": "items", "input_ids": "items"}
+    return answer(service, prompts, tell, common=wish, id=new_id("score", wish), params=params, names=names)
+
+
+def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_apart: bool) -> list[Prompt]:
+    """The query with each item, in the form that both have. They share what they begin with: with the query, its pages."""
+    parts = prompts_of(items, "items")
+    joined: list[Prompt] = []
+    for part in parts:
+        if isinstance(query, str) and isinstance(part, Text):
+            first, second = (part.text, query) if is_item_first else (query, part.text)
+            joined.append(Pair(first, second) if is_apart else Text(first + second))
+        elif isinstance(query, list) and isinstance(part, Tokens):
+            joined.append(Tokens(part.ids + query if is_item_first else query + part.ids))
+        else:
+            raise InvalidRequest("query and items must both be texts, or both token ids", param="items")
+    return joined
+
+

@@ -1,0 +1,150 @@
+"""The fields by which clients demand a form of the answer, in all dialects that we know: exactly one of them makes a rule."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from runtime.errors import InvalidRequest
+from runtime.http.errors import convert
+from runtime.messages.constraint import Rule
+
+Json = dict[str, Any]
+Raw = dict[str, Any]  # a Rule with its tag, before its limits are checked
+
+
+class JsonSchemaFormat(Struct):
+    """`response_format.json_schema`. Whether `strict` or not, the schema is kept."""
+
+    schema: Json
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+def constraint_of(body: Any, prefix: str = "") -> tuple[Rule | None, dict[str, str]]:
+    """The rule that a request's fields make, and where it stands: `{"constraint": field}`, to tell refusals in the client's words.
+
+    `prefix` stands before the fields' names there. Raises InvalidRequest, also for two rules at once.
+    """
+    found: list[tuple[str, Raw]] = []
+    for name, read in _FIELDS.items():
+        if (value := getattr(body, name, None)) not in (None, "", {}):
+            found += read(prefix + name, value)
+    if not found:
+        return None, {}
+    if len(found) > 1:
+        raise InvalidRequest(f"{found[0][0]} and {found[1][0]} both say what the answer looks like; give one of them", param=found[1][0])
+    where, raw = found[0]
+    try:
+        rule: Rule = convert(raw, Rule, {})  # type: ignore[arg-type]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error.message}", param=where) from None
+    return rule, {"constraint": where}
+
+
+def _schema(where: str, value: Any) -> list[tuple[str, Raw]]:
+    if value == "$$ANY$$":  # SGLang's word for any object
+        return [(where, {"type": "json_object"})]
+    return [(where, {"type": "json_schema", "schema": _text(where, value, bool)})]
+
+
+def _plain(kind: str, field: str) -> Callable[[str, Any], list[tuple[str, Raw]]]:
+    def read(where: str, value: Any) -> list[tuple[str, Raw]]:
+        return [(where, {"type": kind, field: value})]
+    return read
+
+
+def _tag(where: str, value: Any) -> list[tuple[str, Raw]]:
+    tag = value
+    if isinstance(value, str):
+        try:
+            tag = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{where} is not JSON: {error}", param=where) from None
+    if not isinstance(tag, dict):
+        raise InvalidRequest(f"{where} must be an object", param=where)
+    if "structures" in tag:
+        tag = _triggered(where, tag)
+    return [(where, {"type": "structural_tag", "tag": msgspec.json.encode({"type": "structural_tag"} | tag).decode()})]
+
+
+class _Structure(Struct, forbid_unknown_fields=True):
+    """A tagged part in the older form."""
+
+    begin: str
+    end: str
+    schema: Json | bool
+
+
+class _Structures(Struct):
+    """The older form of structural tags, which SGLang took first."""
+
+    structures: list[_Structure]
+    triggers: list[str]
+
+
+def _triggered(where: str, tag: Json) -> Json:
+    old = convert(tag, _Structures, {name: f"{where}.{name}" for name in ("structures", "triggers")})
+    tags = [{"begin": one.begin, "content": {"type": "json_schema", "json_schema": one.schema}, "end": one.end} for one in old.structures]
+    return {"format": {"type": "triggered_tags", "triggers": old.triggers, "tags": tags}}
+
+
+def _response_format(where: str, value: Any) -> list[tuple[str, Raw]]:
+    kind = value.get("type")
+    match kind:
+        case "text":
+            return []
+        case "json_object":
+            return [(where, {"type": "json_object"})]
+        case "json_schema":
+            if "json_schema" not in value:
+                raise InvalidRequest(f"{where}.json_schema is missing", param=f"{where}.json_schema")
+            where = f"{where}.json_schema"
+            try:
+                wish = convert(value["json_schema"], JsonSchemaFormat, {})
+            except InvalidRequest as error:
+                place = f"{where}.{error.param}" if error.param else where
+                raise InvalidRequest(f"{where}: {error.message}", param=place) from None
+            return _schema(f"{where}.schema", wish.schema)
+        case "structural_tag":
+            return _tag(where, value)
+    raise InvalidRequest(f"{where}.type must be text, json_object, json_schema or structural_tag", param=f"{where}.type")
+
+
+def _structured_outputs(where: str, value: Any) -> list[tuple[str, Raw]]:
+    """vLLM's object: one of its fields, which are those of guided_*."""
+    found: list[tuple[str, Raw]] = []
+    for name, one in value.items():
+        if one in (None, False):
+            continue
+        if name == "json_object":
+            found.append((f"{where}.{name}", {"type": "json_object"}))
+        elif name in _STRUCTURED:
+            found += _STRUCTURED[name](f"{where}.{name}", one)
+        else:
+            raise InvalidRequest(f"{where}.{name} is not a known field; known are json_object, {', '.join(_STRUCTURED)}",
+                                 param=f"{where}.{name}")
+    return found
+
+
+def _text(where: str, value: Any, *kinds: type) -> str:
+    """JSON as text, given as such or as the thing itself."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (dict, *kinds)):
+        raise InvalidRequest(f"{where} must be an object, or its JSON text", param=where)
+    return msgspec.json.encode(value).decode()
+
+
+_STRUCTURED: Mapping[str, Callable[[str, Any], list[tuple[str, Raw]]]] = {
+    "json": _schema, "regex": _plain("regex", "pattern"), "choice": _plain("choice", "choices"), "grammar": _plain("ebnf", "grammar"),
+    "structural_tag": _tag,
+}
+_FIELDS: Mapping[str, Callable[[str, Any], list[tuple[str, Raw]]]] = {
+    "response_format": _response_format,
+    "json_schema": _schema, "regex": _plain("regex", "pattern"), "ebnf": _plain("ebnf", "grammar"), "structural_tag": _tag,
+    **{f"guided_{name}": read for name, read in _STRUCTURED.items() if name != "structural_tag"},
+    "structured_outputs": _structured_outputs,
+}

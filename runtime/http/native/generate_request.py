@@ -1,0 +1,112 @@
+"""The request of POST /generate, in SGLang's form. `null` is the same as leaving a field out."""
+
+from typing import Annotated as A
+from typing import Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from runtime.errors import InvalidRequest
+from runtime.http.fields.request_id import Rid
+from runtime.messages.requests import SessionParams
+from runtime.messages.sampling import CacheSalt, Priority
+
+MAX_PROMPTS = 1_024
+
+Seconds = A[float, Meta(gt=0, lt=1e9)]
+Batch = Meta(min_length=1, max_length=MAX_PROMPTS)
+
+
+class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params`. Limits stand in runtime.messages.sampling."""
+
+    n: int | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
+    sampling_seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # accepted; only slow tokenizers had a use for it
+    json_schema: dict[str, Any] | str | None = None  # at most one of these four
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None  # for the request's custom_logit_processor
+
+
+HiddenWish = bool | Literal["last"]  # true: of each token; last: of the last one
+
+
+class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One prompt, or a list of them. Fields that may be lists then have one entry for each prompt."""
+
+    text: str | A[list[str], Batch] | None = None
+    input_ids: A[list[int | list[int]], Meta(min_length=1)] | None = None
+    input_embeds: A[list[Raw], Meta(min_length=1)] | None = None  # rows of numbers, or lists of rows
+    sampling_params: SamplingBody | A[list[SamplingBody], Batch] | None = None
+    rid: Rid | A[list[Rid], Batch] | None = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None  # -1: output only; else also the prompt's, from there on
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int]] | None = None  # tokens whose log probabilities are told at every place
+    return_text_in_logprobs: bool | None = None
+    return_hidden_states: HiddenWish | A[list[HiddenWish], Batch] | None = None
+    # SGLang's clients send these; they change nothing here
+    log_metrics: bool | None = None
+    no_logs: bool | None = None
+    modalities: Any = None  # of images
+    session_id: str | None = None  # what requests have in common is found in the cache
+    conversation_id: str | None = None
+    external_trace_header: Any = None
+    received_time: float | None = None
+    session_params: SessionParams | None = None
+    timeout: Seconds | None = None  # from arrival to the end; as the header x-request-timeout
+    queue_timeout: Seconds | None = None  # from arrival to the first step; as x-queue-timeout
+    custom_logit_processor: str | None = None  # the name of one of --logit-processors
+    lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
+    priority: Priority | None = None
+    cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
+    extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
+    # refused unless they say nothing: LATER
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    lora_id: Any = None
+    background: Any = None
+    require_reasoning: Any = None
+    max_thinking_tokens: Any = None
+    return_bytes: Any = None
+    return_entropy: Any = None
+    return_prompt_token_ids: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    return_sampling_mask: Any = None
+    custom_labels: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    data_parallel_rank: Any = None
+    routed_dp_rank: Any = None
+
+
+_FIELDS = GenerateBody.__struct_fields__
+LATER = _FIELDS[_FIELDS.index("image_data"):]
+
+
+def refuse_later(body: Struct, names: tuple[str, ...]) -> None:
+    """Raises InvalidRequest for fields that exist and that this version does not serve yet."""
+    for name in names:
+        if getattr(body, name) not in (None, False, "", [], {}, 0):
+            raise InvalidRequest(f"{name} is not served by this version yet; leave it out", param=name)

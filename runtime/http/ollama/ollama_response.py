@@ -1,0 +1,138 @@
+"""What the routes of Ollama's API answer. Answers are encoded as these, and the OpenAPI document is made of them."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from runtime.http.openai.completion_response import LikelyToken
+
+
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    """A function as it is called."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class Call(Struct, forbid_unknown_fields=True):
+    """A call of a function."""
+
+    id: str
+    function: CalledFunction
+
+
+class Said(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message of the assistant, or more of it."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class Line(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What answers and the lines of their streams have in common. Durations, in nanoseconds, and counts are in the last line."""
+
+    model: str
+    created_at: datetime
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[LikelyToken] | UnsetType = UNSET
+
+
+class ChatLine(Line, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /api/chat, or a line of it."""
+
+    message: Said
+
+
+class GenerateLine(Line, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /api/generate, or a line of it."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class Embeddings(Struct, forbid_unknown_fields=True):
+    """The answer of /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class Embedding(Struct, forbid_unknown_fields=True):
+    """The answer of /api/embeddings."""
+
+    embedding: list[float]
+
+
+class Details(Struct, forbid_unknown_fields=True):
+    """What kind of model it is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Tag(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A served model."""
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int
+    digest: str
+    details: Details
+
+
+class Running(Tag, kw_only=True, forbid_unknown_fields=True):
+    """A served model, which is loaded."""
+
+    expires_at: datetime
+    size_vram: int
+    context_length: int
+
+
+class Tags(Struct, forbid_unknown_fields=True):
+    """The answer of /api/tags."""
+
+    models: list[Tag]
+
+
+class Processes(Struct, forbid_unknown_fields=True):
+    """The answer of /api/ps."""
+
+    models: list[Running]
+
+
+class Shown(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /api/show."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class Failure(Struct, forbid_unknown_fields=True):
+    """A line that ends a stream which failed."""
+
+    error: str

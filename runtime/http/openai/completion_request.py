@@ -1,0 +1,226 @@
+"""The requests of the OpenAI API as this server takes them. Fields that are not here are refused, with the nearest name.
+
+Limits of sampling parameters stand in runtime.messages.sampling; these types only say what is a number, a string or a list.
+`null` is the same as leaving a field out: clients send it. What each field does is said in parameters.py, for docs/api.md too.
+"""
+
+from typing import Annotated as A
+from typing import Any, Literal
+
+from msgspec import Meta, Struct
+
+from runtime.http.fields.request_id import Rid
+from runtime.messages.sampling import CacheSalt, Priority
+
+MAX_MESSAGES = 16_384
+MAX_PROMPTS = 1_024
+MAX_TOOLS = 1_024
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # ignored: there is nothing to hide the length of
+
+
+# Of a conversation, fields that are not here are passed over: clients send earlier answers back with fields of their own.
+
+
+class Function(Struct):
+    """A function as it was called."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None  # a JSON object
+
+
+class ToolCall(Struct):
+    """A call that the assistant made earlier in the conversation."""
+
+    function: Function
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Part(Struct):
+    """A piece of a message's content: text, or the refusal of another model."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Message(Struct):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # of an earlier answer, for templates that show it
+    reasoning: str | None = None  # the same in vLLM's words
+
+
+class Reasoning(Struct, forbid_unknown_fields=True):
+    """`reasoning`, as some clients write reasoning_effort."""
+
+    effort: str | float | None = None
+    enabled: bool | None = None
+
+
+class NotServed(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both routes that are refused unless they say nothing (parameters.py)."""
+
+    lora_path: str | list[str | None] | None = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    routed_experts_prompt_start: Any = None
+    return_cached_tokens_details: Any = None
+    custom_params: Any = None
+    custom_logit_processor: Any = None
+    session_params: Any = None
+    images_config: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
+    data_parallel_rank: Any = None
+    ngram_corpus_id: Any = None
+    custom_labels: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    watermarking: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    vllm_xargs: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    return_token_offsets: Any = None
+    return_mm_kwargs: Any = None
+
+
+class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # how tokens are chosen
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # keys are strings in JSON
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None  # SGLang's
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None  # vLLM's name for
+    no_stop_trim: bool | None = None  # SGLang's
+    # what is told beside the text
+    return_token_ids: bool | None = None
+    return_hidden_states: bool | Literal["last"] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    stream_interval: A[int, Meta(ge=1)] | None = None
+    # the request itself
+    rid: Rid | list[Rid] | None = None  # SGLang's name for
+    request_id: Rid | None = None  # vLLM's
+    priority: Priority | None = None  # see --enable-priority-scheduling
+    cache_salt: CacheSalt | list[CacheSalt] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
+    extra_key: CacheSalt | list[CacheSalt] | None = None  # and in SGLang's
+    # real clients set these; they change nothing here
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    session_id: str | None = None
+    spaces_between_special_tokens: bool | None = None
+    # what the answer must look like: at most one of these (http/fields/constraint.py)
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | str | None = None  # SGLang's, with the next three
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    structured_outputs: dict[str, Any] | None = None  # vLLM's, and its older
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+class ChatBody(Shared, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions"""
+
+    messages: A[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: A[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | float | None = None  # handed to the template, as the next two
+    reasoning: Reasoning | None = None
+    documents: list[dict[str, Any]] | None = None
+    input_ids: A[list[int], Meta(min_length=1)] | None = None  # the prompt; then messages are not rendered
+    return_prompt_token_ids: bool | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None  # False: thoughts are content
+    stream_reasoning: bool | None = None  # False: they come in one piece
+    include_reasoning: bool | None = None  # False: they are not told
+    # accepted without effect
+    verbosity: str | None = None
+    prediction: Any = None
+    modalities: list[Literal["text"]] | None = None
+    # refused
+    functions: Any = None
+    function_call: Any = None
+    moderation: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    return_meta_info: Any = None
+    return_prompt_text: Any = None
+    task: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    use_audio_in_video: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    echo: Any = None
+    add_special_tokens: Any = None
+    chat_template: Any = None
+
+
+class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. The prompt is a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | A[list[str | int | list[int]], Meta(min_length=1)]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None  # what follows the text that is wanted (see --completion-template)
+    add_special_tokens: bool | None = None  # what the tokenizer puts at the beginning of a text
+    prompt_embeds: Any = None  # refused
+

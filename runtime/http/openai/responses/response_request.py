@@ -1,0 +1,108 @@
+"""The requests of /v1/responses as this server takes them; `null` is the same as leaving a field out."""
+
+from typing import Annotated as A
+from typing import Any, Literal
+
+from msgspec import Meta, Struct
+
+from runtime.errors import InvalidRequest
+from runtime.http.openai.responses import tools
+from runtime.messages.sampling import CacheSalt, Priority
+
+MAX_ITEMS = 16_384
+
+
+class Format(Struct, forbid_unknown_fields=True):
+    """What the text must be."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextWish(Struct, forbid_unknown_fields=True):
+    """`text`"""
+
+    format: Format | None = None
+    verbosity: str | None = None  # accepted without effect
+
+
+class ReasoningWish(Struct, forbid_unknown_fields=True):
+    """`reasoning`. Thinking is given in full, as reasoning_text; there are no summaries."""
+
+    effort: str | None = None  # handed to the template
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses"""
+
+    input: str | A[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_ITEMS)]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningWish | None = None
+    text: TextWish | None = None
+    metadata: A[dict[str, str], Meta(max_length=16)] | None = None
+    # of this runtime, and of SGLang and vLLM
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    # accepted without effect
+    truncation: Literal["auto", "disabled"] | None = None  # --allow-auto-truncate is the server's
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: Any = None
+    client_metadata: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    # not served
+    conversation: Any = None
+    prompt: Any = None
+    max_tool_calls: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    image: Any = None
+    access_programs: Any = None
+
+
+NOT_SERVED = ("conversation", "prompt", "max_tool_calls", "context_management", "moderation", "image", "access_programs")
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothing: reasoning is given as text
+
+
+def check(body: ResponseBody) -> None:
+    """Raises InvalidRequest, naming the field, for what this server can't do."""
+    for name in NOT_SERVED:
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
+    for name in body.include or ():
+        if name not in INCLUDES:
+            raise InvalidRequest(f"include: {name} is not served here; {', '.join(INCLUDES)} are", param="include")
+    tools.check(body.tools)
+    if body.background and body.store is False:
+        raise InvalidRequest("background needs store: the answer is fetched later", param="store")

@@ -1,0 +1,117 @@
+"""The OpenAPI document, made from the routes in words (operations.py), the types of their bodies, and those of their answers (answers.py);
+and a page to read it."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime import __version__
+from runtime.http.auth import level_of
+from runtime.http.schema.operations import OPERATIONS, Operation
+from runtime.http.schema.responses import ERRORS, NOTHING, told
+
+SCHEMAS = "#/components/schemas/"
+Schema = dict[str, Any]
+Schemas = dict[Any, Schema]  # by type
+PAGE = Path(__file__).with_name("docs.html")
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"}
+MEDIA = {"json": "application/json", "sse": "text/event-stream", "ndjson": "application/x-ndjson", "text": "text/plain",
+         "binary": "application/octet-stream", "html": "text/html"}
+_LONG = re.compile(rb"runtime\.http\.(\w+)(?:\.\w+)*\.(\w+)")  # what msgspec calls types whose short names are taken
+
+
+def routes() -> list[Route]:
+    async def show(_: Request) -> Response:
+        return Response(document(), media_type="application/json")
+
+    async def read(_: Request) -> Response:
+        return Response(PAGE.read_bytes(), media_type="text/html", headers=PAGE_HEADERS)
+
+    return [Route("/openapi.json", show), Route("/docs", read)]
+
+
+@cache
+def document() -> bytes:
+    """As JSON."""
+    rows = [(tag, operation) for tag, operations in OPERATIONS.items() for operation in operations]
+    schemas, components = _schemas(rows)
+    paths: dict[str, dict[str, Any]] = {}
+    for tag, operation in rows:
+        for method in operation.methods.split():
+            paths.setdefault(operation.path, {})[method.lower()] = _operation(tag, method, operation, schemas)
+    whole = {
+        "openapi": "3.1.0",
+        "info": {"title": "runtime", "version": __version__, "description": "The HTTP API of this server, in all its dialects."},
+        "servers": [{"url": "."}],
+        "tags": [{"name": tag} for tag in OPERATIONS],
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {
+            "bearer": {"type": "http", "scheme": "bearer"}, "key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}},
+    }
+    return _LONG.sub(rb"\1.\2", msgspec.json.encode(whole))
+
+
+def _schemas(rows: list[tuple[str, Operation]]) -> tuple[Schemas, Schema]:
+    """The schemas of all types by the types, and the components that they refer to."""
+    kinds: list[Any] = [operation.body for _, operation in rows if operation.body is not None]
+    for _, operation in rows:
+        for method in operation.methods.split():
+            if (types := told(method, operation.path)) is not None:
+                kinds += types.answer + types.event
+    kinds = list(dict.fromkeys([*kinds, *ERRORS.values()]))
+    refs, components = msgspec.json.schema_components(kinds, ref_template=SCHEMAS + "{name}")
+    return dict(zip(kinds, refs, strict=True)), components
+
+
+def _one_of(kinds: tuple[Any, ...], schemas: Schemas) -> Schema:
+    return schemas[kinds[0]] if len(kinds) == 1 else {"anyOf": [schemas[kind] for kind in kinds]}
+
+
+def _contents(method: str, operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    """What a good answer may be, by its media type."""
+    types = told(method, operation.path)
+    if types is None:
+        return {} if operation.path in NOTHING else {MEDIA[operation.answer]: {}}
+    contents: dict[str, Any] = {MEDIA["json"]: {"schema": _one_of(types.answer, schemas)}}
+    if types.event:  # OpenAPI 3.1 has no words for the parts of a stream
+        contents[MEDIA[operation.answer if operation.answer != "json" else "sse"]] = {"x-event": _one_of(types.event, schemas)}
+    return contents
+
+
+def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    level = level_of(operation.path)
+    body = schemas[operation.body] if operation.body is not None else None
+    refusal = schemas[ERRORS[tag if tag in ERRORS else "OpenAI"]]
+    words: dict[str, Any] = {
+        "tags": [tag], "summary": operation.summary, "operationId": f"{method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', operation.path)}",
+        "responses": {
+            "200": {"description": "The answer", "content": _contents(method, operation, schemas)},
+            "default": {"description": "Refused", "content": {MEDIA["json"]: {"schema": refusal}}},
+        },
+        # one of a user's or the administrator's keys, where the server has any
+        "security": [] if level == "open" else [{"bearer": []}, {"key": []}, {}],
+        "x-level": level,
+    }
+    if parameters := _parameters(operation):
+        words["parameters"] = parameters
+    if body is not None:
+        content = {"schema": body, "examples": {"short": {"value": operation.example}}}
+        # an empty body is as good as {}, where nothing is required; a GET may have one, too
+        words["requestBody"] = {"required": bool(operation.example) and method != "GET", "content": {MEDIA["json"]: content}}
+    elif operation.form:
+        fields = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
+        schema = {"type": "object", "properties": fields, "required": list(fields)}
+        words["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    return words
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    text = {"type": "string", "minLength": 1}
+    return [*[{"name": name, "in": "path", "required": True, "schema": text} for name in re.findall(r"{(\w+)}", operation.path)],
+            *[{"name": name, "in": "query", "required": False, "schema": text} for name in operation.query]]

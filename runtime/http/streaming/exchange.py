@@ -1,0 +1,272 @@
+"""One HTTP request's business with the runtime: its asks go in, its deltas come out, and every ask ends exactly once.
+
+    endpoint ─ asks, dialect ─► Answer ─ submit ─► Service
+    client ◄── JSON, events ─── Answer ◄─ push ─── Service       (`take`, within the step's fan-out)
+
+`Answer` is the ASGI application that an endpoint returns. It waits for the first output before it sends a status, so that a
+refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, the server stops), asks that
+still run are aborted.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import anyio
+from anyio.to_thread import run_sync
+from msgspec import convert, structs
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from runtime.errors import Overloaded, RequestError
+from runtime.http.errors import renamed
+from runtime.http.fields.headers import Origin
+from runtime.http.streaming import sse
+from runtime.http.streaming.answer_reader import Reader, Reading
+from runtime.http.streaming.connection import Connection
+from runtime.http.streaming.pace import Pace, Take
+from runtime.http.streaming.stream import Stream
+from runtime.http.streaming.writer import Dialect, Output
+from runtime.messages.requests import Ask, Delta
+from runtime.service import Service
+
+T = TypeVar("T")
+
+NOBODY = Origin()
+MAX_SEND_S = 30.0  # that one ASGI send may take; our own server has the same limit in its connections
+
+DIRECT = "runtime.connection"  # scope key of a Connection that may be written to directly
+
+
+class Exchange:
+    """The asks of one HTTP request while they run."""
+
+    def __init__(self, service: Service, asks: list[Ask]) -> None:
+        self.service = service
+        self.asks = asks
+        self.running: set[str] = set()
+        self.failure: RequestError | None = None
+        self.ready = anyio.Event()  # something to look at: first output, waiting output, or the end
+
+    @property
+    def is_over(self) -> bool:
+        return self.failure is not None or not self.running
+
+    def come_from(self, origin: Origin) -> None:
+        """Before `submit`: what the headers of the HTTP request say of its asks."""
+        said = {name: value for name, value in structs.asdict(origin).items() if value != getattr(NOBODY, name)}
+        if said:
+            self.asks = [structs.replace(ask, **said) for ask in self.asks]
+
+    def submit(self, take: Take) -> None:
+        """`take` gets each delta. Raises what the service raises; then nothing of this exchange runs."""
+        choice = 0
+        for ask in self.asks:
+            self.running.add(ask.id)
+            try:
+                self.service.submit(ask, AskSink(self, ask.id, take, choice, ask.params.n))
+            except BaseException:
+                self.running.discard(ask.id)
+                self.abort()
+                raise
+            choice += ask.params.n
+
+    def finish(self, ask_id: str) -> None:
+        self.running.discard(ask_id)
+        if not self.running:
+            self.wake()
+
+    def fail(self, ask_id: str, error: RequestError) -> None:
+        self.running.discard(ask_id)
+        self.failure = self.failure or error
+        self.wake()
+
+    def abort(self) -> None:
+        """Ends what still runs; nothing else calls `service.abort`."""
+        while self.running:
+            self.service.abort(self.running.pop())
+
+    def wake(self) -> None:
+        self.ready.set()
+
+    async def wait(self) -> None:
+        """Until `wake` is called, or was since the last wait."""
+        await self.ready.wait()
+        self.ready = anyio.Event()
+
+
+class AskSink:
+    """Sink of one ask: numbers its sequences from `first_choice` on."""
+
+    __slots__ = ("exchange", "ask_id", "take", "first_choice", "num_open")
+
+    def __init__(self, exchange: Exchange, ask_id: str, take: Take, first_choice: int, n: int) -> None:
+        self.exchange = exchange
+        self.ask_id = ask_id
+        self.take = take
+        self.first_choice = first_choice
+        self.num_open = n
+
+    def push(self, delta: Delta) -> None:
+        self.take(self.first_choice + delta.index, delta)
+        if delta.finish is not None:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self.exchange.finish(self.ask_id)
+
+    def fail(self, error: RequestError) -> None:
+        self.exchange.fail(self.ask_id, error)
+
+
+class Answer:
+    """ASGI application that serves one request: as a stream of events, or in one piece."""
+
+    def __init__(self, service: Service, asks: list[Ask], dialect: Dialect, *, is_stream: bool, names: Mapping[str, str],
+                 headers: list[tuple[bytes, bytes]] = sse.HEADERS, reading: Reading | None = None) -> None:
+        """`names` maps the service's field names to those of the client, for refusals. `headers` are those of a stream. `reading` is
+        how the answers are read, where they are more than text."""
+        self.headers = headers
+        self.dialect = dialect
+        self.is_stream = is_stream
+        self.names = names
+        num_choices = sum(ask.params.n for ask in asks)
+        self.readers = [] if reading is None else [Reader(reading) for _ in range(num_choices)]
+        self.exchange = Exchange(service, asks)
+        self.stream = Stream(dialect, num_choices, self.exchange.wake)
+        self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
+        self.interval = 1  # tokens between two events of a choice
+        self.is_large = any([ask.params.hidden_states is not None for ask in asks])  # written beside the event loop
+
+    def _submit(self, take: Take) -> None:
+        try:
+            self.exchange.submit(self._reading(take) if self.readers else take)
+        except RequestError as error:
+            raise renamed(error, self.names) from None
+
+    def _reading(self, take: Take) -> Take:
+        def read(choice: int, delta: Delta) -> None:
+            self.readers[choice].read(delta)
+            take(choice, delta)
+
+        return read
+
+    def _take(self) -> Take:
+        if not self.is_stream:
+            return self._collect
+        return self.stream.take if self.interval == 1 else Pace(self.stream.take, self.interval)
+
+    def _collect(self, choice: int, delta: Delta) -> None:
+        self.outputs[choice].add(delta)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises RequestError for a request that failed before anything of its answer was sent."""
+        exchange = self.exchange
+        unsent: RequestError | None = None
+        self._submit(self._take())
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, receive, tasks.cancel_scope)
+                if self.is_stream:
+                    unsent = await self._send_stream(scope.get(DIRECT), send)
+                else:
+                    unsent = await self._send_whole(scope, receive, send)
+                tasks.cancel_scope.cancel()
+        finally:
+            self.stream.close()
+            exchange.abort()
+        if unsent is not None:
+            raise renamed(unsent, self.names)
+
+    async def complete(self) -> Any:
+        """The whole answer, for somebody other than an HTTP client. Raises RequestError."""
+        self._submit(self._collect)
+        try:
+            await self.exchange.wait()
+        finally:
+            self.exchange.abort()
+        if self.exchange.failure is not None:
+            raise renamed(self.exchange.failure, self.names)
+        return await self._aside(self._body)
+
+    async def _aside(self, write: Callable[..., T], *args: Any) -> T:
+        return await run_sync(write, *args, abandon_on_cancel=True) if self.is_large else write(*args)
+
+    async def _events(self) -> bytes:
+        """Of all that waits."""
+        waiting = self.stream.taken()
+        return await self._aside(self.stream.written, waiting) if waiting else b""
+
+    def _body(self) -> Any:
+        return convert(self.dialect.body(self.outputs), self.dialect.gives)
+
+    async def tell(self, say: Callable[[bytes], Awaitable[None]]) -> None:
+        """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError for one that failed before its
+        first event, or was not taken."""
+        exchange, stream = self.exchange, self.stream
+        self._submit(self._take())
+        try:
+            await exchange.wait()
+            if exchange.failure is not None:
+                raise renamed(exchange.failure, self.names)
+            while not exchange.is_over:
+                if stream.is_overrun:
+                    raise Overloaded("the client takes nothing of its stream")
+                if data := await self._events():
+                    await say(data)
+                else:
+                    await exchange.wait()
+            await say(await self._last())
+        finally:
+            exchange.abort()
+
+    async def _watch(self, receive: Receive, work: anyio.CancelScope) -> None:
+        """Ends the work when the client leaves. The last send is left alone: the server may be in the middle of recycling."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self.exchange.is_over:
+            work.cancel()
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> RequestError | None:
+        await self.exchange.wait()
+        if self.exchange.failure is not None:
+            return self.exchange.failure
+        response = Response(await self._aside(lambda: sse.encode(self._body())), media_type="application/json")
+        await response(scope, receive, send)
+        return None
+
+    async def _send_stream(self, connection: Connection | None, send: Send) -> RequestError | None:
+        exchange, stream = self.exchange, self.stream
+        await exchange.wait()
+        if exchange.failure is not None:
+            return exchange.failure
+        await send({"type": "http.response.start", "status": 200, "headers": self.headers})
+        if connection is not None and not self.is_large:
+            stream.open(connection)
+            while not (exchange.is_over or stream.is_overrun):
+                await exchange.wait()
+            if not exchange.is_over:
+                connection.cut()
+                return None
+        elif not await self._relay(send):
+            return None
+        stream.close()
+        await send({"type": "http.response.body", "body": await self._last(), "more_body": False})
+        return None
+
+    async def _last(self) -> bytes:
+        """What waits, and only then the end: dialects count while they write."""
+        waiting = await self._events()
+        return waiting + (self.dialect.failure(self.exchange.failure) if self.exchange.failure else self.dialect.tail())
+
+    async def _relay(self, send: Send) -> bool:
+        """Sends what waits through ASGI until all is produced. False: the client takes nothing; leaving closes its connection."""
+        while not self.exchange.is_over:
+            if self.stream.is_overrun:
+                return False
+            if data := await self._events():
+                with anyio.move_on_after(MAX_SEND_S) as limit:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                if limit.cancelled_caught:
+                    return False
+            else:
+                await self.exchange.wait()
+        return True

@@ -1,0 +1,50 @@
+"""Deltas put together, where they come faster than they are wanted or can be sent."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from runtime.messages.requests import Delta
+
+T = TypeVar("T")
+Take = Callable[[int, Delta], None]  # gets a delta with the number of its choice, counted over all prompts
+
+
+def merged(first: Delta, second: Delta) -> Delta:
+    """Two deltas of one sequence as one."""
+    return Delta(
+        index=first.index,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=joined(first.logprobs, second.logprobs),
+        prompt_logprobs=joined(first.prompt_logprobs, second.prompt_logprobs),
+        finish=second.finish,
+        prompt_tokens=first.prompt_tokens or second.prompt_tokens,
+        cached_tokens=first.cached_tokens or second.cached_tokens,
+        loaded=first.loaded if first.cached_tokens else second.loaded,
+        prompt_ids=first.prompt_ids or second.prompt_ids,
+        events=joined(first.events, second.events),
+        thought_tokens=first.thought_tokens + second.thought_tokens,
+        hidden=joined(first.hidden, second.hidden),
+    )
+
+
+def joined(first: list[T] | None, second: list[T] | None) -> list[T] | None:
+    return first + second if first and second else first or second
+
+
+class Pace:
+    """Passes a choice's first and last delta on at once, and in between only every so many tokens."""
+
+    def __init__(self, take: Take, interval: int) -> None:
+        self.take = take
+        self.interval = interval
+        self.held: dict[int, Delta] = {}  # by choice, from the first delta on
+
+    def __call__(self, choice: int, delta: Delta) -> None:
+        held = self.held.get(choice)
+        if held is not None:
+            delta = merged(held, delta)
+        if held is None or delta.finish is not None or len(delta.token_ids) >= self.interval:
+            self.take(choice, delta)
+            delta = Delta(delta.index, "", [])
+        self.held[choice] = delta

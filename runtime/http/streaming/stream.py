@@ -1,0 +1,74 @@
+"""Deltas of one answer on their way to its client."""
+
+from collections.abc import Callable
+
+from runtime.http.streaming import sse
+from runtime.http.streaming.connection import Connection
+from runtime.http.streaming.pace import merged
+from runtime.http.streaming.writer import Dialect
+from runtime.messages.requests import Delta
+
+MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
+
+
+class Stream:
+    """Deltas on their way to a client: written at once where the connection is ours and has room, else kept and coalesced."""
+
+    def __init__(self, dialect: Dialect, num_choices: int, wake: Callable[[], None]) -> None:
+        """`wake` is called when something waits that only the request's task can send, or when too much waits."""
+        self.dialect = dialect
+        self.wake = wake
+        self.waiting: dict[int, Delta] = {}
+        self.num_waiting = 0
+        self.max_waiting = MAX_WAITING_TOKENS * num_choices
+        self.connection: Connection | None = None
+
+    @property
+    def is_overrun(self) -> bool:
+        return self.num_waiting > self.max_waiting
+
+    def take(self, choice: int, delta: Delta) -> None:
+        connection = self.connection
+        if connection is None:
+            self._keep(choice, delta)
+            self.wake()
+        elif connection.is_full:
+            self._keep(choice, delta)
+            if self.is_overrun:
+                self.wake()
+        elif data := self.dialect.events(choice, delta):
+            connection.write(sse.chunked(data))
+
+    def open(self, connection: Connection) -> None:
+        """From now on deltas go straight to `connection`, whose response head has been sent."""
+        self.connection = connection
+        connection.on_drain = self._drain
+        if not connection.is_full:
+            self._drain()
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.on_drain = None
+            self.connection = None
+
+    def taken(self) -> dict[int, Delta]:
+        """All that waits, by choice; nothing waits afterwards."""
+        waiting, self.waiting, self.num_waiting = self.waiting, {}, 0
+        return waiting
+
+    def written(self, deltas: dict[int, Delta]) -> bytes:
+        """Their events."""
+        return b"".join([self.dialect.events(choice, delta) for choice, delta in deltas.items()])
+
+    def _drain(self) -> None:
+        assert self.connection is not None
+        if data := self.written(self.taken()):
+            self.connection.write(sse.chunked(data))
+
+    def _keep(self, choice: int, delta: Delta) -> None:
+        self.num_waiting += len(delta.token_ids)
+        kept = self.waiting.get(choice)
+        if kept is None:
+            self.waiting[choice] = delta
+        else:
+            self.waiting[choice] = merged(kept, delta)

@@ -1,0 +1,89 @@
+"""How a route writes its answers, and what it writes them from."""
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec import structs
+
+from runtime.errors import RequestError
+from runtime.http.streaming.pace import joined
+from runtime.messages.requests import NOTHING_LOADED, Delta, Finish, FinishReason, TokenLogprob
+from runtime.parsing.events import Event
+
+
+class Output:
+    """One sequence's whole output, or as much of it as there is."""
+
+    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
+                 "prompt_ids", "events", "thought_tokens", "vector", "hidden", "first_ns")
+
+    def __init__(self) -> None:
+        self.first_ns = 0  # when its first part came, on the monotonic clock
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.loaded = NOTHING_LOADED
+        self.prompt_ids: list[int] = []
+        self.events: list[Event] | None = None
+        self.thought_tokens = 0
+        self.finish: Finish | None = None
+        self.vector: np.ndarray | None = None
+        self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
+
+    def add(self, delta: Delta) -> None:
+        self.first_ns = self.first_ns or time.monotonic_ns()
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.prompt_logprobs += delta.prompt_logprobs or ()
+        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
+        if delta.cached_tokens:
+            self.cached_tokens, self.loaded = delta.cached_tokens, delta.loaded
+        self.prompt_ids = delta.prompt_ids or self.prompt_ids
+        self.events = joined(self.events, delta.events)
+        self.thought_tokens += delta.thought_tokens
+        self.finish = delta.finish or self.finish
+        if delta.vector is not None:
+            self.vector = delta.vector
+        self.hidden += delta.hidden or ()
+
+    def silence(self) -> None:
+        """As if nothing had been generated, but for log probabilities."""
+        self.text, self.token_ids = "", []
+        self.finish = None if self.finish is None else _nothing(self.finish)
+
+
+def silenced(delta: Delta) -> Delta:
+    """The same of a part of it."""
+    return structs.replace(delta, text="", token_ids=[], finish=None if delta.finish is None else _nothing(delta.finish))
+
+
+def _nothing(finish: Finish) -> Finish:
+    reason = finish.reason if finish.reason is FinishReason.ABORT else FinishReason.LENGTH
+    return Finish(reason, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
+
+
+class Dialect(Protocol):
+    """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
+
+    gives: Any  # the type of the answer in one piece, as the OpenAPI document tells it
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        """The events that `delta` is worth, none for a delta without news."""
+        ...
+
+    def tail(self) -> bytes:
+        """The last events of a stream that went well."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that failed."""
+        ...
+
+    def body(self, outputs: list[Output]) -> Any:
+        """The answer in one piece: of the type `gives`, or what becomes it."""
+        ...

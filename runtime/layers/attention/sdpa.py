@@ -1,0 +1,200 @@
+"""Paged attention in plain torch, wherever the tensors are: gather a row's keys and values, then torch's own attention. It is what the cpu
+does, and `--attention-backend torch_native` elsewhere.
+
+The plan is made once a step on the host and used by every layer. Decode rows are attended together, padded, in groups whose
+lengths differ by less than a factor of two, so that one long row does not blow up the others; extend rows go one by one, in
+tiles of queries, so that a mask has at most TILE rows. Grouped queries need no repeated keys: the queries of a group
+stand beside one another in the kernel's query dimension (decode), or share their key head with stride 0 (extend).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from runtime.devices.attention_scores import Scores
+from runtime.layers.attention.kv_dtype import read_as
+from runtime.layers.upload import to_device, upload
+from runtime.messages.steps import StepPlan
+
+TILE = 256  # queries of an extend row attended at once
+GROUP_TOKENS = 1 << 15  # most padded keys of a group of decode rows; a single row may have more
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """`rows` decode rows whose keys are gathered to [rows, length]."""
+
+    places: Tensor | None  # int64 [rows]: which queries; None: all the step's decode rows, in order
+    num_rows: int
+    gather: Tensor  # int64 [rows * length] locations in the cache; 0, the padding page, where masked
+    mask: Tensor | None  # [rows, 1, 1, length], 0 or -inf; None: nothing is masked
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """Queries [first, first + count) of the step, the last `count` of the positions whose keys are gathered."""
+
+    first: int
+    count: int
+    gather: Tensor  # int64 [length] locations of the keys, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Rows by sliding window: what is gathered depends on it."""
+
+    num_decodes: int
+    decodes: dict[int, list[DecodeGroup]]
+    extends: dict[int, list[ExtendRow]]
+    masks: dict[int, Tensor]  # [tile, longest]: of all extend tiles, aligned at the lower right corner
+
+
+def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype) -> AttentionPlan:
+    tables = {window: page_tables[-1 if window else 0] for window in windows}
+    decodes = {window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()}
+    extends = {window: _plan_extends(plan, table, page_size, window) for window, table in tables.items()}
+    masks = {window: _tile_mask(extends[window], window, dtype, page_tables.device) for window in windows if extends[window]}
+    return AttentionPlan(plan.num_decodes, decodes, extends, masks)
+
+
+def _locations(page_table: Tensor, slots: Tensor, first: Tensor, num_pages: int, page_size: int) -> Tensor:
+    """Cache locations of `num_pages` pages from page `first` on, for each slot: int64 [slots, num_pages * page_size]."""
+    place = page_table.device
+    columns = (first.unsqueeze(1) + torch.arange(num_pages, device=place)).clamp_max(page_table.shape[1] - 1)
+    pages = page_table[slots.unsqueeze(1), columns].long()
+    return (pages.unsqueeze(2) * page_size + torch.arange(page_size, device=place)).flatten(1)
+
+
+def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype) -> list[DecodeGroup]:
+    if plan.num_decodes == 0:
+        return []
+    slots = plan.slots[: plan.num_decodes].astype(np.int64)
+    ends = plan.starts[: plan.num_decodes].astype(np.int64) + 1
+    begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
+    first = begins // page_size
+    num_pages = -(-ends // page_size) - first
+    place = page_table.device
+    if len(slots) == 1:
+        all_of_row = _locations(page_table, upload(slots, place), upload(first, place), int(num_pages[0]), page_size)[0]
+        skip = int(begins[0] - first[0] * page_size)
+        return [DecodeGroup(None, 1, all_of_row[skip : skip + int(ends[0] - begins[0])], None)]
+    groups = []
+    for places in _similar(num_pages, page_size):
+        length = int(num_pages[places].max())
+        from_page = upload(first[places], place)
+        gather = _locations(page_table, upload(slots[places], place), from_page, length, page_size)
+        positions = from_page.unsqueeze(1) * page_size + torch.arange(length * page_size, device=place)
+        begin, end = upload(begins[places], place).unsqueeze(1), upload(ends[places], place).unsqueeze(1)
+        is_seen = (positions >= begin) & (positions < end)
+        mask = torch.zeros(is_seen.shape, dtype=dtype, device=place).masked_fill_(~is_seen, -torch.inf)
+        is_all = len(places) == len(slots)
+        groups.append(DecodeGroup(None if is_all else to_device(places, place), len(places), torch.where(is_seen, gather, 0).flatten(),
+                                  mask[:, None, None]))
+    return groups
+
+
+def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
+    """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS; places, ascending."""
+    sizes = np.ceil(np.log2(num_pages)).astype(np.int64)
+    groups: list[np.ndarray] = []
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        most = max(1, GROUP_TOKENS // (int(2**size) * page_size))
+        groups.extend(places[i : i + most] for i in range(0, len(places), most))
+    return groups
+
+
+def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> list[ExtendRow]:
+    rows, query = [], plan.num_decodes
+    for row in range(plan.num_decodes, len(plan.slots)):
+        start, count = int(plan.starts[row]), int(plan.counts[row])
+        begin, end = max(start - window + 1, 0) if window else 0, start + count
+        first = begin // page_size
+        slot, page = upload(np.array([[plan.slots[row]], [first]], np.int64), page_table.device)
+        locations = _locations(page_table, slot, page, -(-end // page_size) - first, page_size)[0]
+        rows.append(ExtendRow(query, count, locations[begin - first * page_size : end - first * page_size]))
+        query += count
+    return rows
+
+
+def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """The last query of a tile sees the last key, the one above it one less: whether a key is seen depends only on how far
+    it is from the lower right corner, so the corners of one mask serve all tiles of all rows."""
+    tile, longest = min(TILE, max(row.count for row in rows)), max(len(row.gather) for row in rows)
+    above = torch.arange(tile - 1, -1, -1, device=place).unsqueeze(1)  # rows above the last
+    left = torch.arange(longest - 1, -1, -1, device=place)  # columns left of the last
+    is_seen = left >= above
+    if window:
+        is_seen &= left < above + window
+    return torch.zeros(tile, longest, dtype=dtype, device=place).masked_fill_(~is_seen, -torch.inf)
+
+
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
+    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
+    groups, rows = plan.decodes[scores.window], plan.extends[scores.window]
+    if not rows and len(groups) == 1:
+        return _attend_group(q, k_cache, v_cache, groups[0], scores)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    decodes = q[: plan.num_decodes]
+    for group in groups:
+        if group.places is None:
+            out[: plan.num_decodes] = _attend_group(decodes, k_cache, v_cache, group, scores)
+        else:
+            out[group.places] = _attend_group(decodes[group.places], k_cache, v_cache, group, scores)
+    for row in rows:
+        part = slice(row.first, row.first + row.count)
+        keys, values = read_as(k_cache, row.gather, q.dtype), read_as(v_cache, row.gather, q.dtype)
+        attend_extend(q[part], keys, values, plan.masks[scores.window], scores, out[part])
+    return out
+
+
+def _attend_group(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scores: Scores) -> Tensor:
+    return attend_decodes(q, read_as(k_cache, group.gather, q.dtype), read_as(v_cache, group.gather, q.dtype), group, scores)
+
+
+def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scores: Scores) -> Tensor:
+    """q [rows, H, D] over what the group gathers, keys and values [rows * length, K, D] -> [rows, H, D]."""
+    kv_heads, dim = keys.shape[1:]
+    shape = (group.num_rows, -1, kv_heads, dim)
+    keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)  # [rows, K, length, D]
+    queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
+    mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
+    sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
+    return weighted(queries, keys, values, mask, scores, sinks).reshape(q.shape)
+
+
+def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: Scores, out: Tensor) -> None:
+    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], into out [count, H, D]."""
+    count, length, kv_heads, dim = len(q), len(keys), *keys.shape[1:]
+    per_group = q.shape[1] // kv_heads
+    keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
+    queries = q.unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
+    window, sinks = scores.window, None if scores.sinks is None else scores.sinks.view(kv_heads, per_group, 1, 1)
+    for at in range(0, count, TILE):
+        num = min(TILE, count - at)
+        end = length - count + at + num
+        begin = max(0, end - num - window + 1) if window else 0
+        corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
+        seen = (kv_heads, per_group, end - begin, dim)
+        part = weighted(queries[:, :, at : at + num], keys[:, :, begin:end].expand(seen), values[:, :, begin:end].expand(seen), corner,
+                        scores, sinks)
+        out[at : at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def weighted(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None) -> Tensor:
+    """q [..., n, D] over keys and values [..., length, D]; `sinks` goes with the first dimensions of a product. Of caps and sinks torch's
+    kernels know nothing: then scores are held, in float32."""
+    if not scores.cap and sinks is None:
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scores.scale)
+    found = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scores.scale
+    if scores.cap:
+        found = scores.cap * torch.tanh(found / scores.cap)
+    if mask is not None:
+        found = found + mask
+    if sinks is not None:
+        found = torch.cat((found, sinks.float().expand(*found.shape[:-1], 1)), -1)
+    shares = found.softmax(-1)[..., : keys.shape[-2]]
+    return torch.matmul(shares, values.float()).to(q.dtype)

@@ -1,0 +1,230 @@
+"""Grammars of the slots, on the rank that samples: which tokens each of them may take next.
+
+A token is known here first, so its grammar is here too: no mask ever waits for the event loop, and steps stay in flight as they are.
+`took` only notes a step's tokens; the work is done in `masks`, when the next step's forward has been launched and the device is busy.
+
+Where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence is as long the mask of each position allows
+the run's token alone. So a run is the same whether the scheduler is told of it (`runs`) and computes it as known tokens, or not and
+samples one after the other; and what steps that were in flight sample meanwhile is what they must.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
+from runtime.messages.constraint import Grammar, GrammarSetup
+from runtime.messages.requests import Guide
+from runtime.messages.steps import Admit
+
+KEPT = 64  # compiled grammars
+# A run worth telling saves n - 2 steps with two in flight, and its extend row is dearer than a decode. Among more than FEW sequences it is
+# LONG, because the others take their steps anyway.
+FEW, SHORTEST, LONG = 2, 4, 8
+
+
+class Guided:
+    """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends the text."""
+
+    def __init__(self, guide: Guide, compiled: Compiled | None) -> None:
+        """`compiled` None: there is none, because the backend gave up."""
+        self.guide = guide
+        self.matcher: Matcher | None = None if compiled is None else compiled.matcher()
+        self.is_lost = compiled is None
+        self.is_on = not guide.after_ids
+        self.is_ended = False
+        self._tail: list[int] = []  # the latest tokens, while it waits for `after_ids`
+        self.pending: int | None = None  # taken, but the grammar has not been told
+        self.length = 0  # of the sequence as the matcher knows it, with a run that is to come
+        self.run: list[int] = []  # the last tokens of it, where they are forced
+
+    def begin(self, prompt_len: int, tokens: list[int]) -> None:
+        """A prompt, and what was generated before the sequence came here."""
+        self.length = prompt_len
+        self.look()
+        for length, token in enumerate(tokens, prompt_len + 1):
+            self.advance(token, length)
+            self.look()
+
+    def advance(self, token: int, length: int) -> None:
+        """The sequence has come to `length` tokens with `token`."""
+        if length > self.length:
+            self.length, self.run = length, []
+            self._tell(token)
+
+    def look(self) -> int:
+        """Takes the run that is forced from here, if there is one, and says how long it is. What ends the text is never part of it."""
+        if not self.is_masked or self.is_lost or self.run:
+            return 0
+        assert self.matcher is not None
+        for token in self.matcher.forced():
+            if token in self.guide.stop_ids:
+                break
+            if not self.matcher.accept(token):
+                self.is_lost = True
+                return 0
+            self.run.append(token)
+        self.length += len(self.run)
+        return len(self.run)
+
+    def _tell(self, token: int) -> None:
+        if self.is_ended or self.is_lost:
+            return
+        if token in self.guide.stop_ids:
+            self.is_ended = True
+        elif self.is_on:
+            assert self.matcher is not None
+            self.is_lost = not self.matcher.accept(token)
+        else:
+            self._tail = [*self._tail, token][-max(map(len, self.guide.after_ids)):]
+            self.is_on = any([self._tail[-len(ids):] == list(ids) for ids in self.guide.after_ids])
+
+    def settle(self, length: int) -> None:
+        """The sequence is `length` tokens long, and what it took last is pending."""
+        if self.pending is not None:
+            token, self.pending = self.pending, None
+            self.advance(token, length)
+
+    @property
+    def is_masked(self) -> bool:
+        return self.is_lost or (self.is_on and not self.is_ended)
+
+
+class Guides:
+    """All slots with a grammar. The backend is opened by the first of them."""
+
+    def __init__(self, setup: GrammarSetup | None, vocab_size: int) -> None:
+        self.slots: dict[int, Guided] = {}
+        self.runs: dict[int, list[int]] = {}  # of the last `masks`, by place: all of a run that begins there, if it is worth telling
+        self._jumps = setup is not None and setup.jumps
+        self._setup = setup
+        self._width = -(-vocab_size // 32)
+        self._lone: tuple[np.ndarray, np.ndarray] | None = None  # where masks say which bytes may come next
+        self._aside = ThreadPoolExecutor(1)  # all use of the backend but the matchers
+        self._backend: Future[Backend] | None = None
+        self._compiled: OrderedDict[Grammar, Future[Compiled | None]] = OrderedDict()  # the latest used last
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        """Begins to load the backend and to compile, beside the steps; `admit` waits for what is not done."""
+        if self._setup is None:
+            return
+        if self._backend is None:
+            self._backend = self._aside.submit(open_backend, self._setup)
+        if grammar is None:
+            return
+        if grammar not in self._compiled:
+            self._compiled[grammar] = self._aside.submit(_compile, self._backend, grammar)
+        self._compiled.move_to_end(grammar)
+        if len(self._compiled) > KEPT:
+            self._compiled.popitem(last=False)
+
+    def admit(self, admit: Admit) -> None:
+        """Forgets what the slot held. A sequence that comes back has its generated tokens with it."""
+        self.slots.pop(admit.slot, None)
+        if admit.guide is None or self._setup is None:  # None: another rank chooses the tokens
+            return
+        self.prepare(admit.guide.grammar)
+        guided = self.slots[admit.slot] = Guided(admit.guide, self._compiled[admit.guide.grammar].result())
+        guided.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
+
+    def took(self, slots: list[int], tokens: list[int]) -> None:
+        """What a step sampled."""
+        for slot, token in zip(slots, tokens, strict=True):
+            if (guided := self.slots.get(slot)) is not None:
+                guided.pending = token
+
+    def masks(self, slots: list[int], lengths: list[int]) -> tuple[list[int], np.ndarray]:
+        """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and int32 [places, ceil(V / 32)] with
+        a bit for each token that they may take. Sets `runs`."""
+        places, rows, lefts = [], list[Guided](), list[int]()  # lefts: tokens of a run that are to come
+        for place, slot in enumerate(slots):
+            if (guided := self.slots.get(slot)) is not None:
+                guided.settle(lengths[place])
+                if guided.is_masked:
+                    places.append(place)
+                    rows.append(guided)
+                    lefts.append(guided.length - lengths[place])
+        bits = np.empty((len(rows), self._width), np.int32)
+        if rows:
+            self._fill(rows, lefts, bits)
+            self._force(rows, lefts, bits)
+            self._end(rows, lefts, bits)
+        shortest = SHORTEST if len(rows) <= FEW else LONG
+        self.runs = {places[row]: rows[row].run for row, left in enumerate(lefts)
+                     if left >= shortest and left == len(rows[row].run)} if self._jumps else {}
+        return places, bits
+
+    def _fill(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+        """Bits of the tokens that may come next, but within runs. Takes the runs that begin here."""
+        open_rows = [row for row, guided in enumerate(rows) if not (guided.is_lost or lefts[row] > 0)]
+        if not open_rows:
+            return
+        assert self._backend is not None
+        backend = self._backend.result()
+        is_all = len(open_rows) == len(rows)
+        filled = bits if is_all else np.empty((len(open_rows), self._width), np.int32)
+        for place in backend.fill([rows[row].matcher for row in open_rows], filled):
+            rows[open_rows[place]].is_lost = True
+        if not is_all:
+            bits[open_rows] = filled
+        if self._lone is None:
+            self._lone = words_of(backend.byte_ids)
+        words, ones = self._lone
+        for place in np.flatnonzero(np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2).tolist():
+            lefts[open_rows[place]] = rows[open_rows[place]].look()
+
+    def _force(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+        """Within a run its token alone may come."""
+        if forced := [row for row, left in enumerate(lefts) if left > 0]:
+            words, ones = split(tuple(rows[row].run[-lefts[row]] for row in forced))
+            bits[forced] = 0
+            bits[forced, words] = ones
+
+    def _end(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+        """Where the text may end, all that can end it may come; a lost slot ends."""
+        kinds: dict[tuple[int, ...], list[int]] = {}  # rows by what can end them
+        for row, guided in enumerate(rows):
+            if guided.is_lost:
+                bits[row] = 0
+                allow(bits, [row], guided.guide.stop_ids)
+            elif len(guided.guide.stop_ids) > 1 and lefts[row] <= 0:
+                kinds.setdefault(guided.guide.stop_ids, []).append(row)
+        for stop_ids, alike in kinds.items():
+            words, ones = split(stop_ids)
+            ending = (bits[np.ix_(alike, words)] & ones).any(axis=1)
+            if ending.any():
+                allow(bits, np.array(alike)[ending], stop_ids)
+
+    def unguided(self, slots: list[int]) -> list[int]:
+        """Places in `slots` whose grammar could not be followed to here."""
+        return [place for place, slot in enumerate(slots) if slot in self.slots and self.slots[slot].is_lost]
+
+
+def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:
+    """None: it cannot be compiled. The compile process has found it good, but a process with more in it may meet other limits."""
+    try:
+        return backend.result().compile(grammar)
+    except GrammarError:
+        return None
+
+
+def split(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The words of a mask that hold these tokens, and their bits in them."""
+    tokens = np.array(ids, np.int64)
+    return tokens >> 5, (1 << (tokens & 31)).astype(np.uint32).view(np.int32)
+
+
+def words_of(ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The words of a mask that hold these tokens, each once, and the bits of all of them in it."""
+    words, ones = split(ids)
+    joined = np.zeros(int(words.max(initial=-1)) + 1, np.int32)
+    np.bitwise_or.at(joined, words, ones)
+    found = np.flatnonzero(joined)
+    return found, joined[found]
+
+
+def allow(bits: np.ndarray, rows: Sequence[int] | np.ndarray, ids: tuple[int, ...]) -> None:
+    for word, one in zip(*split(ids), strict=True):
+        bits[rows, word] |= one

@@ -1,0 +1,146 @@
+"""What changes logits before a token is drawn: penalties on tokens seen before, logit bias, and banned stop ids.
+
+State per slot, on the device; nothing is allocated before somebody asks for it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from runtime.devices.operands import Seen
+from runtime.layers.fused import penalise
+from runtime.layers.sampling.sampler import FAR, clean
+from runtime.layers.upload import floats, integers, to_device
+from runtime.messages.steps import Admit, SlotSampling
+
+Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Fused.penalise
+
+
+def has_penalties(sampling: SlotSampling) -> bool:
+    return sampling.frequency_penalty != 0 or sampling.presence_penalty != 0 or sampling.repetition_penalty != 1
+
+
+RESERVED = 1 << 26  # bytes of counts that captured steps may refer to
+
+
+class Counts:
+    """Which tokens the penalised slots have seen: a row of counts each, in tensors that grow by doubling. The first row is that of all
+    others, and changes nothing."""
+
+    def __init__(self, vocab_size: int, place: torch.device, penalises: Penalises = penalise) -> None:
+        self.vocab_size = vocab_size
+        self.place = place
+        self.penalises = penalises
+        self.rows: dict[int, int] = {}  # slot -> row
+        self.free: list[int] = []
+        self.generated = torch.zeros(0, vocab_size, dtype=torch.int32, device=place)
+        self.in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=place)
+        self.penalties = torch.zeros(0, 3, device=place)  # frequency, presence, repetition
+        self.rows_there: Tensor | None = None  # int64 [slots + 1], row by slot on the device, where captured steps penalise
+
+    def reserve(self, num_slots: int) -> None:
+        """Rows for captured steps, which hold as long as the tensors do not grow beyond."""
+        if self.rows_there is None:
+            self._grow(1 + max(1, min(num_slots, RESERVED // (5 * self.vocab_size))))
+            self.rows_there = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.place)
+
+    def admit(self, slot: int, admit: Admit) -> None:
+        """Forgets what the slot held; counts the new sequence's tokens if its penalties need them."""
+        if slot in self.rows:
+            self.free.append(self.rows.pop(slot))
+            if self.rows_there is not None:
+                self.rows_there[slot] = 0
+        sampling = admit.sampling
+        if not has_penalties(sampling):
+            return
+        if not self.free:
+            self._grow(max(4, 2 * len(self.generated)))
+        row = self.rows[slot] = self.free.pop()
+        if self.rows_there is not None:
+            self.rows_there[slot] = row
+        history = to_device(admit.history, self.place)
+        self.in_prompt[row] = False
+        self.in_prompt[row, history[: admit.prompt_len]] = True
+        self.generated[row] = 0
+        answer = history[admit.prompt_len :]
+        self.generated[row].index_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
+        self.penalties[row] = floats([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty], self.place)
+
+    def _grow(self, new: int) -> None:
+        old = len(self.generated)
+        for name in ("generated", "in_prompt", "penalties"):
+            held: Tensor = getattr(self, name)
+            grown = held.new_zeros(new, held.shape[1])
+            grown[:old] = held
+            setattr(self, name, grown)
+        self.penalties[0, 2] = 1
+        self.free.extend(range(new - 1, max(old, 1) - 1, -1))
+
+    def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
+        """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
+        at = integers([self.rows[slot] for slot in slots], self.place)
+        self.penalises(logits, integers(places, self.place), Seen(self.generated, self.in_prompt, self.penalties), at)
+
+    def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
+        """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
+        index = integers([self.rows[slot] for slot in slots], self.place)
+        self.generated[index, tokens[integers(places, self.place)]] += 1
+
+    def apply_there(self, logits: Tensor, slots: Tensor) -> None:
+        """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device alone."""
+        assert self.rows_there is not None, "captured before rows were reserved"
+        rows = torch.arange(len(slots), device=self.place)
+        self.penalises(logits, rows, Seen(self.generated, self.in_prompt, self.penalties), self.rows_there[slots])
+
+    def add_there(self, slots: Tensor, tokens: Tensor) -> None:
+        """`add` in a captured body. The row of those that are not penalised may count wrongly."""
+        assert self.rows_there is not None, "captured before rows were reserved"
+        self.generated[self.rows_there[slots], tokens] += 1
+
+
+class Adjuster:
+    """All changes of logits that some slots ask for."""
+
+    def __init__(self, vocab_size: int, place: torch.device, penalises: Penalises = penalise) -> None:
+        self.place = place
+        self.counts = Counts(vocab_size, place, penalises)
+        self.biases: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> ids, values
+        self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
+
+    def admit(self, admit: Admit) -> None:
+        slot, sampling = admit.slot, admit.sampling
+        self.counts.admit(slot, admit)
+        self.biases.pop(slot, None)
+        self.bans.pop(slot, None)
+        if sampling.bias_ids:
+            self.biases[slot] = (integers(sampling.bias_ids, self.place), floats(sampling.bias_values, self.place))
+        if sampling.stop_ids and sampling.min_len > 0:
+            self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.place))
+
+    def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
+        """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
+        penalised = self._penalised(slots)
+        biased = [place for place, slot in enumerate(slots) if slot in self.biases]
+        banned = [place for place, slot in enumerate(slots) if slot in self.bans and lengths[place] < self.bans[slot][0]]
+        if not (penalised or biased or banned):
+            return logits
+        logits = logits.clone()
+        if penalised:
+            self.counts.apply(logits, penalised, [slots[place] for place in penalised])
+        for place in biased:
+            ids, values = self.biases[slots[place]]
+            logits[place].index_add_(0, ids, values)
+        clean(logits)  # a tiny repetition penalty may overflow
+        for place in banned:
+            logits[place].index_fill_(0, self.bans[slots[place]][1], -2 * FAR)
+        return logits
+
+    def add(self, slots: list[int], tokens: Tensor) -> None:
+        """Counts the tokens drawn for `slots`, where penalties need them."""
+        penalised = self._penalised(slots)
+        if penalised:
+            self.counts.add(penalised, [slots[place] for place in penalised], tokens)
+
+    def _penalised(self, slots: list[int]) -> list[int]:
+        return [place for place, slot in enumerate(slots) if slot in self.counts.rows]

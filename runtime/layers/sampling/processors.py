@@ -1,0 +1,96 @@
+"""Logit processors: classes that the operator names at the start (--logit-processors) and requests choose by name.
+
+    class Shy:
+        def __init__(self, params: dict) -> None: ...            # custom_params of the request; raise ValueError for wrong ones
+        def __call__(self, tokens: list[int], prompt_len: int, logits: Tensor) -> Tensor: ...
+
+`tokens` are all of the sequence so far, `logits` its float32 row [V] after penalties and biases and before a grammar's mask; the result is
+of the same shape and may be the same tensor, changed. One object serves one sequence; after a preemption or a rank's death a new
+one is made, so what it knows must follow from its arguments. Code never comes with a request.
+"""
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from runtime import log
+from runtime.errors import StartError
+from runtime.layers.sampling.sampler import clean
+from runtime.messages.steps import Admit
+
+
+class Processor(Protocol):
+    """What a named class makes of its parameters."""
+
+    def __call__(self, tokens: list[int], prompt_len: int, logits: Tensor) -> Tensor: ...
+
+
+class Active:
+    """A slot with a processor."""
+
+    def __init__(self, processor: Processor | None, admit: Admit) -> None:
+        """`processor` None: it could not be made."""
+        self.processor = processor
+        self.tokens: list[int] = admit.history.tolist()
+        self.prompt_len = admit.prompt_len
+
+    def apply(self, row: Tensor) -> None:
+        """Changes a row of logits, in place. What the processor raises ends its request, and nobody else's."""
+        if self.processor is None:
+            return
+        try:
+            with torch.inference_mode():
+                row.copy_(self.processor(self.tokens, self.prompt_len, row.clone()))
+        except Exception:
+            log.get("processors").exception("a logit processor failed", processor=type(self.processor).__name__, exc_info=True)
+            self.processor = None
+
+
+class Processors:
+    """The classes, and the slots that use them."""
+
+    def __init__(self, places: list[str]) -> None:
+        """`places`: package.module:Class. Raises StartError."""
+        self.classes: dict[str, Any] = {}
+        self.slots: dict[int, Active] = {}
+        for place in places:
+            module, _, name = place.partition(":")
+            try:
+                self.classes[name] = getattr(import_module(module), name)
+            except Exception as error:  # whatever the module does when it is imported
+                raise StartError(f"--logit-processors {place} can't be loaded ({type(error).__name__}: {error}); "
+                                 "give package.module:Class of a module that Python finds (your own file: PYTHONPATH=FOLDER)") from None
+
+    def admit(self, admit: Admit) -> None:
+        """Forgets what the slot held."""
+        self.slots.pop(admit.slot, None)
+        if (wish := admit.sampling.processor) is None or not self.classes:  # none: another rank chooses the tokens
+            return
+        try:
+            processor = self.classes[wish.name](wish.params)
+        except Exception:
+            log.get("processors").exception("a logit processor does not take its parameters", processor=wish.name, exc_info=True)
+            processor = None
+        self.slots[admit.slot] = Active(processor, admit)
+
+    def apply(self, logits: Tensor, slots: list[int], *, is_own: bool) -> Tensor:
+        """The logits with the rows of those slots changed; in a copy, unless they are ours to change."""
+        places = [place for place, slot in enumerate(slots) if slot in self.slots]
+        if not places:
+            return logits
+        logits = logits if is_own else logits.clone()
+        for place in places:
+            self.slots[slots[place]].apply(logits[place])
+        return clean(logits)
+
+    def took(self, slots: list[int], tokens: list[int]) -> list[int]:
+        """What a step sampled. -> places of tokens that mean nothing, because their processor failed"""
+        failed = []
+        for place, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
+            if (active := self.slots.get(slot)) is not None:
+                active.tokens.append(token)
+                if active.processor is None:
+                    failed.append(place)
+        return failed

@@ -1,0 +1,183 @@
+"""Who keeps account of requests: the log of requests, files of their figures, histograms of their lengths, and what is kept for a crash.
+
+Files are readable by the server's user alone. What of a request is written in words, --log-requests-level says (metrics/request_records.py).
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from runtime import log
+from runtime.errors import RankDied, StartError
+from runtime.metrics import Metrics
+from runtime.metrics.request_records import Keeper, Record, Records, as_json
+from runtime.options.plan import Plan
+
+CRASH_S = 300.0  # for which requests are kept
+CRASH_REQUESTS = 10_000  # at most
+
+Write = Callable[[dict[str, Any]], None]
+
+
+class Lines:
+    """Lines to a stream, or to a file of the day or hour in a folder. A disk that is full loses lines, and one warning tells so."""
+
+    def __init__(self, target: str, name: str, stamp: str, *, is_json: bool) -> None:
+        """`target`: stdout, stderr or a folder; `stamp`: strftime's, of the file's name. Raises StartError."""
+        self._name, self._stamp, self._is_json = name, stamp, is_json
+        self._folder = None if target in ("stdout", "stderr") else Path(target)
+        self._stream = sys.stdout if target == "stdout" else sys.stderr
+        self._has_failed = False
+        if self._folder is not None:
+            open_folder(self._folder)
+
+    def write(self, fields: dict[str, Any]) -> None:
+        line = as_json(fields) if self._is_json else as_text(fields)
+        try:
+            if self._folder is None:
+                print(line, file=self._stream, flush=True)
+                return
+            append(self._folder / f"{self._name}-{datetime.now():{self._stamp}}.log", line + "\n")
+        except OSError as error:  # a request must not fail of it
+            if not self._has_failed:
+                log.get("requests").warning("lines are lost: they cannot be written", target=str(self._folder or self._stream.name),
+                                            reason=error.strerror)
+            self._has_failed = True
+
+
+def open_folder(folder: Path) -> None:
+    """Raises StartError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "permission denied")
+    except OSError as error:
+        raise StartError(f"{folder} cannot be written to: {error.strerror}; choose another folder") from None
+
+
+def append(file: Path, text: str) -> None:
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as opened:
+        opened.write(text)
+
+
+def as_text(fields: dict[str, Any]) -> str:
+    """One line, whatever is in it."""
+    first = f"{fields['timestamp']} {fields.get('event', '')}".rstrip()
+    rest = (f"{name}={value if isinstance(value, int | float) else as_json(value)}"
+            for name, value in fields.items() if name not in ("timestamp", "event"))
+    return " ".join((first, *rest))
+
+
+def stamped(event: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"timestamp": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event} | fields
+
+
+class RequestLog:
+    """--log-requests: a line when a request comes and one when it ends."""
+
+    def __init__(self, level: int, writes: list[Write]) -> None:
+        self._level = level
+        self._writes = writes
+
+    def began(self, record: Record) -> None:
+        self._say(stamped("request.received", record.asked(self._level)))
+
+    def ended(self, record: Record) -> None:
+        self._say(stamped("request.finished", {"rid": record.ask.id} | record.answered(self._level)))
+
+    def _say(self, fields: dict[str, Any]) -> None:
+        for write in self._writes:
+            write(fields)
+
+
+class Figures:
+    """--export-metrics-to-file, and --enable-request-time-stats-logging: numbers alone, a line for each request that has ended."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def began(self, record: Record) -> None:
+        return None
+
+    def ended(self, record: Record) -> None:
+        self._write(stamped("request.figures", record.asked(1) | record.figures()))
+
+
+class Lengths:
+    """--collect-tokens-histogram"""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def began(self, record: Record) -> None:
+        return None
+
+    def ended(self, record: Record) -> None:
+        if record.prompt_tokens:
+            self._metrics.prompt_length.observe(record.prompt_tokens)
+            self._metrics.answer_length.observe(record.completion_tokens)
+
+
+class CrashDump:
+    """--crash-dump-folder: the requests of the last five minutes, written when ranks die: those that run then, and those that had ended."""
+
+    def __init__(self, folder: Path, level: int) -> None:
+        """Raises StartError."""
+        open_folder(folder)
+        self._folder = folder
+        self._level = level
+        self._recent: deque[Record] = deque(maxlen=CRASH_REQUESTS)
+
+    def began(self, record: Record) -> None:
+        return None
+
+    def ended(self, record: Record) -> None:
+        self._recent.append(record)
+        while self._recent and monotonic() - (self._recent[0].ended_s or 0.0) > CRASH_S:
+            self._recent.popleft()
+
+    def dump(self, died: RankDied, running: list[Record]) -> None:
+        file = self._folder / f"crash-{datetime.now():%Y%m%d-%H%M%S-%f}.jsonl"
+        since = monotonic() - CRASH_S
+        lines = [{"event": "crash", "rank": died.rank, "exit_code": died.exit_code, "reason": died.reason}]
+        lines += [{"state": "running" if record.ended_s is None else "ended", "began_at": record.began_at} | record.asked(self._level)
+                  | record.answered(self._level) for record in [*self._recent, *running] if (record.ended_s or since) >= since]
+        try:
+            append(file, "".join(as_json(line) + "\n" for line in lines))
+        except OSError as error:
+            log.get("requests").error("the last requests could not be written", file=str(file), reason=error.strerror)
+            return
+        log.get("requests").warning("the last requests were written", file=str(file), requests=len(lines) - 1)
+
+
+class Keeping:
+    """All of it, as the options want it."""
+
+    def __init__(self, plan: Plan, metrics: Metrics) -> None:
+        """Raises StartError."""
+        self.crash = None if plan.crash_dump_folder is None else CrashDump(Path(plan.crash_dump_folder), plan.log_requests_level)
+        keepers: list[Keeper] = [] if self.crash is None else [self.crash]
+        if plan.log_requests:
+            keepers.append(RequestLog(plan.log_requests_level, [
+                Lines(target, "requests", "%Y%m%d", is_json=plan.log_requests_format == "json").write
+                for target in plan.log_requests_target or ("stderr",)]))
+        if plan.export_metrics_to_file:
+            assert plan.export_metrics_to_file_dir is not None  # a conflict says so
+            keepers.append(Figures(Lines(plan.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True).write))
+        if plan.enable_request_time_stats_logging:
+            keepers.append(Figures(lambda fields: log.get("requests").info(fields["event"], **{
+                name: value for name, value in fields.items() if name not in ("timestamp", "event", "sampling_params")})))
+        if plan.collect_tokens_histogram:
+            keepers.append(Lengths(metrics))
+        self.records = Records(keepers, keeps_texts=plan.log_requests_level >= 2 and (plan.log_requests or self.crash is not None))
+
+    def died(self, died: RankDied) -> None:
+        """A rank has."""
+        if self.crash is not None:
+            self.crash.dump(died, self.records.open)

@@ -1,0 +1,243 @@
+"""From a command line, a YAML file or keyword arguments to Options. Every problem is found before any is raised.
+
+    given = from_argv(["--port", "0", "--config", "server.yaml"])
+    given.options.http.port      0
+    given.sources["port"]        "flag --port"
+
+What is said more than once: flags win over the file of --config, and that over the --profile.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from msgspec import Struct
+
+from runtime.errors import OptionsError
+from runtime.options.profile import read_profile
+from runtime.options.rules.conflicts import broken
+from runtime.options.table import Row, by_flag, by_name, canonical, rows
+from runtime.options.tree import Options
+
+
+class Given(Struct, frozen=True):
+    """What the user said: the options, where each one that is not a default came from, and what to tell the user at start."""
+
+    options: Options
+    sources: dict[str, str]  # by option name: "flag --x", "file server.yaml", "argument", "profile x"
+    reasons: dict[str, str] = {}  # by option name, where the source gives one
+    notices: list[str] = []
+
+
+class Setting(Struct, frozen=True):
+    """One value that somebody gave to one option. `spelling` is how they wrote its name."""
+
+    row: Row
+    value: Any
+    spelling: str
+    source: str
+    reason: str = ""
+
+
+def from_argv(argv: Sequence[str]) -> Given:
+    """Reads flags, and the file of --config, whose values flags override. Raises OptionsError with every problem found."""
+    problems: list[str] = []
+    flags = list(_read_flags(argv, problems))
+    files = [setting.value for setting in flags if setting.row.name == "config"]
+    read = [setting for file in files for setting in _read_file(Path(file), problems)]
+    return _gather([*read, *flags], problems)
+
+
+def from_values(values: Mapping[str, Any], source: str = "argument") -> Given:
+    """Options by name, as the library takes them. Raises OptionsError with every problem found."""
+    problems: list[str] = []
+    return _gather(list(_named(values, source, "", problems)), problems)
+
+
+def _from_profile(settings: list[Setting], problems: list[str], notices: list[str]) -> list[Setting]:
+    """What the profile says that the settings name, if they do."""
+    named = [setting.value for setting in settings if setting.row.name == "profile" and setting.value]
+    if not named:
+        return []
+    try:
+        profile = read_profile(str(named[-1]))
+    except OptionsError as error:
+        problems.append(str(error))
+        return []
+    if profile.later:
+        notices.append(f"profile {named[-1]} leaves out what is not here yet: {', '.join(profile.later)}")
+    source = f"profile {named[-1]}"
+    return [Setting(by_name()[name], line.value, f"{name} of {source}", source, line.why) for name, line in profile.options.items()]
+
+
+def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
+    words = list(reversed(argv))
+    while words:
+        word = words.pop()
+        spelling, equals, inline = word.partition("=")
+        key = canonical(spelling)
+        row = by_flag().get(key)
+        if row is not None:
+            value = inline if equals else _take(row, words)
+            if value is None:
+                problems.append(f"{spelling} needs a value: {row.type}")
+            else:
+                yield Setting(row, value, spelling, f"flag {spelling}")
+        elif key.startswith("--no-") and (row := by_flag().get("--" + key[5:])) and row.takes == "switch" and not equals:
+            yield Setting(row, False, spelling, f"flag {spelling}")
+        else:
+            problems.append(_unknown(spelling, list(by_flag()), "flag") if word.startswith("-")
+                            else f"{word} stands alone: a value follows its flag")
+            _skip_values(words)
+
+
+def _take(row: Row, words: list[str]) -> Any:
+    """Pops what follows a flag from the reversed `words`; None where a value is missing."""
+    if row.takes == "switch":
+        return words.pop() if words and words[-1].lower() in ("true", "false", "0", "1") else True
+    if row.takes == "many":
+        taken = []
+        while words and not words[-1].startswith("--"):
+            taken.append(words.pop())
+        return taken or None
+    return words.pop() if words and not words[-1].startswith("--") else None
+
+
+def _skip_values(words: list[str]) -> None:
+    """After an unknown flag: what follows belongs to it, most likely, and is no second problem."""
+    while words and not words[-1].startswith("-"):
+        words.pop()
+
+
+def _read_file(path: Path, problems: list[str]) -> list[Setting]:
+    import yaml  # only who has a file pays for it
+
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"--config {path} cannot be read: {error.strerror or error}")
+        return []
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no UTF-8, a thirteenth month
+        problems.append(f"--config {path} is not YAML: {' '.join(str(error).split())}")
+        return []
+    if tree is None:
+        return []
+    if not isinstance(tree, dict):
+        problems.append(f"--config {path} must be a mapping of options, such as `port: 30000`")
+        return []
+    return list(_named(tree, f"file {path.name}", f" in {path.name}", problems))
+
+
+def _named(values: Mapping[Any, Any], source: str, where: str, problems: list[str]) -> Iterator[Setting]:
+    """Settings by option name, spelt with dashes or underscores; aliases work as they do on the command line."""
+    for key, value in values.items():
+        row = by_flag().get(canonical(f"--{key}"))
+        if row is None or row.name == "config":
+            problems.append(_unknown(str(key), [flag[2:] for flag in by_flag()], "option") + where)
+        elif value is not None or row.default is None:
+            yield Setting(row, value, f"{key}", source)
+        else:
+            problems.append(f"{key}{where} has no value; expected {row.type}")
+
+
+def _unknown(spelling: str, known: list[str], kind: str) -> str:
+    near = difflib.get_close_matches(canonical(spelling), known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else "`runtime options` lists all"
+    return f"{spelling} is no {kind} of this runtime; {hint}"
+
+
+def _gather(settings: list[Setting], problems: list[str]) -> Given:
+    tree: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    notices: list[str] = []
+    for setting in [*_from_profile(settings, problems, notices), *settings]:
+        meant = _meaning(setting, notices)
+        if meant is None:
+            continue
+        if meant.row.status == "superseded":
+            notices.append(f"{meant.spelling} has no effect: {meant.row.note}")
+            continue
+        if (problem := _refusal(meant.row, meant.spelling)) is not None:
+            problems.append(problem)
+        if _convert(meant, tree, problems):
+            sources[meant.row.name], reasons[meant.row.name] = meant.source, setting.reason
+    said = {row.name: tree.get(row.group, {}).get(row.name, row.default) for row in rows()}
+    problems += broken(said)
+    if problems:
+        raise OptionsError(list(dict.fromkeys(problems)))
+    return Given(msgspec.convert(tree, Options), sources, reasons, list(dict.fromkeys(notices)))
+
+
+def _meaning(setting: Setting, notices: list[str]) -> Setting | None:
+    """What a foreign spelling means here; None when it asks for what happens anyway."""
+    row = setting.row
+    if not row.means:
+        return setting
+    own = by_flag()[row.means]
+    value = row.values.get(str(setting.value).lower(), setting.value)
+    if value == own.default:
+        notices.append(f"{setting.spelling} {setting.value} asks for what is the default here")
+        return None
+    notices.append(f"{setting.spelling} is {own.flag} here")
+    return Setting(own, value, setting.spelling, setting.source)
+
+
+def _refusal(row: Row, spelling: str) -> str | None:
+    if row.status == "planned":
+        return f"{spelling} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
+    if row.status == "other-device":
+        return f"{spelling} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
+    return None
+
+
+def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[str]) -> bool:
+    """Puts the value into `tree` by group and name; or a sentence into `problems`, and returns False."""
+    row, value = setting.row, setting.value
+    try:
+        if row.takes == "json" and isinstance(value, str):
+            value = msgspec.json.decode(value)
+        converted = msgspec.convert(value, row.convert, strict=False)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: surrogates; RecursionError: JSON of great depth
+        if row.takes == "json" and isinstance(error, msgspec.ValidationError):
+            problems.append(f"{setting.spelling} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}")
+            return False
+        if row.takes == "json" and isinstance(error, msgspec.DecodeError):
+            problems.append(f"{setting.spelling} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}")
+            return False
+        problems.append(f"{setting.spelling} {_show(row, value)} is not possible; expected {row.type}")
+        return False
+    if converted in row.later:
+        now = ", ".join(choice for choice in row.choices or () if choice not in row.later)
+        problems.append(f"{setting.spelling} {converted} is not here yet; choose one of {now}")
+        return False
+    tree.setdefault(row.group, {})[row.name] = converted
+    return True
+
+
+def _first_lower(error: Exception) -> str:
+    return str(error)[:1].lower() + str(error)[1:]
+
+
+def _json_example(row: Row) -> str:
+    """What one may write instead."""
+    fields = _fields(row.convert)
+    of = f" of {', '.join(fields)}" if fields else ""
+    return f"give an object{of} in quotes, like {row.flag} '{{\"{fields[0] if fields else 'name'}\": ...}}'"
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    """Of the struct that an option's type is, or has in it."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return kind.__struct_fields__
+    return next((fields for part in get_args(kind) if (fields := _fields(part))), ())
+
+
+def _show(row: Row, value: Any) -> str:
+    if row.secret:
+        return "(hidden)"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+

@@ -1,0 +1,249 @@
+"""Decode steps as graphs: captured once for a number of sequences, replayed with one copy to the device and no other work of the host.
+
+    what a step needs                              where it runs
+    page updates, embedding, layers                the forward graph, from static inputs to static hidden states; one with adapters,
+                                                   where there are some, and one without
+    head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
+    head, draw, last tokens                        a random graph, when all are plain and some random: the first of Facts.draws that filters
+                                                   what these rows want filtered
+    the same with penalties                        a graph of its own, on devices that penalise in one launch
+    head, then other draws, log probabilities,     launched one by one behind the forward graph (Loaded.sample)
+      other penalties, biases, bans, processors,
+      grammars
+    prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
+      encoders, states, models that pool
+
+Inputs are what a plan says, packed into one array: slots, positions and page updates, int32 [2 + 3 * pools, size]. Everything else
+is device state that slots keep. Rows up to the size are padding: they belong to a slot that no sequence has, whose pages are the padding
+page, so they write there, and the token that they choose is nobody's.
+
+All ranks of a model must take the same way for the same plan, or their collectives would not meet: whatever decides here is a function
+of plans and of what was captured, and a capture counts only when it came off on every rank.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from runtime import log
+from runtime.devices.base import ANY_K, Batch, Device, Graphs
+from runtime.devices.rendezvous import Stranded
+from runtime.layers.lora import Adapters
+from runtime.layers.sampling.sampler import clean
+from runtime.messages.ranks import Capture, Captured
+from runtime.messages.steps import StepPlan
+from runtime.ranks.slots import Slots
+from runtime.ranks.transfers import Transfers
+
+T = TypeVar("T")
+ANYTHING = (ANY_K, True)  # a draw for all wishes
+FEW = 8  # rows that may be padding whatever the number of sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The graphs of one size."""
+
+    forward: Any
+    adapted: Any  # the same for rows with adapters; None: there are none
+    greedy: Any
+    penalised: Any  # a draw behind penalties; None: this device penalises outside
+    seen: Tensor  # what it looks at
+    draws: dict[tuple[int, bool], Any]  # by what they filter, in the order of Facts.draws; a step that none fits draws outside
+
+
+def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
+    """What became of it on all ranks, and what was recorded if it came off on each."""
+    begin, free_bytes = perf_counter(), device.memory.free_bytes()
+    recorded, error = None, ""
+    try:
+        recorded = record(wish.size)
+        torch.zeros(1, device=device.place).item()  # it may still wait for another rank in an exchange
+    except RuntimeError as failure:  # out of memory is one
+        log.get("graphs").exception("a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True)
+        error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
+    try:
+        outcomes = device.collectives.outcomes(error)
+    except Stranded as fault:
+        return Captured(wish.size, perf_counter() - begin, 0, str(fault), wish.unit, True), None
+    if any(outcomes):
+        recorded, error = None, error or f"another rank could not ({next(filter(None, outcomes))})"
+    num_bytes = max(0, free_bytes - device.memory.free_bytes())
+    return Captured(wish.size, perf_counter() - begin, num_bytes, error, wish.unit), recorded
+
+
+class DecodeGraphs:
+    """The graphs of a rank, and the static tensors that they read and write."""
+
+    def __init__(self, device: Device, graphs: Graphs, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
+                 windows: tuple[int, ...], transfers: Transfers, sizes: Sequence[int], *, pads: bool) -> None:
+        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences."""
+        self.device = device
+        self.graphs = graphs
+        self.model = model
+        self.slots = slots
+        self.kv = kv
+        self.page_size = page_size
+        self.windows = windows
+        self.transfers = transfers
+        self.pads = pads
+        self.adapters: Adapters | None = None
+        self.masks = False  # layers must know which rows are padding
+        self.compiles = 0  # steps of up to so many sequences run what the model has compiled
+        self.penalises = device.fused is not None  # elsewhere all rows would pay for penalties in several launches
+        if self.penalises:
+            slots.adjuster.counts.reserve(slots.padding)
+        self.draws = list(device.facts.draws)  # those that could be captured until now
+        self.recorded: dict[int, Recorded] = {}
+        self.ready: list[int] = []  # the sizes in it, rising
+        self.largest = max(sizes)
+        self.width = 2 + 3 * len(slots.page_tables)
+        self.packed = torch.zeros(self.width * self.largest, dtype=torch.int32, device=device.place)
+        self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.place)
+        self.hidden: Tensor | None = None  # [largest, hidden], from the first capture on
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def size_for(self, plan: StepPlan) -> int | None:
+        """The size whose forward graph computes this plan; None: it must be launched one by one."""
+        count = plan.num_decodes
+        if not self.ready or count == 0 or count != len(plan.slots) or plan.admits or plan.states is not None:
+            return None
+        at = bisect_left(self.ready, count)
+        if at == len(self.ready):
+            return None
+        size = self.ready[at]
+        if size > (max(2 * count, FEW) if self.pads else count) or not plan.samples.all():
+            return None
+        if plan.moves is not None and len(plan.moves.load_pages):
+            return None
+        updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
+        return size if updates <= size else None
+
+    def forward(self, size: int, plan: StepPlan, *, is_adapted: bool = False) -> Tensor:
+        """Hidden states of the plan's rows, which the next step overwrites."""
+        assert self.hidden is not None
+        count = len(plan.slots)
+        packed = self.blank(size)
+        packed[0, :count] = plan.slots
+        packed[1, :count] = plan.starts
+        packed[2, : len(plan.page_ids)], packed[3, : len(plan.page_ids)], packed[4, : len(plan.page_ids)] = (
+            plan.page_slots, plan.page_rows, plan.page_ids)
+        if plan.window is not None:
+            places = slice(len(plan.window.ids))
+            packed[5, places], packed[6, places], packed[7, places] = plan.window.slots, plan.window.rows, plan.window.ids
+        self.transfers.upload(packed.ravel(), self.packed[: self.width * size])
+        recorded = self.recorded[size]
+        self.graphs.replay(recorded.adapted if is_adapted else recorded.forward, packed[1] + 1)
+        return self.hidden[:count]
+
+    def choose(self, size: int, plan: StepPlan) -> Tensor | None:
+        """Tokens behind the forward graph, int64 [rows]; None: they must be chosen outside. The next step overwrites them."""
+        slots, recorded = self.slots, self.recorded[size]
+        if not slots.is_plain[plan.slots].all():
+            return None
+        graph = recorded.greedy
+        if slots.is_penalised[plan.slots].any():
+            graph = recorded.penalised if recorded.seen is slots.adjuster.counts.generated else None  # more are penalised than it knows
+        elif slots.is_random[plan.slots].any():
+            largest_k, has_top_p = slots.cuts(plan.slots)
+            graph = next((graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None)
+        if graph is None:
+            return None
+        self.graphs.replay(graph, ())
+        return self.tokens[: len(plan.slots)]
+
+    # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def capture(self, size: int) -> Captured:
+        """Graphs of one more size. One that cannot be captured leaves everything as it was; a draw that cannot be is left outside from now
+        on."""
+        self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
+        bodies = [self.step, partial(self.pick, None), *([] if self.adapters is None else [partial(self.step, is_adapted=True)])]
+        captured, graphs = attempt(self.device, Capture(size), partial(self.record, bodies))
+        if graphs is None:
+            return captured
+        draws = {}
+        for cuts in self.draws:
+            more, draw = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, cuts)]))
+            if more.is_fatal:
+                return more
+            captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
+            if draw is not None:
+                draws[cuts] = draw[0]
+        self.draws, penalised = list(draws), None
+        if self.penalises and ANYTHING in draws:
+            more, penalised = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, ANYTHING, penalises=True)]))
+            if more.is_fatal:
+                return more
+            captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
+        self.recorded[size] = Recorded(graphs[0], graphs[2] if len(graphs) > 2 else None, graphs[1], penalised and penalised[0],
+                                       self.slots.adjuster.counts.generated, draws)
+        self.ready = sorted(self.recorded)
+        return captured
+
+    def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Any]:
+        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so.
+
+        All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails is waited for by nobody.
+        """
+        for body in bodies:
+            body(size)
+        return [self.graphs.capture(partial(body, size)) for body in bodies]
+
+    def blank(self, size: int) -> np.ndarray:
+        """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which it is already."""
+        packed = np.zeros((self.width, size), np.int32)
+        packed[0] = packed[2::3] = self.slots.padding
+        return packed
+
+    # ── bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, size: int, *, is_adapted: bool = False) -> None:
+        """From packed inputs to hidden states. Reads nothing on the host but `size`."""
+        rows = self.inputs(size)
+        slots, positions = rows[0], rows[1]
+        if self.adapters is not None:
+            self.adapters.of_slots(slots if is_adapted else None)
+        tables = self.slots.page_tables
+        for pool, table in enumerate(tables):
+            at, row, ids = rows[2 + 3 * pool : 5 + 3 * pool]
+            table.index_put_((at, row), ids.int())
+        pages = tables[:, slots, positions // self.page_size].long()
+        locations = (pages * self.page_size + positions % self.page_size).unbind()
+        attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
+        hidden = self.model.forward(Batch(self.slots.last_token[slots], positions, locations, self.kv, attention, is_decode=True,
+                                          is_real=slots != self.slots.padding if self.masks else None, is_compiled=size <= self.compiles))
+        if self.hidden is None:
+            self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
+        self.hidden[:size].copy_(hidden)
+
+    def pick(self, cuts: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
+        """From hidden states to tokens, which become their slots' last ones; greedy ones, or by a draw that filters so much."""
+        assert self.hidden is not None
+        rows = self.inputs(size)
+        logits = self.model.logits(self.hidden[:size])
+        tokens = self.tokens[:size]
+        if self.device.collectives.rank == 0:
+            clean(logits)
+            if penalises:
+                self.slots.adjuster.counts.apply_there(logits, rows[0])
+                clean(logits)
+            draw = None if cuts is None else self.slots.draw(rows[0], rows[1] + 1, *cuts)
+            tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
+            if penalises:
+                self.slots.adjuster.counts.add_there(rows[0], tokens)
+        self.device.collectives.broadcast(tokens)
+        self.slots.last_token.index_put_((rows[0],), tokens)
+
+    def inputs(self, size: int) -> Tensor:
+        """int64 [2 + 3 * pools, size]"""
+        return self.packed[: self.width * size].view(self.width, size).long()

@@ -1,0 +1,184 @@
+"""Steps with prompts in them as graphs of what lies between their attentions, captured once for a number of tokens.
+
+    inputs ─► [graph 0] ─► attention ─► [graph 1] ─► attention ─ ... ─► [graph L] ─► hidden states
+               embedding, projections,   o_proj, feed-forward,           o_proj,
+               keys and values stored    the next projections, stored    feed-forward
+
+Attention is launched between the graphs with the plan of the step at hand, over its tokens alone, so graphs know neither rows nor lengths.
+What crosses from a graph to attention, or back, is copied to tensors that all layers and sizes share: that is one copy more on each side,
+below a hundredth of a layer's time, and no tensor of a graph is read from outside. Tokens up to the size are padding: they are stored to
+the padding page, and what they become is nobody's.
+
+All ranks of a model take the same way for the same plan, as in decoding.py.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Batch, Device, Graphs
+from runtime.messages.ranks import Capture, Captured
+from runtime.messages.steps import StepPlan
+from runtime.ranks.decode_graphs import attempt
+from runtime.ranks.slots import Slots
+
+FEW = 128  # tokens that a step computes in the time of one, or nearly: it waits for weights
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An attention between two graphs."""
+
+    layer: Any  # has `attend`
+    queries: tuple[Tensor, ...]  # [size, ...] each, of the shared tensors
+    attended: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The graphs of one size, and what is between them: one cut less than graphs."""
+
+    graphs: list[Any]
+    cuts: list[Cut]
+    hidden: Tensor  # [size, hidden], behind the last one
+
+
+class Crossings:
+    """The tensors that graphs and attention share, each as large as the largest size wants it; by place and shape."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self.tensors: dict[tuple[Any, ...], Tensor] = {}
+
+    def like(self, place: str, x: Tensor, size: int) -> Tensor:
+        """[size, ...]: for what has the rows, the type and the device of `x`. Zeros at first: padding must be numbers."""
+        key = (place, x.shape[1:], x.dtype)
+        if key not in self.tensors:
+            self.tensors[key] = torch.zeros(self.largest, *x.shape[1:], dtype=x.dtype, device=x.device)
+        return self.tensors[key][:size]
+
+
+class Walk:
+    """One way through a model. Each `advance` computes a piece, up to the next attention or the end."""
+
+    def __init__(self, model: Any, batch: Batch, one: Batch, crossings: Crossings) -> None:
+        """`batch`: rows of padding; `one`: one of them with an attention plan."""
+        self.pieces = model.pieces(batch)
+        self.size = len(batch.positions)
+        self.one = one
+        self.crossings = crossings
+        self.asked: tuple[Any, tuple[Tensor, ...]] | None = None  # who attends next, and with what
+        self.found: Tensor | None = None  # by the attention before
+        self.hidden: Tensor | None = None  # at the end
+
+    def advance(self) -> None:
+        if getgeneratorstate(self.pieces) == GEN_CLOSED:  # a capture is tried again that had failed half way
+            raise torch.OutOfMemoryError("no memory for a piece of a step")
+        try:
+            layer, queries = self.pieces.send(self.found)
+        except StopIteration as end:
+            self.hidden = self.keep("hidden", end.value)
+        else:
+            self.asked = layer, tuple(self.keep(f"query {i}", query) for i, query in enumerate(queries))
+
+    def keep(self, place: str, x: Tensor) -> Tensor:
+        kept = self.crossings.like(place, x, self.size)
+        kept.copy_(x)
+        return kept
+
+    def attend(self) -> Cut:
+        """Between two pieces, outside of graphs. What attention's results look like is learned by a single token."""
+        assert self.asked is not None
+        layer, queries = self.asked
+        self.found = self.crossings.like("attended", layer.attend(tuple(query[:1] for query in queries), self.one), self.size)
+        return Cut(layer, queries, self.found)
+
+
+class PieceGraphs:
+    """The graphs of a rank, and the static tensors that they read and write."""
+
+    def __init__(self, device: Device, graphs: Graphs, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
+                 windows: tuple[int, ...], sizes: Sequence[int], *, masks: bool) -> None:
+        """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are padding."""
+        self.device = device
+        self.graphs = graphs
+        self.model = model
+        self.slots = slots
+        self.kv = kv
+        self.page_size = page_size
+        self.windows = windows
+        self.recorded: dict[int, Recorded] = {}
+        self.ready: list[int] = []  # the sizes in it, rising
+        self.crossings = Crossings(max(sizes))
+        self.inputs = torch.zeros(2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.place)
+        self.compiles = False  # graphs run what the model has compiled
+        self.is_real = torch.zeros(max(sizes), dtype=torch.bool, device=device.place) if masks else None
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def size_for(self, batch: Batch) -> int | None:
+        """The size whose graphs compute this step; None: it must be launched kernel by kernel."""
+        count = len(batch.positions)
+        at = bisect_left(self.ready, count)
+        if at == len(self.ready) or batch.embeds is not None:
+            return None
+        size = self.ready[at]
+        return size if size <= max(FEW, count + count // 4) else None
+
+    def forward(self, size: int, batch: Batch) -> Tensor:
+        """Hidden states of the step's tokens, which the next step overwrites."""
+        count = len(batch.positions)
+        self.inputs[:, :count] = torch.stack((batch.token_ids, batch.positions, *batch.locations))
+        self.inputs[2:, count:size] = 0  # on the padding page; tokens and positions may be any
+        if self.is_real is not None:
+            self.is_real[:count] = True
+            self.is_real[count:size] = False
+        recorded = self.recorded[size]
+        for graph, cut in zip(recorded.graphs, recorded.cuts, strict=False):
+            self.graphs.replay(graph, ())
+            cut.attended[:count].copy_(cut.layer.attend(tuple(query[:count] for query in cut.queries), batch))
+        self.graphs.replay(recorded.graphs[-1], ())
+        return recorded.hidden[:count]
+
+    # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def capture(self, size: int) -> Captured:
+        """Graphs of one more size. One that cannot be captured leaves everything as it was."""
+        captured, recorded = attempt(self.device, Capture(size, "tokens"), self.record)
+        if recorded is not None:
+            self.recorded[size] = recorded
+            self.ready = sorted(self.recorded)
+        return captured
+
+    def record(self, size: int) -> Recorded:
+        """Every piece runs once before any is captured: what allocates or compiles at its first call has done so."""
+        self.inputs.zero_()
+        if self.is_real is not None:
+            self.is_real.zero_()
+        self.walk(size, lambda piece: piece())
+        try:
+            return self.walk(size, self.graphs.capture)
+        except torch.OutOfMemoryError:  # the device has given back what lay about
+            return self.walk(size, self.graphs.capture)
+
+    def walk(self, size: int, take: Callable[[Callable[[], None]], Any]) -> Recorded:
+        """Hands each piece of a step of padding to `take`."""
+        rows = self.inputs[:, :size]
+        one = np.ones(1, np.int32)
+        plan = StepPlan(0, 0, [], one * self.slots.padding, 0 * one, one, 0 * one, one, *[np.empty(0, np.int32)] * 4)
+        single = Batch(rows[0, :1], rows[1, :1], tuple(rows[2:, :1].unbind()), self.kv, self.device.ops.plan_attention(
+            plan, self.slots.page_tables, self.page_size, self.windows))
+        is_real = None if self.is_real is None else self.is_real[:size]
+        batch = Batch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real, is_compiled=self.compiles)
+        way = Walk(self.model, batch, single, self.crossings)
+        graphs, cuts = [take(way.advance)], []
+        while way.hidden is None:
+            cuts.append(way.attend())
+            graphs.append(take(way.advance))
+        return Recorded(graphs, cuts, way.hidden)

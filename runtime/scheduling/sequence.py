@@ -1,0 +1,72 @@
+"""A sequence: the tokens of one answer, and how far they are computed."""
+
+from array import array
+from typing import Any
+
+from runtime.messages.requests import NOTHING_LOADED, Request
+
+
+class Sequence:
+    """One of a request's `n` answers: prompt and generated tokens, and the pages that hold their keys and values.
+
+    Invariant: 0 <= cached_len <= computed_len <= len(tokens) + in_flight and len(tokens) <= max_len.
+
+    [0, cached_len)             came from the prefix cache when the sequence was last admitted
+    [cached_len, computed_len)  keys and values written by steps that were submitted since
+    [computed_len, len(tokens)) known tokens still to be computed
+    in_flight                   sampled by submitted steps, not yet known here
+    repeated                    sampled by submitted steps, but known here from a run of tokens that came before
+    """
+
+    __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
+                 "in_flight", "pages", "slot", "node", "first_cached_len", "loaded_len", "is_finished", "stop_ids", "level", "match",
+                 "window", "state", "fetched_len", "first_loaded", "repeated")
+
+    def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
+        self.id = id
+        self.request = request
+        self.index = index
+        self.tokens = array("i", request.prompt_ids)
+        self.prompt_len = len(request.prompt_ids)
+        self.max_len = max_len
+        self.stop_ids = stop_ids  # the model's eos among them, unless ignored
+        self.cached_len = 0
+        self.computed_len = 0
+        self.in_flight = 0
+        self.repeated = 0
+        self.pages: list[int] = []
+        self.slot = -1
+        self.node: Any = None  # cache.prefix.Node: deepest locked node of the prefix tree
+        self.window: Any = None  # cache.window.Span: what it holds in the windows' pool, where there is one
+        self.state: Any = None  # cache.states.Held: its state slots, where the model has recurrent layers
+        self.loaded_len = 0  # of cached_len: came back from host memory
+        self.fetched_len = 0  # tokens whose pages were fetched from storage while it waited
+        self.first_loaded = NOTHING_LOADED  # at the first admission
+        self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
+        self.is_finished = False
+        self.level = 0  # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
+        self.match: Any = None  # cache.prefix.Node: where the tree was last seen to match, while waiting
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a submitted step has computed the prompt, so that its first own token exists or is in flight."""
+        return len(self.tokens) + self.in_flight > self.prompt_len
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Asked for, and not given yet."""
+        return self.request.params.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
+
+    @property
+    def wants_prompt_hidden(self) -> bool:
+        """Hidden states of the whole prompt: asked for, and not given yet."""
+        return self.request.params.hidden_states == "all" and len(self.tokens) == self.prompt_len
+
+    @property
+    def is_whole(self) -> bool:
+        """All of its prompt must be computed, whatever is cached: something is told of each of its tokens."""
+        return self.wants_prompt_logprobs or self.wants_prompt_hidden

@@ -1,0 +1,148 @@
+"""Collects the rows of one step and packs them as a StepPlan."""
+
+import numpy as np
+
+from runtime.messages.lora import Seating
+from runtime.messages.steps import Admit, Moves, SlotSampling, StateMoves, StepPlan, WindowPages
+from runtime.scheduling.chunking import Work
+from runtime.scheduling.hidden_states import Shown
+from runtime.scheduling.sequence import Sequence
+
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
+_MASK64 = (1 << 64) - 1
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The int64 seed of the `index`-th sequence of a request; the first one keeps the request's own."""
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK64
+    return mixed - (1 << 64) if mixed >> 63 else mixed
+
+
+def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
+    """What the ranks must know to sample for this sequence."""
+    p = sequence.request.params
+    stop_ids = [] if p.min_new_tokens == 0 else [*p.stop_token_ids, *(() if p.ignore_eos else eos_ids)]
+    return SlotSampling(
+        temperature=p.temperature, top_p=p.top_p, top_k=max(p.top_k, 0), min_p=p.min_p,
+        frequency_penalty=p.frequency_penalty, presence_penalty=p.presence_penalty, repetition_penalty=p.repetition_penalty,
+        seed=sequence_seed(sequence.request.seed, sequence.index),
+        bias_ids=list(p.logit_bias), bias_values=list(p.logit_bias.values()),
+        stop_ids=stop_ids, min_len=sequence.prompt_len + p.min_new_tokens,
+        processor=p.processor, top_logprobs=p.top_logprobs if p.logprobs else -1,
+        prompt_logprobs=p.prompt_logprobs if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None else -1,
+        logprob_ids=list(p.logprob_ids))
+
+
+class StepBuilder:
+    """Rows in the order in which they will stand in the plan: decodes, then extends."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []  # one per row
+        self.sampled: list[Sequence] = []  # those whose row samples, in row order
+        self.num_decodes = 0
+        self._slots: list[int] = []
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._samples: list[int] = []
+        self._tokens: list[np.ndarray] = []
+        self._targets: list[np.ndarray] = []
+        self._admits: list[Admit] = []
+        self._pages: list[tuple[int, int, int]] = []  # slot, page-table row, page
+        self.state_slots: list[tuple[int, int]] = []  # of newcomers: slot, state slot
+        self._window: list[tuple[int, int, int]] = []  # the same of the windows' pool
+        self.shown: list[Shown] = []  # whose hidden states are wanted
+        self._shown: list[np.ndarray] = []  # which tokens of the step these are
+        self.num_tokens = 0
+        self._embeds: list[np.ndarray] = []
+        self._embed_places: list[np.ndarray] = []
+
+    def admit(self, sequence: Sequence, eos_ids: tuple[int, ...], seat: int = -1) -> None:
+        """`sequence` takes its slot, with all the pages it has; its adapter sits at `seat`."""
+        params = sequence.request.params
+        has_history = params.has_penalties or params.processor is not None or sequence.request.guide is not None
+        history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
+        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide,
+                                  sequence.request.second_at, seat))
+        self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
+        if sequence.state is not None:
+            self.state_slots.append((sequence.slot, sequence.state.slot))
+
+    def set_page(self, slot: int, row: int, page: int) -> None:
+        self._pages.append((slot, row, page))
+
+    def set_window(self, sequence: Sequence) -> None:
+        """What the ranks do not know yet of its pages in the windows' pool."""
+        self._window += [(sequence.slot, row, page) for row, page in sequence.window.tell()]
+
+    def add_decodes(self, sequences: list[Sequence], starts: list[int]) -> None:
+        """One row each; computes the token at `starts`, the last one sampled."""
+        count = len(sequences)
+        self.num_decodes = count
+        self.sequences += sequences
+        self.sampled += sequences
+        self._slots += [s.slot for s in sequences]
+        self._starts += starts
+        self._counts += [1] * count
+        self._samples += [1] * count
+        self.num_tokens += count
+
+    def add_extend(self, sequence: Sequence, start: int, count: int) -> None:
+        """A row of `count` known tokens from `start`; samples if they are the last known ones."""
+        stop = start + count
+        is_last = stop == len(sequence.tokens)
+        self.sequences.append(sequence)
+        self._slots.append(sequence.slot)
+        self._starts.append(start)
+        self._counts.append(count)
+        self._samples.append(int(is_last))
+        if is_last:
+            self.sampled.append(sequence)
+        self._tokens.append(np.array(sequence.tokens[start:stop], dtype=np.int32))
+        if sequence.request.embeds is not None and start < sequence.prompt_len:
+            embeds = sequence.request.embeds[start:min(stop, sequence.prompt_len)]
+            self._embeds.append(embeds.ravel())
+            self._embed_places.append(np.arange(self.num_tokens, self.num_tokens + len(embeds), dtype=np.int32))
+        if sequence.request.params.hidden_states is not None and (is_last or sequence.wants_prompt_hidden):
+            is_prompt = sequence.wants_prompt_hidden
+            self._show(Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self.num_tokens + count)
+        self.num_tokens += count
+        if sequence.wants_prompt_logprobs:
+            targets = np.full(count, -1, dtype=np.int32)
+            known = sequence.tokens[start + 1:stop + 1]
+            targets[:len(known)] = known
+            self._targets.append(targets)
+
+    def show_decodes(self) -> None:
+        """Some of those that decode want to see hidden states."""
+        for row, sequence in enumerate(self.sequences):
+            if sequence.request.params.hidden_states is not None:
+                self._show(Shown(sequence, 1, is_prompt=False, is_last=True), row + 1)
+
+    def _show(self, shown: Shown, end: int) -> None:
+        self.shown.append(shown)
+        self._shown.append(np.arange(end - shown.count, end, dtype=np.int32))
+
+    def work(self) -> Work:
+        """How much the step computes."""
+        starts, counts = self._starts[self.num_decodes:], self._counts[self.num_decodes:]
+        attended = sum(count * start + count * count // 2 for start, count in zip(starts, counts, strict=True))
+        return Work(self.num_decodes, sum(counts), attended)
+
+    def build(self, step: int, moves: Moves | None = None, states: StateMoves | None = None,
+              seating: Seating | None = None) -> StepPlan:
+        slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
+        return StepPlan(
+            step, self.num_decodes, self._admits,
+            np.array(self._slots, dtype=np.int32), np.array(self._starts, dtype=np.int32),
+            np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
+            np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
+            np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages(), states, _joined(self._shown),
+            _joined(self._embed_places), _joined(self._embeds), seating)
+
+    def _window_pages(self) -> WindowPages | None:
+        return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray | None:
+    return np.concatenate(arrays) if arrays else None

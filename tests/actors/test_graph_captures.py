@@ -1,0 +1,135 @@
+"""Captures are asked for beside the steps, by the scheduler actor's own rounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.actors.graph_captures import Capturing
+from runtime.messages.ranks import Capture, Captured
+from runtime.messages.scheduler import Arrive
+from runtime.messages.steps import StepPlan
+from runtime.metrics import Metrics
+from runtime.scheduling.graph_captures import Captures
+from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from tests.actors.test_scheduler import Bench, FakeRanks, bench, request
+
+pytestmark = pytest.mark.anyio
+
+
+class CapturingRanks(FakeRanks):
+    """Captures what it is asked to when told."""
+
+    def __init__(self, fails: int = 99) -> None:
+        super().__init__()
+        self.fails = fails
+        self.asked: list[int] = []
+        self.captured: list[Captured] = []
+        self.num_changes = 0
+
+    def submit(self, plan: StepPlan | Capture) -> bool:
+        if isinstance(plan, Capture):
+            self.asked.append(plan.size)
+            self.unit = plan.unit
+            return True
+        return super().submit(plan)
+
+    def strand(self) -> None:
+        self.captured.append(Captured(self.asked[-1], 0.25, 0, "OutOfMemoryError: full", "sequences", True))
+
+    def answer(self) -> None:
+        size = self.asked[-1]
+        self.captured.append(Captured(size, 0.25, 2**20, "OutOfMemoryError: full" if size >= self.fails else "", self.unit))
+        self._wake()
+
+
+def looking(b: Bench, look: Callable[..., None]) -> None:
+    b.actor._look = look
+
+
+async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
+    ranks, metrics = CapturingRanks(fails=4), Metrics()
+    async with bench(ranks) as b:
+        looking(b, Capturing([Captures([1, 2, 4, 8])], metrics).look)
+        await b.settle()
+        for _ in range(3):
+            ranks.answer()
+            await b.settle()
+        assert ranks.asked == [1, 2, 4]
+        assert metrics.captured_sizes.value == 2 and metrics.capture_s.value == 0.75 and metrics.capture_failures.value == 1
+
+
+async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> None:
+    ranks: Any = CapturingRanks()
+    async with bench(ranks) as b:
+        looking(b, Capturing([Captures([1, 2])], Metrics()).look)
+        await b.settle()
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=6)))
+        await b.run_all()
+        assert len(b.tokens(0)) == 6 and ranks.asked == [1]
+        ranks.answer()
+        await b.settle()
+        assert ranks.asked == [1, 2]
+
+
+async def test_new_ranks_capture_anew() -> None:
+    ranks, capturing = CapturingRanks(), Capturing([Captures([1])], Metrics())
+    async with bench(ranks) as b:
+        looking(b, capturing.look)
+        await b.settle()
+        ranks.answer()
+        await b.settle()
+        fresh = CapturingRanks()
+        capturing.look(b.actor.scheduler, fresh)
+        assert ranks.asked == [1] and fresh.asked == [1]
+
+
+async def test_two_kinds_one_after_the_other() -> None:
+    """Decode steps first; of steps with prompts, those of the sizes that came."""
+    ranks: Any = CapturingRanks()
+    metrics = Metrics()
+    async with bench(ranks) as b:
+        looking(b, Capturing([Captures([1]), Captures([2, 4, 8], "tokens")], metrics).look)
+        await b.settle()
+        b.inbox.send_nowait(Arrive(request(max_new_tokens=2)))
+        await b.run_all()
+        for _ in range(3):
+            ranks.answer()
+            await b.settle()
+        assert len(request().prompt_ids) == 3 and ranks.asked == [1, 4, 2, 8] and ranks.unit == "tokens"
+        assert (metrics.captured_sizes.value, metrics.captured_pieces.value) == (1, 2)
+
+
+async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
+    ranks: Any = CapturingRanks()
+    captures = Captures([1, 2])
+    async with bench(ranks) as b:
+        looking(b, Capturing([captures], Metrics()).look)
+        await b.settle()
+        b.actor.scheduler.is_held = True
+        ranks.num_changes += 1  # memory is given back behind the capture that is under way, and the answer to that comes late
+        ranks.answer()
+        await b.settle()
+        assert ranks.asked == [1] and captures.done == []
+        b.actor.scheduler.is_held = False
+        b.actor.wake()
+        for _ in range(2):
+            await b.settle()
+            ranks.answer()
+        await b.settle()
+        assert ranks.asked == [1, 1, 2] and captures.done == [1, 2]
+
+
+def test_a_capture_that_ended_the_ranks_is_not_tried_on_the_next() -> None:
+    """Nobody looked between their answer and their end."""
+    captures, metrics = Captures([1, 2, 4]), Metrics()
+    capturing, scheduler = Capturing([captures], metrics), Scheduler(
+        SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()))
+    ranks = CapturingRanks()
+    for _ in range(2):
+        capturing.look(scheduler, ranks)
+        ranks.captured.append(Captured(ranks.asked[-1], 0.25, 0, "")) if ranks.asked[-1] == 1 else ranks.strand()
+    assert ranks.asked == [1, 2]
+    following = CapturingRanks()
+    capturing.look(scheduler, following)
+    assert following.asked == [1] and captures.sizes == [1] and metrics.capture_failures.value == 1

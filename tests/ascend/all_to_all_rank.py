@@ -1,0 +1,63 @@
+"""One of the processes of test_simulator.py: `all_to_all_rank.py RANK SIZE STORE_FILE`. Experts spread over ranks give what one rank with
+all of them gives, by each way of exchange; so do they when the step is captured."""
+
+import sys
+
+import torch
+import torch_npu
+from torch import Tensor
+
+from runtime.devices.ascend.all_to_all import Distributed
+from runtime.devices.ascend.collectives import Hccl, group_name
+from runtime.devices.ascend.moe import AscendExperts
+from runtime.devices.base import Quantized
+from runtime.models.schemes import Int8
+from runtime.ranks.all_to_all import Counted, Fixed
+
+assert torch_npu  # brings the backend
+EXPERTS, HIDDEN, INNER, TOKENS, CHOICES = 8, 1024, 64, 3, 2
+
+
+def quantised(weight: Tensor) -> Quantized:
+    scale = weight.abs().amax(2, keepdim=True) / 127
+    return Quantized(Int8("token"), (weight / scale).round().to(torch.int8), scale)
+
+
+def main(rank: int, size: int, store: str) -> None:
+    torch.npu.set_device(rank)
+    place = torch.device("npu", rank)
+    torch.npu.config.allow_internal_format = True
+    ranks, experts = Hccl(rank, size, store, place), AscendExperts(torch.bfloat16)
+    torch.manual_seed(0)
+    gate_up, down = torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 32, torch.randn(EXPERTS, HIDDEN, INNER) / 8
+    xs = torch.randn(size, TOKENS, HIDDEN).to(torch.bfloat16)
+    ids = torch.stack([torch.randperm(EXPERTS)[:CHOICES] for _ in range(size * TOKENS)]).view(size, TOKENS, CHOICES)
+    weights = torch.rand(size, TOKENS, CHOICES)
+    ids[-1, -1] = -1  # no token
+    local = EXPERTS // size
+    own = slice(rank * local, (rank + 1) * local)
+    x, chosen, shares = xs[rank].npu(), ids[rank].npu(), weights[rank].npu()
+    real = slice(0, TOKENS - (rank == size - 1))
+    ways = [Counted(ranks, experts), Fixed(ranks, experts)]
+    ways.append(Distributed(group_name(rank), rank, size, experts, Fixed(ranks, None)))  # type: ignore[arg-type]
+    for is_rounded, packed, whole in (
+            (False, experts.pack(gate_up[own].bfloat16().npu(), down[own].bfloat16().npu()),
+             experts.pack(gate_up.bfloat16().npu(), down.bfloat16().npu())),
+            (True, experts.pack_quantized(quantised(gate_up[own].npu()), quantised(down[own].npu())),
+             experts.pack_quantized(quantised(gate_up.npu()), quantised(down.npu())))):
+        expected = experts.apply(x, chosen, shares, whole).cpu().float()[real]
+        assert expected.std() > 0.1
+        for way in ways:
+            found = way.apply(x, chosen.clone(), shares, local, packed, is_rounded).cpu().float()[real]
+            torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
+        for way in ways[1:]:
+            graph = torch.npu.NPUGraph()
+            with torch.npu.graph(graph):
+                out = way.apply(x, chosen, shares, local, packed, is_rounded)
+            graph.replay()
+            torch.testing.assert_close(out.cpu().float()[real], expected, atol=0.03, rtol=0.03)
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,118 @@
+"""Experts on the card: who goes where, sums, and routing, against the cpu device."""
+
+import pytest
+import torch
+
+from runtime.devices.cpu.moe import CpuExperts
+from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.cuda import moe as layer
+from runtime.devices.cuda.kernels import moe_permute as spreading
+from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
+from runtime.devices.cuda.kernels.moe_permute import NOBODY, spread
+from runtime.devices.cuda.kernels.moe_routing import route
+from runtime.devices.cuda.moe import CudaExperts
+from runtime.layers.moe.routing import route as wanted_route
+from runtime.models.moe import Routing
+from tests.devices.cuda.place import DTYPES, HAS_CARD, PLACE, near
+
+EXPERTS = CudaExperts(card_of(PLACE) if HAS_CARD else INTERPRETER)
+IDS = {  # of five experts: what a step may look like
+    "one token": [[2, 0]], "all choose one": [[1, 3]] * 17, "nobody is here": [[-4, 7], [5, -1], [9, 6]],
+    "some are elsewhere": [[0, 9], [4, -2], [-1, 8], [4, 0], [2, 5], [0, 4], [3, 11]] * 2, "expert twice": [[3, 3], [1, 1]]}
+
+
+def listed(ids: torch.Tensor, size: int) -> dict[int, list[int]]:
+    """The slots of each expert, in their order; checks the rest of what `spread` promises."""
+    tiles = spread(ids, 5, size)
+    owners, slots, found = tiles.owners.tolist(), tiles.slots.view(-1, size).tolist(), {}
+    needed = [owner for owner in owners if owner != NOBODY]
+    assert owners == needed + [NOBODY] * (len(owners) - len(needed)) and needed == sorted(needed)
+    for owner, line in zip(needed, slots, strict=False):
+        real = [slot for slot in line if slot < ids.numel()]
+        assert line == real + [ids.numel()] * (size - len(real)) and real
+        found.setdefault(owner, []).extend(real)
+    return found
+
+
+@pytest.mark.parametrize("case", IDS)
+@pytest.mark.parametrize("size", [16, 32])
+def test_slots_are_listed_by_expert(case: str, size: int) -> None:
+    flat = [expert for line in IDS[case] for expert in line]
+    wanted = {expert: [slot for slot, one in enumerate(flat) if one == expert] for expert in range(5) if expert in flat}
+    assert listed(torch.tensor(IDS[case], device=PLACE), size) == wanted
+
+
+def test_many_slots_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "PART", 32)
+    monkeypatch.setattr(spreading, "CHUNK", 16)
+    ids = torch.randint(-1, 6, (50, 4), generator=torch.Generator().manual_seed(1))
+    found = listed(ids.to(PLACE), 16)
+    assert found == {expert: torch.nonzero(ids.flatten() == expert).flatten().tolist() for expert in range(5)}
+
+
+@pytest.mark.parametrize("single", [0, 1000], ids=["tiles", "single"])
+@pytest.mark.parametrize("case", IDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_apply(dtype: torch.dtype, case: str, single: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "SINGLE_SLOTS", single)
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.tensor(IDS[case])
+    x = torch.randn(len(ids), 40, generator=generator).to(dtype)
+    gate_up, down = (torch.randn(5, *shape, generator=generator).div(4).to(dtype) for shape in ((2 * 72, 40), (40, 72)))
+    weights = torch.rand(ids.shape, generator=generator)
+    oracle = CpuExperts(CpuOps(torch.float32))
+    wanted = oracle.apply(x.float(), ids, weights, oracle.pack(gate_up.float(), down.float()))
+    found = EXPERTS.apply(x.to(PLACE), ids.to(PLACE), weights.to(PLACE), EXPERTS.pack(gate_up.to(PLACE), down.to(PLACE)))
+    near(found, wanted, dtype, 2)
+
+
+def test_a_token_does_not_depend_on_its_company() -> None:
+    generator = torch.Generator().manual_seed(4)
+    x, weights = torch.randn(20, 32, generator=generator), torch.rand(20, 2, generator=generator)
+    ids = torch.randint(0, 5, (20, 2), generator=generator)
+    packed = EXPERTS.pack(torch.randn(5, 64, 32, generator=generator).to(PLACE), torch.randn(5, 32, 32, generator=generator).to(PLACE))
+    whole = EXPERTS.apply(x.to(PLACE), ids.to(PLACE), weights.to(PLACE), packed)
+    order = torch.randperm(20, generator=generator)
+    turned = EXPERTS.apply(x[order].to(PLACE), ids[order].to(PLACE), weights[order].to(PLACE), packed)
+    assert torch.equal(turned, whole[order.to(PLACE)])
+
+
+def test_no_tokens() -> None:
+    packed = EXPERTS.pack(torch.randn(5, 64, 32, device=PLACE), torch.randn(5, 32, 32, device=PLACE))
+    none = torch.zeros(0, 2, device=PLACE)
+    assert EXPERTS.apply(torch.zeros(0, 32, device=PLACE), none.long(), none, packed).shape == (0, 32)
+    assert [tensor.shape for tensor in route(torch.zeros(0, 8, device=PLACE), None, Routing(top_k=2))] == [(0, 2), (0, 2)]
+
+
+ROUTINGS = [Routing(top_k=8, normalizes=True), Routing(top_k=1), Routing(top_k=4, score="sigmoid", normalizes=True, scale=2.5),
+            Routing(top_k=8, score="sigmoid", num_groups=8, top_groups=4, group_score="two largest", normalizes=True, scale=2.5),
+            Routing(top_k=6, num_groups=6, top_groups=2, scale=16.0)]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_route(routing: Routing, has_bias: bool) -> None:
+    """Experts in the same order as the cpu's."""
+    num = 96 if routing.num_groups == 6 else 128
+    logits = torch.randn(5, num, generator=torch.Generator().manual_seed(5)) * 3
+    bias = torch.rand(num, generator=torch.Generator().manual_seed(6)) if has_bias else None
+    ids, weights = route(logits.to(PLACE), None if bias is None else bias.to(PLACE), routing)
+    wanted_ids, wanted = wanted_route(logits, bias, routing)
+    assert torch.equal(ids.cpu(), wanted_ids)
+    torch.testing.assert_close(weights.cpu(), wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_of_equals_the_first_is_chosen(score: str) -> None:
+    """torch's topk takes any of them; here it is always the same, and none twice."""
+    logits = torch.tensor([[1.0, 3, 3, 2, 3, 3, 0, 3], [5.0] * 8, [-torch.inf] * 7 + [0]])
+    ids, _ = route(logits.to(PLACE), None, Routing(top_k=3, score=score))
+    assert ids.tolist() == [[1, 2, 4], [0, 1, 2], [7, 0, 1]]
+    ids, _ = route(logits.to(PLACE), None, Routing(top_k=3, score=score, num_groups=4, top_groups=2, group_score="two largest"))
+    assert ids.tolist() == [[2, 4, 5], [0, 1, 2], [7, 0, 1]]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning", "ignore:invalid value:RuntimeWarning")  # of numpy
+def test_nothing_is_chosen_outside_by_what_is_no_number() -> None:
+    ids, _ = route(torch.full((1, 8), torch.nan, device=PLACE), None, Routing(top_k=2))
+    assert bool(((ids >= 0) & (ids < 8)).all())

@@ -1,0 +1,125 @@
+"""Pages to host memory and back: the bytes, the order of the streams, and what is refused."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.devices.cuda import page_copies as copies
+from runtime.devices.cuda.page_copies import CudaCopies
+from runtime.errors import StartError
+from runtime.ranks.host_memory import LAYOUTS, HostPages
+from tests.devices.cuda.place import HAS_CARD
+
+PAGE = 4
+
+
+class Streams:
+    """torch.cuda's streams, as a list of what was asked of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.main, self.side = Stream("main", self.calls), Stream("side", self.calls)
+        self.now = self.main
+
+    def Stream(self) -> "Stream":
+        return self.side
+
+    def current_stream(self) -> "Stream":
+        return self.now
+
+    @contextmanager
+    def stream(self, stream: "Stream") -> Iterator[None]:
+        self.now = stream
+        yield
+        self.now = self.main
+
+
+class Stream:
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self.calls, self.events = name, calls, 0
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.calls.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: str) -> None:
+        self.calls.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        self.events += 1
+        return f"event {self.events}"
+
+    def synchronize(self) -> None:
+        self.calls.append("the host waits")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(copies, "unlock", lambda host: None)
+    fds = []
+
+    def make(layout: str, dim: int = 16) -> tuple[CudaCopies, Streams, HostPages, list[tuple[torch.Tensor, torch.Tensor]]]:
+        kv = [(torch.randn(6 * PAGE, 2, dim), torch.randn(6 * PAGE, 2, dim // 2).bfloat16()) for _ in range(2)]
+        parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)
+        fds.append(os.memfd_create("copies-test"))
+        os.ftruncate(fds[-1], 5 * sum(parts))
+        streams, host = Streams(), HostPages(fds[-1], 5, parts, layout)
+        return CudaCopies(kv, host, PAGE, streams), streams, host, kv
+
+    yield make
+    for fd in fds:
+        os.close(fd)
+
+
+def index(*places: int) -> np.ndarray:
+    return np.array(places, np.int32)
+
+
+@pytest.mark.skipif(HAS_CARD, reason="pages of the cpu; with a card, tests/cuda/test_rank.py copies")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [16, 6], ids=["words", "bytes"])
+def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> None:
+    made, streams, host, kv = opened(layout, dim)
+    before = [[cache.clone().view(6, PAGE, -1) for cache in pair] for pair in kv]
+    made.save(index(5, 2), index(0, 4))
+    for part, cache in enumerate(cache for pair in before for cache in pair):
+        assert host.part(part)[4].tobytes() == cache[2].contiguous().view(torch.uint8).numpy().tobytes()
+    for pair in kv:
+        for cache in pair:
+            cache.zero_()
+    arriving = made.load(index(4, 0, 4), index(1, 5, 0))
+    arriving.wait(1)
+    made.finish()
+    for pair, old in zip(kv, before, strict=True):
+        for cache, was in zip(pair, old, strict=True):
+            now = cache.view(6, PAGE, -1)
+            assert torch.equal(now[[0, 1, 5]], was[[2, 2, 5]]) and not now[[2, 3, 4]].any()
+    made.close()
+    assert streams.calls == ["side waits for main", "main waits for side", "side waits for main", "main waits for event 2",
+                             "main waits for side", "the host waits"]
+
+
+def test_places_that_are_none(opened: Any) -> None:
+    made, *_ = opened("layer_first")
+    for pages, hosts in (((6,), (0,)), ((0,), (5,)), ((-1,), (0,))):
+        with pytest.raises(IndexError):
+            made.save(index(*pages), index(*hosts))
+
+
+def test_memory_that_cannot_be_locked(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, host, _ = opened("layer_first")
+    asked = []
+
+    class Cudart:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            asked.append((address, size, flags))
+            return 2
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    with pytest.raises(StartError, match="cannot be page-locked .CUDA error 2.*--hicache-size"):
+        copies.lock(host)
+    assert asked == [(host.address, 5 * host.page_bytes, 0)] and host.part(0).ctypes.data == host.address

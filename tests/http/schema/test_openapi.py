@@ -1,0 +1,83 @@
+"""The OpenAPI document: every route is in it, every example is one, and the page needs nothing from elsewhere."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import msgspec
+import pytest
+from starlette.routing import Route
+
+from runtime.http.app import _routes, http_app
+from runtime.http.auth import Keys
+from runtime.http.openai.stored_objects import Kept
+from runtime.http.schema.openapi import document
+from runtime.http.schema.operations import OPERATIONS, Operation
+from runtime.http.settings import DEFAULT, Face
+from tests.http.fake import FakeService
+
+pytestmark = pytest.mark.anyio
+
+ROWS = [operation for operations in OPERATIONS.values() for operation in operations]
+BODIES = [operation for operation in ROWS if operation.body is not None]
+TOLD: dict[str, Any] = msgspec.json.decode(document())
+
+
+def test_every_route_is_told_and_nothing_else(tmp_path: Path) -> None:
+    kept = Kept(FakeService(), tmp_path, 1000)
+    assert kept.storage is not None
+    there = set()
+    for route in [*_routes(FakeService(), DEFAULT), *kept.routes(DEFAULT)]:
+        if isinstance(route, Route):
+            there |= {(method, re.sub(r"{(\w+)[^}]*}", r"{\1}", route.path)) for method in (route.methods or set()) - {"HEAD"}}
+    kept.responses.store.close()
+    kept.storage._lock.close()
+    told = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
+    assert len(set(told)) == len(told)
+    assert set(told) == there, "runtime/http/schema/operations.py has a row for each route"
+    assert {(method.upper(), path) for path, methods in TOLD["paths"].items() for method in methods} == there
+
+
+@pytest.mark.parametrize("operation", BODIES, ids=lambda operation: operation.path)
+def test_examples_are_examples(operation: Operation) -> None:
+    """By the type that the route reads, and by the schema that the document tells."""
+    assert operation.body is not None
+    msgspec.convert(operation.example, operation.body)
+    for method in operation.methods.lower().split():
+        body = TOLD["paths"][operation.path][method]["requestBody"]["content"]["application/json"]
+        validator = jsonschema.Draft202012Validator(body["schema"] | {"components": TOLD["components"]})
+        assert body["examples"]["short"]["value"] == operation.example
+        validator.validate(operation.example)
+        wrongs = [{**operation.example, name: {"wrong": 1}} for name in operation.example]
+        assert not any(validator.is_valid(wrong) for wrong in [[], *wrongs])
+
+
+def test_every_reference_is_there_and_names_are_short() -> None:
+    text = document().decode()
+    names = TOLD["components"]["schemas"]
+    found = set(re.findall(r'"#/components/schemas/([^"]*)"', text))
+    assert found and found <= set(names) and "runtime.http" not in text
+    assert {"openai.ChatBody", "ollama.ChatBody", "MessagesBody"} <= found
+    for name, schema in names.items():
+        assert re.fullmatch(r"[\w.-]+", name)
+        jsonschema.Draft202012Validator.check_schema(schema)
+    ids = [one["operationId"] for methods in TOLD["paths"].values() for one in methods.values()]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_both_are_served_without_a_key_and_under_a_prefix() -> None:
+    app = http_app(FakeService(), Face(keys=Keys(("k",))))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        told, page = await http.get("/openapi.json"), await http.get("/docs")
+    assert told.json() == TOLD and page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert TOLD["openapi"].startswith("3.1") and TOLD["servers"] == [{"url": "."}]
+    links = re.findall(r"""(?:src|href|fetch\()=?["'(]*([^"')>]+)""", page.text)
+    assert "openapi.json" in links and not any(link.startswith(("http", "//", "/")) for link in links), links
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_levels_are_told() -> None:
+    levels = {path: next(iter(methods.values()))["x-level"] for path, methods in TOLD["paths"].items()}
+    assert (levels["/health"], levels["/v1/messages"], levels["/flush_cache"]) == ("open", "user", "admin")

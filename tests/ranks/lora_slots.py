@@ -1,0 +1,51 @@
+"""Sequences with adapters beside one without, decoded together: each as the model with its adapter merged, whoever sits where."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.devices.base import Executor
+from runtime.messages.lora import AdapterSetup, LoadAdapter, Seating
+from tests.devices.drive import Planner, Row, sampling, start
+from tests.models.make_adapter import ALL, make_adapter, merge
+from tests.models.reference import Reference
+
+PROMPT = [5, 9, 100, 7]
+
+
+def seated(**seats: int) -> Seating:
+    """Adapter by seat, as `s0=2`."""
+    pairs = [np.array(column, np.int32) for column in ([int(seat[1:]) for seat in seats], list(seats.values()))]
+    return Seating(*pairs, np.empty(0, np.int32))
+
+
+def decode_with_adapters(folder: Path, place: Path, num_steps: int, page_size: int = 4, **wishes: Any) -> Executor:
+    """Adapters 1 and 2; then others sit where they sat, and nobody has one."""
+    references, loads = [Reference(folder)], []
+    for id in (1, 2):
+        adapter = make_adapter(folder, place / f"{id}", seed=id, targets=ALL if id == 1 else ("q_proj", "v_proj", "down_proj"))
+        references.append(Reference(merge(folder, adapter, place / f"{id}-merged", {"": 2.0})))
+        loads.append(LoadAdapter(id, str(adapter)))
+    setup = AdapterSetup(num_seats=2, max_rank=6, targets=ALL, loaded=loads)
+    executor, ready = start(folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **wishes)
+    for size in wishes.get("graph_sizes", []):
+        assert executor.capture(size).error == ""
+    planner, done = Planner(executor, ready, page_size), []
+
+    def admit(slot: int, seat: int, adapter: int) -> Row:
+        row = planner.row(slot, PROMPT, sampling())
+        row.seat = seat
+        done.append((row, adapter))
+        return row
+
+    for turn, (first, second) in enumerate(((1, 2), (2, 1))):
+        planner.seating = seated(s0=first, s1=second)
+        rows = [admit(4 * turn, 0, first), admit(4 * turn + 1, -1, 0), admit(4 * turn + 2, 1, second)]
+        planner.run([], [(row, len(PROMPT)) for row in rows])
+        for batch in (rows, rows[1:2], rows[1:]):
+            for _ in range(num_steps):
+                planner.run(batch, [])
+    for row, adapter in done:
+        assert row.tokens[len(PROMPT) :] == references[adapter].greedy(PROMPT, len(row.tokens) - len(PROMPT)), (row.slot, adapter)
+    return executor

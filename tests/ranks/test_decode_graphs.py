@@ -1,0 +1,253 @@
+"""Decode steps through graphs: the tokens of steps that are launched one by one, whatever the family, the company and the padding."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.devices import base
+from runtime.devices.base import ANY_K, open_device
+from tests.devices import taped
+from tests.devices.drive import Planner, Row, moves, sampling, start, start_rank
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
+from tests.models.test_llama import CASES, NUM_TOKENS, prompts
+from tests.ranks.lora_slots import decode_with_adapters
+from tests.ranks.test_executor import WISHES
+from tests.ranks.test_windows import MODELS, WINDOW
+
+SIZES = [2, 4]  # 1 and 3 rows are padded
+SMALL = {"max_len": 128, "device": "taped", "graph_sizes": SIZES}
+
+
+@pytest.fixture(autouse=True)
+def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def checkpoint(case: str) -> tuple[Path, Reference, list[list[int]]]:
+        family, overrides = CASES[case]
+        folder = make_checkpoint(family, tmp_path_factory.mktemp("model"), **overrides)
+        reference = Reference(folder)
+        return folder, reference, [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts()]
+
+    return checkpoint
+
+
+def opened(folder: Path, page_size: int = 4, **wishes: Any) -> tuple[Planner, taped.Tapes]:
+    executor, ready = start(folder, page_size=page_size, **(SMALL | wishes))
+    assert isinstance(executor, taped.TapedRunner)
+    return Planner(executor, ready, page_size), executor.tapes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_equals_transformers(case: str, checkpoints: Any) -> None:
+    """Sequences join one by one, in chunks, and leave: one to four rows decode, with mixed steps between."""
+    folder, _, expected = checkpoints(case)
+    planner, tapes = opened(folder, page_size=3)
+    rows: list[Row] = []
+    for slot, prompt in enumerate(prompts()):
+        row = planner.row(slot, prompt, sampling())
+        while row.computed < row.prompt_len:
+            planner.run(rows, [(row, min(13, row.prompt_len - row.computed))])
+        rows.append(row)
+        for _ in range(2):
+            planner.run(rows, [])
+    while decodes := [row for row in rows if len(row.tokens) < row.prompt_len + NUM_TOKENS]:
+        planner.run(decodes, [])
+    assert [row.tokens[row.prompt_len :][:NUM_TOKENS] for row in rows] == expected
+    assert tapes.replays == 2 * len(tapes.lengths) > 40, "a forward and a choice for each decode step"
+    assert {len(lengths) for lengths in tapes.lengths} == set(SIZES)
+    assert tapes.lengths[0].tolist() == [rows[0].prompt_len + 1, 1], "with this step's token; 1 for padding"
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v3"])
+def test_prefix_and_preemption(case: str, checkpoints: Any) -> None:
+    """A second sequence shares pages; the first loses its own and comes back in another slot, where somebody else was."""
+    folder, reference, expected = checkpoints(case)
+    planner, _ = opened(folder)
+    first = planner.row(0, prompts()[3], sampling())
+    planner.prefill(first)
+    other = prompts()[3][:20] + [5, 6, 7]
+    second = planner.row(1, other, sampling(), prefix=first, shared=20)
+    planner.run([first], [(second, len(other) - 20)])
+    for _ in range(6):
+        planner.run([first, second], [])
+    again = planner.row(1, first.tokens, sampling())
+    planner.prefill(again, chunk=7)
+    while len(again.tokens) < len(prompts()[3]) + NUM_TOKENS:
+        planner.run([again], [])
+    assert again.tokens[len(prompts()[3]) :] == expected[3]
+    assert second.tokens[len(other) :] == reference.greedy(other, len(second.tokens) - len(other))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_windows_in_a_pool_of_their_own(model: str, tmp_path: Path) -> None:
+    family, overrides = MODELS[model]
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    executor, ready = start(folder, max_step_tokens=8, window_ratio=0.1, **SMALL)
+    planner = Planner(executor, ready, 4, window=WINDOW)
+    rows = [planner.row(slot, [(i * k) % 250 for i in range(40)], sampling()) for slot, k in enumerate((7, 11, 13))]
+    for row in rows:
+        while row.computed < row.prompt_len:
+            planner.run([], [(row, 8)])
+    for _ in range(20):
+        planner.run(rows, [])
+    reference = Reference(folder)
+    assert [row.tokens[40:] for row in rows] == [reference.greedy(row.tokens[:40], 21) for row in rows]
+
+
+DRAWS = {"for all": (((ANY_K, True),), 40), "for none": ((), 10), "two": (((0, False), (4, True)), 30)}  # plain rows' tokens by graphs
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+@pytest.mark.parametrize("company", [False, True])
+def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without graphs."""
+    folder, _, _ = checkpoints("qwen3")
+    monkeypatch.setattr(taped, "executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
+
+    def run(**wishes: Any) -> tuple[list[list[int]], Any]:
+        executor, ready = start(folder, max_slots=16, max_len=128, **wishes)
+        planner = Planner(executor, ready, 4)
+        rows = [planner.row(slot, [5, 9, 100, 7], sampling(**wish)) for slot, wish in enumerate(WISHES.values())]
+        rows.append(planner.row(9, [5, 9, 100, 7], sampling(top_logprobs=2, temperature=0.8)))
+        for row in rows:
+            planner.prefill(row)
+        for batch in [rows] if company else [[row] for row in rows]:
+            for _ in range(10):
+                planner.run(batch, [])
+        return [row.tokens for row in rows] + [[result[0] for result in rows[-1].results]], executor
+
+    expected, _ = run()
+    found, executor = run(device="taped", graph_sizes=[2, 8])
+    assert found == expected
+    forwards, replays = len(executor.tapes.lengths), executor.tapes.replays
+    plain = 0 if company else DRAWS[draws][1]  # rows that wish for nothing but a token: greedy, random, nucleus, top_k
+    assert (forwards, replays - forwards) == ((10, 0) if company else (80, plain))
+
+
+def test_adapters(checkpoints: Any, tmp_path: Path) -> None:
+    """A graph with adapters holds for any seats, and steps without them have their own."""
+    executor = decode_with_adapters(checkpoints("qwen3")[0], tmp_path, 4, device="taped", graph_sizes=[1, 4])
+    assert isinstance(executor, taped.TapedRunner) and executor.tapes.replays == 2 * 2 * 3 * 4
+
+
+def test_what_takes_another_way(checkpoints: Any) -> None:
+    folder, _, expected = checkpoints("llama")
+    planner, tapes = opened(folder)
+    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate([*prompts(), [1, 2, 3]])]
+    planner.run([], [(row, row.prompt_len) for row in rows])
+    planner.run(rows, [])  # five rows, and four are captured
+    planner.run(rows[:1], [(planner.row(7, [4, 5], sampling()), 2)])  # a newcomer
+    assert tapes.replays == 0
+    while any(len(row.tokens) < row.prompt_len + NUM_TOKENS for row in rows[:4]):
+        planner.run(rows[:4], [])
+    assert tapes.replays > 0 and [row.tokens[row.prompt_len :][:NUM_TOKENS] for row in rows[:4]] == expected
+
+
+def test_without_padding_a_graph_serves_its_own_number(checkpoints: Any) -> None:
+    planner, tapes = opened(checkpoints("llama")[0], graph_pads=False)
+    rows = [planner.row(slot, [1, 2, 3], sampling()) for slot in range(3)]
+    planner.run([], [(row, 3) for row in rows])
+    planner.run(rows, [])
+    assert tapes.replays == 0
+    planner.run(rows[:2], [])
+    assert tapes.replays == 2
+
+
+def test_many_page_updates_in_one_step(checkpoints: Any) -> None:
+    """More than the inputs of a graph have room for: after a retraction that gave pages of a long sequence anew, say."""
+    planner, tapes = opened(checkpoints("llama")[0])
+    row = planner.row(0, [1, 2, 3], sampling())
+    planner.prefill(row)
+    row.pages += [planner.free.pop() for _ in range(5)]
+    planner.run([row], [])
+    assert tapes.replays == 0
+    planner.run([row], [])
+    assert tapes.replays == 2
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_failed_capture_leaves_everything_as_it_was(at: int, checkpoints: Any) -> None:
+    folder, _, expected = checkpoints("llama")
+    planner, tapes = opened(folder)
+    graphs = planner.executor.loaded.graphs  # type: ignore[attr-defined]
+    graphs.recorded.pop(4)
+    graphs.ready.remove(4)
+    row = planner.row(0, prompts()[1], sampling())
+    planner.prefill(row)
+    tapes.fails_at = at
+    captured = planner.executor.capture(4)
+    assert captured.size == 4 and captured.error == "OutOfMemoryError: no room for a tape"
+    while len(row.tokens) < row.prompt_len + NUM_TOKENS:
+        planner.run([row], [])
+    assert row.tokens[row.prompt_len :] == expected[1] and tapes.replays > 0
+    assert planner.executor.capture(4).error == ""
+
+
+def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Any) -> None:
+    """The size counts all the same, and no size that is captured later tries that draw."""
+    planner, tapes = opened(checkpoints("llama")[0], graph_sizes=[2, 4, 8])
+    graphs = planner.executor.loaded.graphs  # type: ignore[attr-defined]
+    row = planner.row(0, prompts()[1], sampling(temperature=1.0))
+    planner.prefill(row)
+    planner.run([row], [])
+    assert tapes.replays == 2
+    tapes.fails_at = 2
+    assert [planner.executor.capture(size).error for size in (2, 4)] == ["", ""] and tapes.fails_at is None
+    assert len(graphs.recorded[2].draws) == len(graphs.recorded[4].draws) == 0 < len(graphs.recorded[8].draws)
+    planner.run([row], [])
+    assert tapes.replays == 3
+
+
+@pytest.mark.parametrize("body", [
+    lambda x: x.sum().item(), lambda x: bool(x.any()), lambda x: x.tolist(), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.cpu(),
+    lambda x: x + torch.tensor([1.0, 2.0]), lambda x: x + torch.from_numpy(np.ones(2, np.float32)), lambda x: x.unique(),
+    lambda x: int(x[0]), lambda x: torch.repeat_interleave(x, x.long())])
+def test_the_double_refuses_what_a_graph_cannot_hold(body: Any) -> None:
+    x = torch.ones(2)
+    with pytest.raises(taped.Refused), torch.inference_mode():
+        taped.Tapes().capture(lambda: body(x))
+
+
+def test_the_double_replays_tensors_and_not_python() -> None:
+    x, out, number = torch.ones(2), torch.zeros(2), [1.0]
+    tapes = taped.Tapes()
+    with torch.inference_mode():
+        tape = tapes.capture(lambda: [out.copy_((x * 2 + number[0]).view(1, 2).squeeze(0))].clear())
+        x.fill_(5.0)
+        number[0] = 100.0
+        tapes.replay(tape, ())
+    assert out.tolist() == [11.0, 11.0]
+
+
+def test_a_device_without_graphs_says_so(checkpoints: Any) -> None:
+    executor = open_device("cpu", 0)
+    executor.start(start_rank(checkpoints("llama")[0], graph_sizes=[1]), lambda phase, fraction: None)
+    assert executor.capture(1).error == "cpu captures no steps of this model"
+
+
+def test_saves_go_with_a_graph_and_loads_without(checkpoints: Any) -> None:
+    fd = os.memfd_create("host-test")
+    planner, tapes = opened(checkpoints("llama")[0], host_ratio=1.0, host_fds=[fd], max_total_tokens=128)
+    row = planner.row(0, prompts()[1], sampling())
+    planner.prefill(row)
+    planner.moves = moves(saves={row.pages[0]: 3})
+    planner.run([row], [])
+    assert tapes.replays == 2
+    page = planner.free.pop()
+    planner.moves = moves(loads={3: page})
+    planner.run([row], [])
+    assert tapes.replays == 2
+    for kept in (kept.view(-1, 4, *kept.shape[1:]) for pair in planner.executor.loaded.kv for kept in pair):  # type: ignore[attr-defined]
+        assert kept[page].any() and torch.equal(kept[page], kept[row.pages[0]])
+    planner.executor.close()
+    os.close(fd)

@@ -1,0 +1,121 @@
+"""Counts of the tokens of each expert, against a count by hand of what the routers chose."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from runtime.devices import base
+from runtime.layers.moe.feed_forward import Router
+from runtime.messages.ranks import CountExperts, ExpertCounts
+from tests.devices import taped
+from tests.devices.drive import Planner, sampling, start
+from tests.models.make import make_checkpoint
+
+PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 57)), [200, 100]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+    return make_checkpoint("qwen3_moe", tmp_path / "model", num_hidden_layers=3, mlp_only_layers=[1])
+
+
+def asked(executor: Any, wish: Any, folder: str = "") -> ExpertCounts:
+    found = executor.count_experts(CountExperts(7, wish, folder)).result()
+    assert isinstance(found, ExpertCounts) and found.id == 7
+    return found
+
+
+def run(planner: Planner) -> None:
+    """Chunks of prompts beside decodes, then decodes of three rows and of one."""
+    rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(PROMPTS)]
+    for i, row in enumerate(rows):
+        while row.computed < row.prompt_len:
+            planner.run(rows[:i], [(row, min(7, row.prompt_len - row.computed))])
+    for batch in (rows, rows[:1]):
+        for _ in range(3):
+            planner.run(batch, [])
+
+
+def test_counts_are_those_of_the_routers(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    executor, ready = start(folder, expert_steps=4)
+    chosen: list[list[int]] = []  # of each call, a layer of a step
+    forward = Router.forward
+
+    def watched(router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
+        ids, weights = forward(router, x)
+        chosen.append(ids.flatten().tolist())
+        return ids, weights
+
+    monkeypatch.setattr(Router, "forward", watched)
+    run(planner := Planner(executor, ready, 4))
+    found = asked(executor, "start")
+    by_hand = [Counter(i for ids in chosen[layer::2] for i in ids) for layer in (0, 1)]
+    counts = found.counts.reshape(2, -1)
+    assert found.layers == (0, 2) and found.num_steps == 0
+    assert [[by_hand[layer][i] for i in range(counts.shape[1])] for layer in (0, 1)] == counts.tolist()
+    chosen.clear()
+    run(planner)
+    dumped = asked(executor, "dump", str(tmp_path / "out"))
+    record = load_file(dumped.file)
+    assert dumped.num_steps == 4 and record["logical_count"].shape == (4, 3, counts.shape[1]) and not record["logical_count"][:, 1].any()
+    assert record["step"].tolist() == list(range(record["step"][0], record["step"][0] + 4)), "the latest, the oldest first"
+    assert (record["num_tokens"].tolist(), record["num_decodes"].tolist()) == ([3, 1, 1, 1], [3, 1, 1, 1])
+    last = [Counter(ids) for ids in chosen[-8:]]
+    expected = [[last[2 * step + layer][i] for i in range(counts.shape[1])] for step in range(4) for layer in (0, 1)]
+    assert record["logical_count"][:, [0, 2]].reshape(8, -1).tolist() == expected
+    assert asked(executor, "dump", str(tmp_path / "out")).error == "nothing was recorded"
+    asked(executor, "stop")
+    run(planner)
+    assert asked(executor, "read").num_steps == 0
+
+
+def test_graphs_count_and_padding_does_not(folder: Path) -> None:
+    """Three rows and one run in graphs of four and of two."""
+    found = []
+    for wishes in ({}, {"device": "taped", "graph_sizes": [2, 4], "piece_sizes": [16], "max_len": 128}):
+        executor, ready = start(folder, expert_steps=0, **wishes)
+        run(Planner(executor, ready, 4))
+        found.append(asked(executor, "read").counts)
+    assert executor.tapes.replays > 6 and found[0].any()  # type: ignore[attr-defined]
+    assert np.array_equal(found[0], found[1])
+
+
+def test_a_step_that_is_launched_again_counts_once(folder: Path) -> None:
+    """There was no memory, first in the midst of the layers, then behind them."""
+    found = []
+    for fails in ((), ("forward",), ("logits",)):
+        executor, ready = start(folder, expert_steps=0)
+        planner, model = Planner(executor, ready, 4), executor.loaded.model  # type: ignore[attr-defined]
+        for name in fails:
+            target, name = (model.layers[2].mlp, name) if name == "forward" else (model, name)
+            plain = getattr(target, name)
+
+            def full(*args: Any, target: Any = target, name: str = name, plain: Any = plain) -> Any:
+                setattr(target, name, plain)
+                raise torch.OutOfMemoryError("full")
+
+            setattr(target, name, full)
+        run(planner)
+        found.append(asked(executor, "read").counts.tolist())
+    assert found[0] == found[1] == found[2] and any(found[0])
+
+
+def test_without_the_option_nobody_counts(folder: Path) -> None:
+    executor, _ = start(folder)
+    assert executor.loaded.load is None  # type: ignore[attr-defined]
+    assert all(getattr(layer.mlp, "counts", None) is None for layer in executor.loaded.model.layers)  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) -> None:
+    executor, ready = start(folder, expert_steps=2)
+    asked(executor, "start")
+    run(Planner(executor, ready, 4))
+    (tmp_path / "file").write_text("")
+    assert "file" in asked(executor, "dump", str(tmp_path / "file")).error

@@ -1,0 +1,231 @@
+"""Steps with prompts in pieces between attentions: the tokens of steps that are launched kernel by kernel."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.devices import base
+from runtime.messages.ranks import Captured, Profile, RankReady
+from runtime.ranks.piecewise_graphs import Crossings, Walk
+from tests.devices import taped
+from tests.devices.drive import Planner, Row, moves, sampling, start
+from tests.models.make import make_checkpoint
+from tests.models.reference import Reference
+from tests.ranks.lora_slots import decode_with_adapters
+from tests.ranks.test_windows import MODELS, WINDOW
+
+PROMPTS = [[5, 9, 100, 7, 3], list(range(20)), list(range(3, 40)), [250, 1]]
+SMALL: dict[str, Any] = {"device": "taped", "max_len": 128, "graph_sizes": [2], "piece_sizes": [8, 16]}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}), "qwen3": ("qwen3", {}), "experts": ("qwen3_moe", {}), "latent": ("deepseek_v3", {}), "gemma": ("gemma2", {}),
+    "window": ("mistral", {"sliding_window": 7})}
+
+
+@pytest.fixture(autouse=True)
+def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Reference]]:
+    folder = make_checkpoint("llama", tmp_path_factory.mktemp("model"))
+    yield folder, Reference(folder)
+
+
+def opened(folder: Path, **wishes: Any) -> tuple[Planner, Any]:
+    executor, ready = start(folder, **(SMALL | wishes))
+    return Planner(executor, ready, 4), executor
+
+
+def pieces_of(executor: Any) -> int:
+    """Replays of a step in pieces, of which each is counted."""
+    return len(executor.loaded.model.attentions) + 1
+
+
+def is_exact(row: Row, reference: Reference) -> bool:
+    return row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
+    """Prompts come in chunks, beside rows that decode: steps of 2 to 16 tokens, with more or less padding."""
+    name, overrides = FAMILIES[family]
+    folder = make_checkpoint(name, tmp_path, **overrides)
+    planner, executor = opened(folder)
+    rows: list[Row] = []
+    steps = 0
+    for slot, prompt in enumerate(PROMPTS):
+        row = planner.row(slot, prompt, sampling())
+        while row.computed < row.prompt_len:
+            planner.run(rows, [(row, min(13, row.prompt_len - row.computed))])
+            steps += 1
+        rows.append(row)
+        planner.run(rows, [])
+    assert all(is_exact(row, Reference(folder)) for row in rows)
+    assert executor.tapes.replays > pieces_of(executor) * steps
+
+
+def test_prefix_and_preemption(llama: tuple[Path, Reference]) -> None:
+    """A second sequence computes only what is new; the first comes back in another slot, with all its tokens."""
+    folder, reference = llama
+    planner, executor = opened(folder)
+    first = planner.row(0, PROMPTS[2], sampling())
+    planner.prefill(first, chunk=16)
+    second = planner.row(1, [*PROMPTS[2][:20], 5, 6, 7], sampling(), prefix=first, shared=20)
+    planner.run([first], [(second, 3)])
+    again = planner.row(2, first.tokens, sampling())
+    planner.prefill(again, chunk=7)
+    planner.run([second, again], [])
+    assert all(is_exact(row, reference) for row in (first, second, again))
+    assert executor.tapes.replays == pieces_of(executor) * (3 + 1 + 6) + 2, "no step but the last was launched otherwise"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_windows_in_a_pool_of_their_own(model: str, tmp_path: Path) -> None:
+    family, overrides = MODELS[model]
+    folder = make_checkpoint(family, tmp_path, **overrides)
+    executor, ready = start(folder, max_step_tokens=8, window_ratio=0.1, **SMALL)
+    planner = Planner(executor, ready, 4, window=WINDOW)
+    row = planner.row(0, [(i * 7) % 250 for i in range(40)], sampling())
+    while row.computed < row.prompt_len:
+        planner.run([], [(row, 8)])
+    for _ in range(5):
+        planner.run([row], [])
+    assert is_exact(row, Reference(folder))
+
+
+def test_padding_is_stored_nowhere_but_on_the_padding_page(llama: tuple[Path, Reference]) -> None:
+    """Neither the pages of the step before, whose places the inputs still hold, nor those of nobody."""
+    planner, executor = opened(llama[0])
+    planner.prefill(planner.row(0, PROMPTS[2][:8], sampling()))
+    kept = [x.clone() for pair in executor.loaded.kv for x in pair]
+    row = planner.row(1, [5, 6, 7], sampling())
+    planner.prefill(row)
+    used = [row.pages[0] * 4 + i for i in range(3)]
+    for before, after in zip(kept, (x for pair in executor.loaded.kv for x in pair), strict=True):
+        changed = (before != after).flatten(1).any(1).nonzero().flatten().tolist()
+        assert [place for place in changed if place >= 4] == used, "page 0 is the padding page"
+        assert after.isfinite().all()
+
+
+def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Reference]) -> None:
+    """Log probabilities of the prompt, random tokens, penalties: all behind the hidden states."""
+    def run(**wishes: Any) -> tuple[list[int], list[float], list[float]]:
+        planner, executor = opened(llama[0], **wishes)
+        row = planner.row(0, PROMPTS[1], sampling(temperature=0.9, seed=3, frequency_penalty=0.5, top_logprobs=2, prompt_logprobs=1))
+        planner.prefill(row, chunk=9)
+        planner.run([row], [])
+        assert (executor.tapes.replays > 0) == bool(wishes["piece_sizes"])
+        return row.tokens, [x for part in row.prompt for x in part.logprobs.tolist()], [result[1] for result in row.results]
+
+    tokens, chosen, top = run(piece_sizes=[1, 16], graph_sizes=[])
+    expected = run(piece_sizes=[], graph_sizes=[])
+    assert (tokens, chosen, top) == (expected[0], pytest.approx(expected[1], abs=1e-5, nan_ok=True), pytest.approx(expected[2], abs=1e-5))
+
+
+@pytest.mark.parametrize(("ready", "count", "size"), [
+    ([8, 16], 5, 8), ([8, 16], 16, 16), ([8, 16], 17, None), ([128], 1, 128), ([160], 128, 160), ([160], 127, None), ([], 4, None)])
+def test_the_size_of_a_step(ready: list[int], count: int, size: int | None, llama: tuple[Path, Reference]) -> None:
+    """As padding is free up to 128 tokens, and may be a quarter beyond."""
+    _, executor = opened(llama[0], piece_sizes=[8])
+    pieces = executor.loaded.pieces
+    pieces.ready = ready
+    tokens = torch.zeros(count, dtype=torch.int64)
+    assert pieces.size_for(base.Batch(tokens, tokens, (tokens,), [], None)) == size
+    assert pieces.size_for(base.Batch(tokens, tokens, (tokens,), [], None, embeds=(tokens, tokens))) is None
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_failed_capture_leaves_everything_as_it_was(at: int, llama: tuple[Path, Reference]) -> None:
+    """No memory for a piece twice: at first all pieces are tried again."""
+    folder, reference = llama
+    planner, executor = opened(folder)
+    pieces, capture = executor.loaded.pieces, executor.tapes.capture
+
+    def again() -> Captured:
+        pieces.recorded.pop(16, None)
+        pieces.ready = sorted(pieces.recorded)
+        return executor.capture(16, "tokens")
+
+    executor.tapes.fails_at = at
+    answer = again()
+    assert (answer.size, answer.unit, answer.error) == (16, "tokens", ""), "once is not enough"
+
+    def full(body: Any) -> Any:
+        executor.tapes.fails_at = 0
+        return capture(body)
+
+    executor.tapes.capture = full
+    assert again().error == "OutOfMemoryError: no room for a tape"
+    row = planner.row(0, PROMPTS[2], sampling())
+    planner.prefill(row, chunk=6)
+    planner.run([row], [])
+    assert is_exact(row, reference) and pieces.ready == [8]
+
+
+def test_a_body_that_failed_is_not_run_on() -> None:
+    """A device may try a body twice; a forward that ended in an error has no other half."""
+    def broken(batch: Any) -> Any:
+        raise torch.OutOfMemoryError("full")
+        yield
+
+    tokens = torch.zeros(2, dtype=torch.int64)
+    batch = base.Batch(tokens, tokens, (tokens,), [], None)
+    way = Walk(type("Broken", (), {"pieces": staticmethod(broken)}), batch, batch, Crossings(2))
+    for words in ("full", "no memory for a piece of a step"):
+        with pytest.raises(torch.OutOfMemoryError, match=words):
+            way.advance()
+
+
+def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path, Reference]) -> None:
+    fd = os.memfd_create("host-test")
+    planner, executor = opened(llama[0], host_ratio=1.0, host_fds=[fd], max_total_tokens=128)
+    row = planner.row(0, PROMPTS[1], sampling())
+    planner.moves = None
+    planner.prefill(row, chunk=16)
+    planner.moves = moves(saves={page: i for i, page in enumerate(row.pages[:4])})
+    planner.run([row], [])
+    loaded = [planner.free.pop() for _ in range(4)]
+    planner.moves = moves(loads=dict(enumerate(loaded)))
+    second = planner.row(1, PROMPTS[1], sampling())
+    second.pages, second.computed = loaded, 16
+    before = executor.tapes.replays
+    planner.prefill(second)
+    assert executor.tapes.replays == before + pieces_of(executor) and is_exact(second, llama[1])
+    executor.close()
+    os.close(fd)
+
+
+def test_steps_with_adapters_are_launched(llama: tuple[Path, Reference], tmp_path: Path) -> None:
+    """Those without are not, and what is captured behind a step with adapters knows none."""
+    executor: Any = decode_with_adapters(llama[0], tmp_path, 2, device="taped", graph_sizes=[], piece_sizes=[4])
+    assert executor.tapes.replays == 2 * 2 * pieces_of(executor), "of the row without, alone"
+    assert executor.capture(4, "tokens").error == ""
+    planner = Planner(executor, RankReady(rank=0, num_pages=65, weights_bytes=0, pages_bytes=0, device_name="taped", phases_s={}), 4)
+    row = planner.row(3, [5, 9, 100], sampling())
+    planner.prefill(row)
+    planner.run([row], [])
+    assert is_exact(row, llama[1]) and executor.tapes.replays == 6 * pieces_of(executor)
+
+
+def test_captures_are_traced(llama: tuple[Path, Reference], tmp_path: Path) -> None:
+    """One that cannot be written is no failure, and there is none while something else is recorded."""
+    _, executor = opened(llama[0], trace_folder=str(tmp_path / "traces"))
+    traces = {str(path.relative_to(tmp_path / "traces")) for path in (tmp_path / "traces").rglob("*.gz")}
+    assert traces == {f"{name}/rank-0.trace.json.gz" for name in ("2-sequences", "8-tokens", "16-tokens")}
+    events = json.loads(gzip.decompress((tmp_path / "traces/16-tokens/rank-0.trace.json.gz").read_bytes()))["traceEvents"]
+    assert sum(event.get("name") == "aten::addmm" or event.get("name") == "aten::linear" for event in events) > 8
+    (tmp_path / "file").write_text("")
+    executor.trace_folder = str(tmp_path / "file")
+    assert executor.capture(8, "tokens").error == ""
+    executor.trace_folder = str(tmp_path / "other")
+    executor.profile(Profile(folder=str(tmp_path / "steps")))
+    assert executor.capture(8, "tokens").error == "" and not (tmp_path / "other").exists()
+    executor.profile(Profile())
+    assert (tmp_path / "steps" / "rank-0.trace.json.gz").exists()
