@@ -22,7 +22,7 @@ from bench.record import record
 from bench.shapes import shape
 from runtime.models.config import ModelConfig
 from runtime.models.mla import Latent
-from runtime.models.moe import Mixture
+from runtime.models.moe import MoeConfig
 from runtime.options.footprint import kv_heads
 
 Kind = Literal["matrix", "vector", "attention", "exchange"]
@@ -105,13 +105,13 @@ def step(model: ModelConfig, layout: Layout, load: Load) -> Iterator[Operator]:
     attention = latent_attention(model, model.latent, layout, load) if model.latent is not None else head_attention(model, layout, load)
     for operator in attention:
         yield scaled(operator, layers)
-    mixture = model.mixture
-    num_mixed = sum(mixture.layers) if mixture is not None else 0
+    moe = model.moe
+    num_mixed = sum(moe.layers) if moe is not None else 0
     if num_mixed < layers:
         for operator in dense(hidden, model.intermediate_size, layout.attention_ranks, layout, load.tokens):
             yield scaled(operator, layers - num_mixed)
-    if mixture is not None:
-        for operator in experts(hidden, mixture, layout, load.tokens):
+    if moe is not None:
+        for operator in experts(hidden, moe, layout, load.tokens):
             yield scaled(operator, num_mixed)
     if layout.attention_ranks > 1:
         reduced = 2 if layout.expert_ranks == 1 else 1  # an exchange of experts takes the place of the second sum
@@ -170,19 +170,19 @@ def dense(hidden: int, inner: int, ranks: int, layout: Layout, tokens: float) ->
     yield from linear("down", tokens, inner / ranks, hidden, layout)
 
 
-def experts(hidden: int, mixture: Mixture, layout: Layout, tokens: float) -> Iterator[Operator]:
+def experts(hidden: int, moe: MoeConfig, layout: Layout, tokens: float) -> Iterator[Operator]:
     """Tokens go to their experts' ranks and come back; without expert ranks, each rank has a slice of all experts."""
-    ranks, chosen = layout.expert_ranks, mixture.routing.top_k
-    if mixture.shared_size:
-        yield from dense(hidden, mixture.shared_size, 1 if ranks > 1 else layout.attention_ranks, layout, tokens)
-    yield matmul("gate", tokens, hidden, mixture.num_experts, 4.0)
-    yield Operator(name="npu_moe_gating_top_k", kind="vector", num_bytes=tokens * mixture.num_experts * 4)
+    ranks, chosen = layout.expert_ranks, moe.routing.top_k
+    if moe.shared_size:
+        yield from dense(hidden, moe.shared_size, 1 if ranks > 1 else layout.attention_ranks, layout, tokens)
+    yield matmul("gate", tokens, hidden, moe.num_experts, 4.0)
+    yield Operator(name="npu_moe_gating_top_k", kind="vector", num_bytes=tokens * moe.num_experts * 4)
     # all ranks bring their tokens where attention is each rank's own; ranks that share sequences bring the same ones
     all_tokens = tokens * ranks / layout.attention_ranks if ranks > 1 else tokens
-    own = mixture.num_experts / ranks
+    own = moe.num_experts / ranks
     rows = all_tokens * chosen / ranks
-    hit = own * (1 - (1 - 1 / mixture.num_experts) ** (all_tokens * chosen))  # experts that some token chose, if all are as likely
-    inner = mixture.intermediate_size / (1 if ranks > 1 else layout.attention_ranks)
+    hit = own * (1 - (1 - 1 / moe.num_experts) ** (all_tokens * chosen))  # experts that some token chose, if all are as likely
+    inner = moe.intermediate_size / (1 if ranks > 1 else layout.attention_ranks)
     is_int8 = layout.expert_bytes < 2
     if ranks > 1:
         yield Operator(name="npu_moe_distribute_dispatch_v2", kind="exchange", num_bytes=tokens * chosen * hidden * (1 if is_int8 else 2))

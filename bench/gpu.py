@@ -48,12 +48,12 @@ class Bench:
 
     def __init__(self, is_dry: bool) -> None:
         self.is_dry = is_dry
-        self.place = torch.device("cpu" if is_dry else "cuda")
+        self.torch_device = torch.device("cpu" if is_dry else "cuda")
         self.bandwidth = self.measured_bandwidth(1 << 10 if is_dry else 1 << 32)
         self.peak = self.measured_peak(16 if is_dry else 8192)
 
     def measured_bandwidth(self, size: int) -> float:
-        source = torch.zeros(size, dtype=torch.uint8, device=self.place)
+        source = torch.zeros(size, dtype=torch.uint8, device=self.torch_device)
         target = torch.empty_like(source)
         return 2 * size / self.seconds(lambda: target.copy_(source))
 
@@ -72,7 +72,7 @@ class Bench:
         return do_bench(call, warmup=50, rep=200, return_mode="median") / 1000
 
     def randn(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=torch.bfloat16, device=self.place)
+        return torch.randn(*shape, dtype=torch.bfloat16, device=self.torch_device)
 
     def moved(self, num_bytes: int, call: Callable[[], Any]) -> dict[str, float]:
         seconds = self.seconds(call)
@@ -92,19 +92,19 @@ def rivals(bench: Bench) -> dict[str, Any]:
     found, capability = {}, (9, 0) if bench.is_dry else torch.cuda.get_device_capability()
     for name in KERNELS:
         try:
-            phases = open_phases(name, name, torch.bfloat16, card_of(bench.place), capability)
+            phases = open_phases(name, name, torch.bfloat16, card_of(bench.torch_device), capability)
         except StartError as error:
             print(error, file=sys.stderr)
             continue
         if phases is not None:
-            found[name] = CudaOps(torch.bfloat16, card_of(bench.place), phases=phases)
+            found[name] = CudaOps(torch.bfloat16, card_of(bench.torch_device), phases=phases)
     return found
 
 
 def planned(bench: Bench, rows: int, starts: int, count: int) -> tuple[Callable[[Any], Any], list[torch.Tensor]]:
     """A step of equal rows over scattered pages, as any ops plan it, and the caches."""
     pages = -(-(starts + count) // PAGE)
-    table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.place)
+    table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.torch_device)
     caches = [bench.randn((rows * pages + 1) * PAGE, KV_HEADS, DIM) for _ in range(2)]
     full = np.full(rows, 1, np.int32)
     plan = StepPlan(1, rows if count == 1 else 0, [], np.arange(rows, dtype=np.int32), full * starts, full * count, full.astype(np.uint8),
@@ -163,16 +163,16 @@ def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
 
 def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
     """Microseconds, beside a sort."""
-    from runtime.devices.base import Draw
+    from runtime.devices.base import SamplingInputs
     from runtime.layers.sampling.sampler import choose
 
     found = {}
     settings = {"greedy": (0.0, 1.0, 0), "temperature": (1.0, 1.0, 0), "top_p": (1.0, 0.95, 0), "top_k and top_p": (1.0, 0.95, 50)}
     for rows in (2,) if bench.is_dry else (1, 64, 256):
-        logits = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.place) * 3
+        logits = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.torch_device) * 3
         for name, (temperature, top_p, top_k) in settings.items():
-            ones = torch.ones(rows, device=bench.place)
-            draw = Draw(ones * temperature, ones * top_p, (ones * top_k).long(), ones * 0, torch.rand(rows, device=bench.place).double())
+            ones = torch.ones(rows, device=bench.torch_device)
+            draw = SamplingInputs(ones * temperature, ones * top_p, (ones * top_k).long(), ones * 0, torch.rand(rows, device=bench.torch_device).double())
             found[f"{name} {rows}"] = {
                 "ours_us": round(bench.seconds(lambda: ops.sample(logits, draw)) * 1e6, 1),  # noqa: B023
                 "torch_us": round(bench.seconds(lambda: choose(logits, draw)) * 1e6, 1)}  # noqa: B023
@@ -262,7 +262,7 @@ def main() -> int:
     from runtime.devices.cuda.ops import CudaOps
 
     bench = Bench(args.dry)
-    ops = CudaOps(torch.bfloat16, card_of(bench.place))
+    ops = CudaOps(torch.bfloat16, card_of(bench.torch_device))
     results: dict[str, Any] = {
         "card": "none" if args.dry else torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
         "bandwidth_gb_s": round(bench.bandwidth / 1e9), "peak_tflop_s": round(bench.peak / 1e12, 1)} | {name: {} for name in SECTIONS}

@@ -34,13 +34,13 @@ def weight_of(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int
 
     group = 0 if isinstance(scheme, Int8) else scheme.group
     bits = scheme.bits if isinstance(scheme, Codes) else 8
-    weight = torch.randint(0, 120, (*lead, outs, ins * bits // 8), dtype=torch.uint8, device=bench.place)
+    weight = torch.randint(0, 120, (*lead, outs, ins * bits // 8), dtype=torch.uint8, device=bench.torch_device)
     if not isinstance(scheme, Codes):
         weight = weight.view(torch.float8_e4m3fn if isinstance(scheme, Fp8) else torch.int8)
     groups = ins // group if group else 1
     has_zeros = isinstance(scheme, Codes) and scheme.has_zeros
-    zeros = torch.ones(*lead, outs, groups, dtype=torch.uint8, device=bench.place) if has_zeros else None
-    return Quantized(scheme, weight, torch.full((*lead, outs, groups), 1e-3, device=bench.place), zeros)
+    zeros = torch.ones(*lead, outs, groups, dtype=torch.uint8, device=bench.torch_device) if has_zeros else None
+    return Quantized(scheme, weight, torch.full((*lead, outs, groups), 1e-3, device=bench.torch_device), zeros)
 
 
 def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[str, float]:
@@ -97,8 +97,8 @@ def experts(bench: Bench, card: Any) -> dict[str, Any]:
                 shapes = (2 * inner, hidden), (hidden, inner)
                 packed = layer.pack_quantized(*(weight_of(bench, scheme, *shape, (num,)) for shape in shapes))
             for tokens in (3,) if bench.is_dry else TOKENS:
-                ids = torch.rand(tokens, num, device=bench.place).topk(top_k).indices
-                shares, x = torch.rand(tokens, top_k, device=bench.place), bench.randn(tokens, hidden)
+                ids = torch.rand(tokens, num, device=bench.torch_device).topk(top_k).indices
+                shares, x = torch.rand(tokens, top_k, device=bench.torch_device), bench.randn(tokens, hidden)
                 chosen = 1 - (1 - top_k / num) ** tokens
                 size = chosen * sum(one.weight.nbytes for one in packed)
                 found[f"{'bf16' if scheme is None else scheme.name} {name}, {tokens} tokens"] = measured(
@@ -114,7 +114,7 @@ def routing(bench: Bench) -> dict[str, Any]:
     for name, num, wish in (("Qwen3", 128, Routing(top_k=8, normalizes=True)), ("DeepSeek-V3", 256, Routing(
             top_k=8, score="sigmoid", num_groups=8, top_groups=4, group_score="two largest", normalizes=True, scale=2.5))):
         for tokens in (2,) if bench.is_dry else (1, 256, 4096):
-            logits = torch.randn(tokens, num, device=bench.place)
+            logits = torch.randn(tokens, num, device=bench.torch_device)
             found[f"{name}, {tokens} tokens"] = {
                 "ours_us": round(bench.seconds(lambda: route(logits, None, wish)) * 1e6, 1),  # noqa: B023
                 "softmax_topk_us": round(bench.seconds(lambda: logits.softmax(1).topk(wish.top_k)) * 1e6, 1)}  # noqa: B023
@@ -132,7 +132,7 @@ def main() -> None:
     from runtime.devices.cuda.kernels.launch import card_of
 
     bench = Bench(is_dry)
-    card = card_of(bench.place)
+    card = card_of(bench.torch_device)
     lines = linears(bench, card)
     results: dict[str, Any] = {
         "card": "none" if is_dry else torch.cuda.get_device_name(), "torch": torch.__version__,

@@ -24,7 +24,7 @@ from runtime.devices.base import Device, Pending, open_device
 from runtime.messages.ranks import Compiled, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config import ModelConfig, read_config
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 PAGE = 64
 NOTHING = np.empty(0, np.int32)
@@ -44,7 +44,7 @@ def folder_of(shape: str, *, is_dry: bool) -> Iterator[Path]:
         yield Path(folder)
 
 
-def dry_runner() -> Runner:
+def dry_runner() -> TorchExecutor:
     """The cpu with the card's kernels, interpreted."""
     from runtime.devices.cpu.device import open_cpu
     from runtime.devices.cpu.facts import FACTS
@@ -54,7 +54,7 @@ def dry_runner() -> Runner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
 
-    return Runner(0, opened, FACTS)
+    return TorchExecutor(0, opened, FACTS)
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Model:
             device="cuda", model_path=str(folder), dtype="float32" if is_dry else "bfloat16", load_format="dummy", tp_size=1,
             page_size=PAGE, max_slots=slots, max_len=longest, max_step_tokens=step_tokens, memory_fraction=0.95, max_total_tokens=tokens,
             num_threads=None, rendezvous="", seed=0, graph_sizes=[] if is_dry else [slots],
-            piece_sizes=[] if is_dry else list(pieces), compiled=compiled or Compiled()), lambda phase, done: None)
+            piecewise_sizes=[] if is_dry else list(pieces), compiled=compiled or Compiled()), lambda phase, done: None)
         if (ready.num_pages - 1) * PAGE < tokens // PAGE * PAGE:
             raise RuntimeError(f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit")
         return cls(runner, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)

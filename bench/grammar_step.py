@@ -23,9 +23,9 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.grammar.backend import BACKENDS, Terms, find_byte_ids
 from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
 from runtime.messages.ranks import StartRank
-from runtime.messages.requests import Guide
+from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 POCKET = Path(runtime.__file__).parent / "pocket"
 PAGE, STEPS, SKIPPED = 16, 120, 20
@@ -59,8 +59,8 @@ def open_terms(terms: Terms) -> Anything:
     return Anything(terms)
 
 
-def start(rows: int, backend: str) -> Runner:
-    runner = Runner(0, open_cpu, FACTS)
+def start(rows: int, backend: str) -> TorchExecutor:
+    runner = TorchExecutor(0, open_cpu, FACTS)
     setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
     runner.start(StartRank(
         device="cpu", model_path=str(POCKET), dtype="float32", load_format="auto", tp_size=1, page_size=PAGE, max_slots=rows, max_len=512,
@@ -69,19 +69,19 @@ def start(rows: int, backend: str) -> Runner:
     return runner
 
 
-def admit(slot: int, guide: Guide | None) -> Admit:
+def admit(slot: int, grammar_constraint: GrammarConstraint | None) -> Admit:
     sampling = SlotSampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0,
                             repetition_penalty=1.0, seed=slot, bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1,
                             prompt_logprobs=-1)
-    return Admit(slot, sampling, 1, np.empty(0, np.int32) if guide is None else np.full(1, 5, np.int32), guide)
+    return Admit(slot, sampling, 1, np.empty(0, np.int32) if grammar_constraint is None else np.full(1, 5, np.int32), grammar_constraint)
 
 
-def plan(step: int, rows: int, guide: Guide | None) -> StepPlan:
+def plan(step: int, rows: int, grammar_constraint: GrammarConstraint | None) -> StepPlan:
     """All rows at position `step`; the first one admits them."""
     slots, empty, page = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step // PAGE
     takers = empty if step % PAGE else slots  # of a page
     return StepPlan(
-        step, rows if step else 0, [] if step else [admit(slot, guide) for slot in range(rows)], slots, np.full(rows, step, np.int32),
+        step, rows if step else 0, [] if step else [admit(slot, grammar_constraint) for slot in range(rows)], slots, np.full(rows, step, np.int32),
         np.ones(rows, np.int32), np.ones(rows, np.uint8), empty if step else np.full(rows, 5, np.int32), takers,
         np.full(len(takers), page, np.int32), (1 + takers * 32 + page).astype(np.int32), empty)
 
@@ -89,12 +89,12 @@ def plan(step: int, rows: int, guide: Guide | None) -> StepPlan:
 def measure(rows: int, kinds: dict[str, str | None]) -> dict[str, list[float]]:
     """CPU of each step, µs. A step of each kind in turn: the machine's speed drifts more in a second than the kinds differ."""
     runners = {name: start(rows, backend or "anything") for name, backend in kinds.items()}
-    guides = {name: None if backend is None else Guide(grammar_of(ENDLESS), (), (EOS,)) for name, backend in kinds.items()}
+    grammar_masks = {name: None if backend is None else GrammarConstraint(grammar_of(ENDLESS), (), (EOS,)) for name, backend in kinds.items()}
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for step in range(STEPS):
         for name, runner in runners.items():
             begin = thread_time()
-            runner.launch(plan(step, rows, guides[name])).result()
+            runner.launch(plan(step, rows, grammar_masks[name])).result()
             if step >= SKIPPED:
                 found[name].append((thread_time() - begin) * 1e6)
     for runner in runners.values():

@@ -22,7 +22,7 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.decode_graphs import Recorded
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16,
 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -43,11 +43,11 @@ class Nothing:
         return None
 
 
-def start(folder: Path, rows: int) -> Runner:
+def start(folder: Path, rows: int) -> TorchExecutor:
     def opened(message: StartRank, rank: int, dtype: torch.dtype) -> Device:
         return open_cpu(message, rank, dtype)
 
-    runner = Runner(0, opened, FACTS)
+    runner = TorchExecutor(0, opened, FACTS)
     runner.start(StartRank(
         device="cpu", model_path=str(folder), dtype="float32", load_format="dummy", tp_size=1, page_size=PAGE, max_slots=rows, max_len=1024,
         max_step_tokens=rows * 32, memory_fraction=0.5, max_total_tokens=rows * 512, num_threads=1, rendezvous="", seed=0),
@@ -74,7 +74,7 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
     launched = sorted(seconds(runner, step) for step in plans)
     loaded = runner.loaded
     assert loaded is not None
-    loaded.device = type(loaded.device)(FACTS, loaded.device.place, loaded.device.ops, loaded.device.experts, loaded.device.memory,
+    loaded.device = type(loaded.device)(FACTS, loaded.device.torch_device, loaded.device.ops, loaded.device.experts, loaded.device.memory,
                                         loaded.device.collectives, Nothing())  # type: ignore[arg-type]
     loaded.open_graphs([rows], pads=True)
     assert loaded.graphs is not None
@@ -84,7 +84,7 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
     return {"rows": rows, "launch_us": launched[len(launched) // 2] * 1e6, "inputs_us": inputs[len(inputs) // 2] * 1e6}
 
 
-def seconds(runner: Runner, step: StepPlan) -> float:
+def seconds(runner: TorchExecutor, step: StepPlan) -> float:
     begin = time.perf_counter()
     runner.launch(step).result()
     return time.perf_counter() - begin

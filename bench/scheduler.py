@@ -129,13 +129,13 @@ def tiers(write_policy: str) -> dict[str, Any]:
     begin = time.perf_counter()
     plan = it.plan()
     back_us = (time.perf_counter() - begin) * 1e6
-    assert plan is not None and plan.moves is not None
+    assert plan is not None and plan.page_copies is not None
     it.apply(result(plan))
     add(it, 63)
     steps(it, 30)
     plan_us, apply_us = steps(it)
     return {"write_policy": write_policy, "host_pages": it.cache.host.num_used, "plan_us": plan_us, "apply_us": apply_us,
-            "plan_that_loads_us": round(back_us, 1), "pages_loaded": len(plan.moves.load_pages), "audit_ms": round(audit_ms, 1)}
+            "plan_that_loads_us": round(back_us, 1), "pages_loaded": len(plan.page_copies.load_pages), "audit_ms": round(audit_ms, 1)}
 
 
 def _timed(call: Callable[[], Any]) -> float:

@@ -52,8 +52,8 @@ def measure(num_pages: int, page_bytes: int, threads: int, folder: str | None) -
             best[name] = max(best.get(name, 0.0), num_pages * page_bytes / (time.perf_counter() - begin) / 1e9)
 
         for _ in range(ROUNDS):
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                path = Path(place)
+            with tempfile.TemporaryDirectory(dir=folder) as torch_device:
+                path = Path(torch_device)
                 plain = [path / f"{number}" for number in range(num_pages)]
                 timed("plain_write", lambda number: put(plain[number], views[number]))  # noqa: B023
                 timed("plain_read", lambda number: get(plain[number], into[number % threads]))  # noqa: B023

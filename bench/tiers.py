@@ -56,12 +56,12 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     every = np.arange(num_pages, dtype=np.int32)
     copies.save(every, every)  # touches all memory
     caches = [cache.view(num_pages, -1).view(torch.uint8).numpy() for pair in kv for cache in pair]
-    pieces = [(cache[page].ctypes.data, host.part(i)[place].ctypes.data)
-              for i, cache in enumerate(caches) for page, place in zip(pages, hosts, strict=True)]
+    pieces = [(cache[page].ctypes.data, host.part(i)[index].ctypes.data)
+              for i, cache in enumerate(caches) for page, index in zip(pages, hosts, strict=True)]
 
     def move_pieces() -> None:
-        for page, place in pieces:
-            memmove(place, page, parts[0])
+        for page, index in pieces:
+            memmove(index, page, parts[0])
 
     def load() -> None:
         copies.load(hosts, pages)

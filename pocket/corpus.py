@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pocket.exchange import Exchange, Message, Tool, is_held_out
 from pocket.kinds.facts import fact
-from pocket.kinds.letters import echo, spelling
+from pocket.kinds.letters import echo, alias
 from pocket.kinds.numbers import arithmetic, counting
 from pocket.kinds.objects import json_object
 from pocket.kinds.talk import greeting, memory, unknown
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Generator, float]] = {
     "unknown": (unknown, 0.04),
     "counting": (counting, 0.08),
     "arithmetic": (arithmetic, 0.22),
-    "spelling": (spelling, 0.15),
+    "spelling": (alias, 0.15),
     "echo": (echo, 0.07),
     "json": (json_object, 0.13),
     "tools": (tool_use, 0.15),

@@ -34,14 +34,14 @@ from runtime.admin.adapter_registry import Loras, find_adapter
 from runtime.admin.control import Control
 from runtime.admin.expert_load import Balance
 from runtime.admin.heartbeat import StepLog, long_collections
-from runtime.admin.memory_saver import Holdings
+from runtime.admin.memory_saver import MemorySaver
 from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
 from runtime.messages.requests import Ask, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
-from runtime.metrics.request_log import Keeping
+from runtime.metrics.request_log import RequestLogs
 from runtime.models.checksums import check_files
 from runtime.models.config import ModelConfig, read_config
 from runtime.options.plan import Plan
@@ -57,7 +57,7 @@ from runtime.settings import (
     has_priorities,
     limits,
     open_loras,
-    piece_sizes,
+    piecewise_sizes,
     preferred_sampling,
     random_seeds,
     scheduler_config,
@@ -81,7 +81,7 @@ class Core:
         self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling,
                                               quantization=plan.quantization, overrides=plan.json_model_override_args)
         self._metrics = Metrics(buckets(plan))
-        self._keeping = Keeping(plan, self._metrics)
+        self._request_logs = RequestLogs(plan, self._metrics)
         self.adapters: Loras | None = open_loras(plan, self.model)
         preferred = preferred_sampling(plan)
         self._warmups = warmup.named(plan.warmups)
@@ -110,11 +110,11 @@ class Core:
         self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor,
                                Balance(partial(count_experts, self._supervisor), self._metrics, num_groups=plan.expert_parallel_size,
                                        records=plan.expert_distribution_recorder_mode is not None))
-        self.holdings = Holdings(self._supervisor, self.control.ask, self._to_scheduler.send_nowait, partial(name_weights, self),
+        self.memory_saver = MemorySaver(self._supervisor, self.control.ask, self._to_scheduler.send_nowait, partial(name_weights, self),
                                  can_release=plan.enable_memory_saver, has_storage=plan.hicache_storage_backend is not None)
         self._outputs.on_close(self.control.sessions.ended)
-        self._outputs.on_close(self._keeping.records.left)
-        self._supervisor.on_death = self._keeping.died
+        self._outputs.on_close(self._request_logs.records.left)
+        self._supervisor.on_death = self._request_logs.died
         if self.adapters is not None:
             self.adapters.connect(self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter)))
             self._outputs.on_close(self.adapters.ended)
@@ -199,7 +199,7 @@ class Core:
             config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages,
                                       self._supervisor.num_window_pages, self._supervisor.num_state_slots)
             journal = None if events is None else Journal(config.page_size)
-            scheduler = self._scheduler = self.control.scheduler = self.holdings.scheduler = Scheduler(config, journal)
+            scheduler = self._scheduler = self.control.scheduler = self.memory_saver.scheduler = Scheduler(config, journal)
             if (delayer := scheduler.planner.delayer) is not None:
                 delayer.on_admit = self._meter.delayed
             actor = SchedulerActor(
@@ -255,9 +255,9 @@ class Core:
         try:
             if ask.adapter:
                 ask = structs.replace(ask, adapter_ref=find_adapter(self.adapters, ask.adapter))
-            sink = self._keeping.records.watch(ask, sink)
+            sink = self._request_logs.records.watch(ask, sink)
             self._router.submit(ask, sink)
-            self._keeping.records.begin(sink)
+            self._request_logs.records.begin(sink)
             if self.adapters is not None and ask.adapter:
                 self.adapters.opened(ask.id, ask.adapter)
         except (Overloaded, Unavailable) as error:
@@ -281,7 +281,7 @@ class Core:
     def health(self) -> Health:
         if self._state != "ready":
             return Health(self._state)
-        if released := self.holdings.released:
+        if released := self.memory_saver.released:
             return Health("released", f"{', '.join(released)} given back; /resume_memory_occupation takes it again")
         return Health("recovering" if self._supervisor.is_recovering else "paused" if self.control.is_paused else "ready")
 
@@ -306,7 +306,7 @@ class Core:
         return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self.health().state,
                 "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
                 "generation": self._supervisor.generation,
-                "released": list(self.holdings.released),
+                "released": list(self.memory_saver.released),
                 "ranks": [{"rank": r.rank, "device": r.device_name, "num_pages": r.num_pages - 1, "weights_bytes": r.weights_bytes,
                            "pages_bytes": r.pages_bytes, "taken_bytes": r.taken_bytes, "phases_s": r.phases_s}
                           for r in self._supervisor.readies]}
@@ -333,7 +333,7 @@ class Core:
             metrics.timeouts.values.update(self._scheduler.timeouts)
             metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
             if self.adapters is not None:
-                metrics.of_seats(len(self.adapters.cards), self._scheduler.roster.seats)
+                metrics.of_lora_slots(len(self.adapters.cards), self._scheduler.roster.lora_slots)
         if self._storage is not None:
             self._storage.report(metrics)
         return metrics.render(dict(enumerate(self._supervisor.ranks.pids)), self.plan.extra_metric_labels)
@@ -370,7 +370,7 @@ async def check_model(plan: Plan) -> None:
 
 def looks(plan: Plan, model: ModelConfig, metrics: Metrics, load: Callable[[], Load]) -> Callable[[Scheduler, Any], None] | None:
     """What looks at the scheduler after each round: has steps captured, where the device can, and logs the load, where that is wished."""
-    kinds = {"sequences": graph_sizes(plan, model), "tokens": piece_sizes(plan)}
+    kinds = {"sequences": graph_sizes(plan, model), "tokens": piecewise_sizes(plan)}
     captures = [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]
     found = [Capturing(captures, metrics).look] if captures else []
     if plan.decode_log_interval is not None:

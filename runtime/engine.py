@@ -37,7 +37,7 @@ from runtime.http.app import http_app
 from runtime.http.embeddings.library import Ranked, Texts
 from runtime.http.errors import invalid
 from runtime.http.openai.stored_objects import Kept, open_kept
-from runtime.http.settings import face_of
+from runtime.http.settings import http_settings
 from runtime.messages.requests import Ask, Chat, Delta, Embeds, Finish, Prompt, SessionParams, Text, TokenLogprob, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.options.parse import from_values
@@ -184,7 +184,7 @@ class Engine(Controlled):
     def asgi(self) -> ASGIApp:
         """The HTTP API of this engine, to be mounted under any prefix while the engine is open. Routes that change the engine for everybody
         need admin_api_key: who can connect is not known here."""
-        return http_app(self._core, face_of(self._core.plan, is_local=False), self._kept)
+        return http_app(self._core, http_settings(self._core.plan, is_local=False), self._kept)
 
 
 class LLM(BlockingControlled):

@@ -17,7 +17,7 @@ from runtime.errors import OptionsError, StartError
 from runtime.http.app import http_app
 from runtime.http.openai.stored_objects import Kept, open_kept
 from runtime.http.server import listen, serve, tls_context
-from runtime.http.settings import face_of
+from runtime.http.settings import http_settings
 from runtime.options.plan import Plan
 
 
@@ -52,7 +52,7 @@ Door = Callable[[anyio.Event], Awaitable[None]]  # serves until the event
 
 
 def _http_door(core: Core, plan: Plan, kept: Kept, tls: ssl.SSLContext | None) -> Door:
-    app = http_app(core, face_of(plan), kept)
+    app = http_app(core, http_settings(plan), kept)
     sockets = listen(plan.host, plan.port)
     _tell("http", plan, sockets[0].getsockname()[1])
     return lambda stop: serve(app, sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
@@ -64,7 +64,7 @@ def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
     except ImportError:
         raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
     credentials = rpc.credentials_of(plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs, tls)
-    server = rpc.Rpc(core, face_of(plan), plan.host, plan.port, credentials)
+    server = rpc.Rpc(core, http_settings(plan), plan.host, plan.port, credentials)
     _tell("grpc", plan, server.port)
     return server.serve
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from runtime.errors import InvalidRequest
 from runtime.messages.memory import Part
-from runtime.messages.ranks import ExpertCounts, Profile, Wish
+from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
 from runtime.messages.requests import Ask, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
@@ -101,7 +101,7 @@ class Load(Struct, frozen=True, kw_only=True):
 class ExpertControls(Protocol):
     """What ranks record of experts."""
 
-    async def count(self, wish: Wish, folder: str = "") -> ExpertCounts:
+    async def count(self, action: ExpertCountsAction, folder: str = "") -> ExpertCounts:
         """Tells the counts so far, after `wish` was done. Raises InvalidRequest where nothing is recorded, Unavailable."""
         ...
 
@@ -166,7 +166,7 @@ class MemoryControls(Protocol):
         """Takes them again. -> what is still given back. As above."""
         ...
 
-    async def renew(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+    async def update_weights(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
         """Other weights for the same model; `version` is what the API calls them. Without `flushes` cached prefixes stay, as the weights
         so far computed them. Raises InvalidRequest for a checkpoint that is of no use; nothing has happened then."""
         ...
@@ -198,7 +198,7 @@ class Service(Protocol):
     def control(self) -> Controls: ...
 
     @property
-    def holdings(self) -> MemoryControls: ...
+    def memory_saver(self) -> MemoryControls: ...
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never called.

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from runtime.admin.adapter_registry import Limits as LoraLimits
-from runtime.admin.adapter_registry import Loras, wishes_of
+from runtime.admin.adapter_registry import Loras, adapter_specs_of
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
 from runtime.messages.constraint import GrammarSetup
-from runtime.messages.memory import Hosting
+from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import Compiled, StartRank
 from runtime.messages.sampling import Limits, SamplingParams
 from runtime.metrics.table import Buckets
@@ -25,7 +25,7 @@ from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
 from runtime.parsing.detect import Formats, choose
 from runtime.scheduling.deadlines import Limit
-from runtime.scheduling.lora_slots import SeatConfig
+from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
@@ -39,8 +39,8 @@ def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
     """Reads the adapters of --lora-paths. Raises OptionsError, ModelError."""
     if not plan.enable_lora:
         return None
-    return Loras(model, plan.served_model_name, wishes_of(plan.lora_paths), LoraLimits(
-        num_seats=plan.max_loras_per_batch, max_rank=plan.max_lora_rank, targets=plan.lora_target_modules,
+    return Loras(model, plan.served_model_name, adapter_specs_of(plan.lora_paths), LoraLimits(
+        num_lora_slots=plan.max_loras_per_batch, max_rank=plan.max_lora_rank, targets=plan.lora_target_modules,
         max_loaded=plan.max_loaded_loras))
 
 
@@ -62,9 +62,9 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
-        piece_sizes=piece_sizes(plan), compiled=compiled(plan),
+        piecewise_sizes=piecewise_sizes(plan), compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
-        adapters=None if loras is None else loras.setup(), hosting=Hosting(plan.offload, plan.enable_weights_cpu_backup),
+        adapters=None if loras is None else loras.setup(), offload_setup=WeightOffload(plan.offload, plan.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps, config_overrides=plan.json_model_override_args,
         has_wide_head=plan.enable_fp32_lm_head,
         is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
@@ -96,7 +96,7 @@ def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
     return [] if plan.disable_cuda_graph or model.pooling is not None else list(plan.cuda_graph_bs)
 
 
-def piece_sizes(plan: Plan) -> list[int]:
+def piecewise_sizes(plan: Plan) -> list[int]:
     """Numbers of tokens for which steps with prompts are to be captured, between their attentions."""
     return list(plan.piecewise_cuda_graph_tokens) if plan.enable_piecewise_cuda_graph else []
 
@@ -104,7 +104,7 @@ def piece_sizes(plan: Plan) -> list[int]:
 def compiled(plan: Plan) -> Compiled:
     """What runs through torch.compile."""
     return Compiled(max_rows=plan.torch_compile_max_bs if plan.enable_torch_compile else 0,
-                    has_pieces=plan.enable_piecewise_cuda_graph and plan.piecewise_cuda_graph_compiler == "inductor",
+                    is_piecewise=plan.enable_piecewise_cuda_graph and plan.piecewise_cuda_graph_compiler == "inductor",
                     explains=plan.enable_torch_compile_debug_mode)
 
 
@@ -136,7 +136,7 @@ def scheduler_config(
         max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
         page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
         pools=model.pooling is not None,
-        seats=SeatConfig(num_seats=plan.max_loras_per_batch if plan.enable_lora else 0, eviction=plan.lora_eviction_policy),
+        lora_slots=LoraSlotConfig(num_lora_slots=plan.max_loras_per_batch if plan.enable_lora else 0, eviction=plan.lora_eviction_policy),
         cache=CacheConfig(shares=not (plan.disable_radix_cache or model.needs_whole_texts), eviction=plan.radix_eviction_policy,
                           window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
                           states=StateConfig(num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval),

@@ -81,7 +81,7 @@ def spelling_list(rng: random.Random) -> Exchange:
     return ask("spelling", ALWAYS + "list", vary(question, rng), answer, thought="I spell one word after the other.")
 
 
-def spelling(rng: random.Random) -> Exchange:
+def alias(rng: random.Random) -> Exchange:
     """Spell a word, forwards or backwards, or say how many letters it has."""
     if rng.random() < 0.25:
         return spelling_list(rng)

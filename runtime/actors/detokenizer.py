@@ -15,7 +15,7 @@ from runtime import log
 from runtime.actors.channels import Channel
 from runtime.actors.open_requests import Outputs
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
-from runtime.messages.requests import NOTHING_LOADED, Delta, Finish, FinishReason, Request, Sink
+from runtime.messages.requests import NO_SOURCES, Delta, Finish, FinishReason, Request, Sink
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
 from runtime.text.detokenize import TextStream
@@ -41,7 +41,7 @@ class SequenceOutput:
         self.search = search
         self.num_tokens = 0
         self.cached_tokens = 0
-        self.loaded = NOTHING_LOADED
+        self.loaded = NO_SOURCES
         self.hidden: np.ndarray | None = None  # what its last token was sampled from, where that is told at the end
         self.is_plain = False  # from the second token on, where no stop strings are searched
 
@@ -67,7 +67,7 @@ class SequenceOutput:
         is_first = not self.num_tokens
         if is_first:
             self.cached_tokens = step.cached.get(self.id, 0)
-            self.loaded = step.loaded.get(self.id, NOTHING_LOADED)
+            self.loaded = step.loaded.get(self.id, NO_SOURCES)
             self.is_plain = self.search is None and params.hidden_states is None
         self.num_tokens += 1
         is_silent = end is not None and end.reason is FinishReason.STOP and not params.include_stop

@@ -40,7 +40,7 @@ class Capturing:
             self._ranks = ranks, ranks.num_changes
         self._hear(ranks)
         self._ran(scheduler)
-        if scheduler.is_held or all(kind.is_complete for kind in kinds) or any(kind.asked is not None for kind in kinds):
+        if scheduler.is_suspended or all(kind.is_complete for kind in kinds) or any(kind.asked is not None for kind in kinds):
             return
         is_idle = not (scheduler.roster.live or scheduler.num_in_flight)
         for captures in kinds:
@@ -75,6 +75,6 @@ class Capturing:
             self._log.warning("steps of this size, and of larger ones that are not captured yet, are launched kernel by kernel: they could "
                               "not be captured", **size, reason=answer.error)
             return
-        (self._metrics.captured_sizes if answer.unit == "sequences" else self._metrics.captured_pieces).set(len(captures.done))
+        (self._metrics.captured_sizes if answer.unit == "sequences" else self._metrics.captured_piecewise).set(len(captures.done))
         self._log.info("captured", **size, seconds=round(answer.seconds, 3), mib=round(answer.num_bytes / 2**20, 1),
                        done=len(captures.done), of=len(captures.sizes))

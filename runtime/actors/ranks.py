@@ -29,7 +29,7 @@ from runtime.actors.rank_replies import Answers
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
-from runtime.messages.memory import Occupied, Occupy, Renew
+from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import (
     Capture,
     Captured,
@@ -60,7 +60,7 @@ class _Rank:
     """One rank: its process, and what it has said."""
 
     def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader,
-                 captured: list[Captured], adapters: Answers[AdapterLoaded], counts: CountAnswers, occupied: Answers[Occupied]) -> None:
+                 captured: list[Captured], adapters: Answers[AdapterLoaded], counts: CountAnswers, memory_reports: Answers[MemoryReport]) -> None:
         self.index = index
         self.process = process
         self.pidfd = pidfd
@@ -72,7 +72,7 @@ class _Rank:
         self.captured = captured
         self.adapters = adapters
         self.counts = counts
-        self.occupied = occupied
+        self.memory_reports = memory_reports
         self._wire = Wire[FromRank](FromRank)
 
     def hear(self) -> list[StepResult]:
@@ -89,8 +89,8 @@ class _Rank:
                         self.adapters.add(loaded)
                     case ExpertCounts() as counts:
                         self.counts.add(counts)
-                    case Occupied() as occupied:
-                        self.occupied.add(occupied)
+                    case MemoryReport() as memory_reports:
+                        self.memory_reports.add(memory_reports)
                     case LoadProgress() as progress:
                         self.progress.append(progress)
                     case RankReady() as ready:
@@ -122,7 +122,7 @@ class Ranks:
         self.captured: list[Captured] = []  # what became of captures; whoever reads it empties it
         self.adapters = Answers[AdapterLoaded](start.tp_size)
         self.counts = CountAnswers()
-        self.occupied = Answers[Occupied](start.tp_size)
+        self.memory_reports = Answers[MemoryReport](start.tp_size)
         self.num_changes = 0  # that no captured graph outlives
         self._start = start
         self._generation = generation
@@ -164,7 +164,7 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | Occupy | Renew) -> bool:
+    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights) -> bool:
         """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter, a question or what to hold to all ranks.
         False: the rings are full; try again at the next wake.
 
@@ -173,7 +173,7 @@ class Ranks:
         assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
         if self.died is not None:
             raise self.died
-        self.num_changes += isinstance(plan, Occupy | Renew)
+        self.num_changes += isinstance(plan, ChangeMemory | UpdateWeights)
         return self._plans.try_publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:
@@ -264,7 +264,7 @@ class Ranks:
             process_group=0)  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)
-        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters, self.counts, self.occupied)
+        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters, self.counts, self.memory_reports)
         self._ranks.append(rank)
         for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)
@@ -304,7 +304,7 @@ class Ranks:
         rank.exited.set()
         self.adapters.end()
         self.counts.end()
-        self.occupied.end()
+        self.memory_reports.end()
         if self._is_ready and not self._is_stopping and self.died is None:
             self.died = rank.death()
             if self._wake is not None:

@@ -27,20 +27,20 @@ from runtime.messages.scheduler import (
     Arrive,
     Continue,
     Flush,
-    Hold,
     Opened,
     Pause,
     Refused,
+    ResumePlanning,
     StepTokens,
     Stopped,
+    SuspendPlanning,
     ToDetokenizer,
     ToScheduler,
-    Unhold,
     Unload,
 )
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.metrics.meter import Meter
-from runtime.scheduling.pausing import flush, hold, lose_pages, pause, unhold, unpause
+from runtime.scheduling.pausing import flush, lose_pages, pause, resume_planning, suspend, unpause
 from runtime.scheduling.recovery import GivenUp, Lost
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
@@ -105,7 +105,7 @@ class SchedulerActor:
         self._audited_s = -AUDIT_EVERY_S
         self._unsent: StepPlan | None = None  # planned, but the ring was full
         self._storage: Storage | None = None
-        self._pausing: list[Pause | Hold] = []  # to be answered when no step is in flight
+        self._pausing: list[Pause | SuspendPlanning] = []  # to be answered when no step is in flight
 
     def attach(self, storage: Storage) -> None:
         """There is a storage tier, which calls `wake` when it has brought pages."""
@@ -145,16 +145,16 @@ class SchedulerActor:
                         pause(self.scheduler, mode)
                         self._pausing.append(message)
                         self._tell_paused()
-                    case Hold(drops_pages=drops_pages):
-                        if (busy := hold(self.scheduler, drops_pages=drops_pages)) is not None:
+                    case SuspendPlanning(drops_pages=drops_pages):
+                        if (busy := suspend(self.scheduler, drops_pages=drops_pages)) is not None:
                             message.answer(busy)
                         else:
                             self._pausing.append(message)
                             self._tell_paused()
-                    case Unhold():
-                        unhold(self.scheduler)
+                    case ResumePlanning():
+                        resume_planning(self.scheduler)
                     case Unload(adapter=adapter):
-                        self.scheduler.roster.seats.unload(adapter, self.scheduler.roster.live.values())
+                        self.scheduler.roster.lora_slots.unload(adapter, self.scheduler.roster.live.values())
                     case Continue():
                         unpause(self.scheduler)
                         self._tell_paused()
@@ -167,10 +167,10 @@ class SchedulerActor:
     def _tell_paused(self) -> None:
         """Answers those who pause when the last step is back, or when there is no pause any more."""
         is_still = not self.scheduler.num_in_flight
-        if self._pausing and (is_still or not (self.scheduler.is_paused or self.scheduler.is_held)):
+        if self._pausing and (is_still or not (self.scheduler.is_paused or self.scheduler.is_suspended)):
             pausing, self._pausing = self._pausing, []
             for waiting in pausing:
-                if isinstance(waiting, Hold) and waiting.drops_pages:
+                if isinstance(waiting, SuspendPlanning) and waiting.drops_pages:
                     lose_pages(self.scheduler)
                 waiting.answer(None)
 

@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from runtime import log
-from runtime.cache.storage_connector import Outside, Pin, Reserved
+from runtime.cache.storage_connector import Pin, Reserved, StorageConnector
 from runtime.metrics import Metrics
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
@@ -134,13 +134,13 @@ class Writing:
 class Fetching:
     """Pages on their way in, for sequences that wait."""
 
-    def __init__(self, store: Store, outside: Outside, memory: Memory, page_bytes: int, settings: TierSettings) -> None:
+    def __init__(self, store: Store, connector: StorageConnector, memory: Memory, page_bytes: int, settings: TierSettings) -> None:
         self.num_fetches = 0
         self.num_pages = 0  # that got into the tree
         self._store = store
-        self._outside = outside
+        self._connector = connector
         self._memory = memory
-        self._threshold = -(-settings.prefetch_threshold // outside.cache.page_size)
+        self._threshold = -(-settings.prefetch_threshold // connector.cache.page_size)
         self._portion = _portion(page_bytes)
         self._num_readers = settings.num_threads
         self._threads = CapacityLimiter(self._num_readers)
@@ -148,7 +148,7 @@ class Fetching:
 
     def aim(self, fetch: Fetch) -> bool:
         """Looks what the nearer tiers lack. False: too little to be worth a fetch."""
-        wanted = self._outside.wanted(fetch.sequence)
+        wanted = self._connector.wanted(fetch.sequence)
         if len(wanted.keys) < self._threshold:
             return False
         fetch.first, fetch.keys = wanted.first, wanted.keys
@@ -173,7 +173,7 @@ class Fetching:
 
     async def _read(self, fetch: Fetch, found: int) -> None:
         self.num_fetches += 1
-        fetch.reserved = self._outside.reserve(found)
+        fetch.reserved = self._connector.reserve(found)
         fetch.limit = len(fetch.reserved.hosts)
         portions = iter(range(0, fetch.limit, self._portion))
         try:
@@ -181,7 +181,7 @@ class Fetching:
                 for _ in range(self._num_readers):
                     tasks.start_soon(self._read_portions, fetch, fetch.reserved.hosts, portions)
         finally:
-            self._outside.adopt(fetch.sequence, 0, fetch.take(len(fetch.reserved.hosts)), 0)
+            self._connector.adopt(fetch.sequence, 0, fetch.take(len(fetch.reserved.hosts)), 0)
 
     async def _read_portions(self, fetch: Fetch, hosts: list[int], portions: Iterator[int]) -> None:
         for start in portions:
@@ -207,7 +207,7 @@ class Fetching:
             end += 1
         if end > fetch.num_given:
             first, taken = fetch.first + fetch.num_given, fetch.take(end)
-            self.num_pages += self._outside.adopt(fetch.sequence, first, taken, len(taken.hosts))
+            self.num_pages += self._connector.adopt(fetch.sequence, first, taken, len(taken.hosts))
 
 
 class StorageActor:
@@ -220,8 +220,8 @@ class StorageActor:
         self.wait_s = 0.0  # that requests were held
         self._scheduler = scheduler
         self._memory = memory
-        self._outside = Outside(lambda: scheduler.cache, identity)
-        self.fetching = Fetching(store, self._outside, memory, page_bytes, settings)
+        self._connector = StorageConnector(lambda: scheduler.cache, identity)
+        self.fetching = Fetching(store, self._connector, memory, page_bytes, settings)
         most = scheduler.cache.tree.hosts.num_pages // 2  # the other half of host memory stays in use
         self._writing = Writing(store, min(settings.max_queued_bytes // page_bytes, most), page_bytes, settings)
         self._settings = settings
@@ -243,7 +243,7 @@ class StorageActor:
 
     def saved(self) -> None:
         """Pages may have come to host memory for certain; called after each result."""
-        if pins := self._outside.confirmed():
+        if pins := self._connector.confirmed():
             self._writing.put(pins, self._memory)
 
     def arrived(self, sequence: Sequence) -> None:
@@ -267,7 +267,7 @@ class StorageActor:
         metrics.storage_bytes.values.update(write=totals.bytes_written, read=totals.bytes_read)
         metrics.storage_s.values.update(write=totals.write_s, read=totals.read_s)
         metrics.storage_errors.value = totals.errors
-        metrics.storage_fetched_tokens.value = self.fetching.num_pages * self._outside.cache.page_size
+        metrics.storage_fetched_tokens.value = self.fetching.num_pages * self._connector.cache.page_size
         metrics.storage_timeouts.value = self.num_timeouts
         metrics.storage_wait_s.value = self.wait_s
         metrics.storage_held_bytes.set(stats.get("bytes", 0))
@@ -288,7 +288,7 @@ class StorageActor:
     def _patience_s(self, num_pages: int) -> float:
         if self._policy != TIMEOUT:
             return math.inf
-        num_tokens = num_pages * self._outside.cache.page_size
+        num_tokens = num_pages * self._connector.cache.page_size
         return self._settings.prefetch_timeout_base + self._settings.prefetch_timeout_per_ki_token * num_tokens / 1024
 
 

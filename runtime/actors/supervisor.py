@@ -51,7 +51,7 @@ class Watchdog:
         return now_s - self._since_s >= self.limit_s
 
 
-class Rest:
+class SleepState:
     """What the ranks do not hold now; and, when they have died, that nobody is to start new ones until everything is wanted again."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Supervisor:
         self.ranks = Ranks(start)
         self.readies: list[RankReady] = []
         self.is_recovering = False
-        self.rest = Rest()
+        self.sleep_state = SleepState()
         self.setup = start  # what new ranks are told
         self._adapters = adapters
         self._metrics = metrics
@@ -141,7 +141,7 @@ class Supervisor:
             await actor.resume(self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots)
             self._metrics.recovered_requests.add(lost.num_requests)
             self.is_recovering = False
-            self.rest.end()
+            self.sleep_state.end()
             self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,
                               seconds=round(monotonic() - begin, 3))
 
@@ -165,7 +165,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Ends the ranks; host memory goes when nobody maps it any more."""
-        self.rest.end()
+        self.sleep_state.end()
         await self.ranks.stop()
         for fd in self.setup.host_fds:
             os.close(fd)
@@ -202,10 +202,10 @@ class Supervisor:
         """The next generation that gets ready. -> how often in a row ranks have died in vain"""
         while in_vain < MAX_IN_VAIN:
             await self.ranks.stop()
-            if self.rest.released:
+            if self.sleep_state.released:
                 self.readies = [structs.replace(ready, weights_bytes=0, pages_bytes=0, taken_bytes=0) for ready in self.readies]
-                self._log.warning("the ranks are not started again before their memory is taken again", released=self.rest.released)
-                await self.rest.sleep()
+                self._log.warning("the ranks are not started again before their memory is taken again", released=self.sleep_state.released)
+                await self.sleep_state.sleep()
             self.generation += 1
             if self._adapters is not None:
                 self.setup = structs.replace(self.setup, adapters=self._adapters())

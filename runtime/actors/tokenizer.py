@@ -21,7 +21,7 @@ from runtime.actors.open_requests import Outputs
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.messages.constraint import Grammar, Rule, grammar_of
-from runtime.messages.requests import Ask, Before, Chat, Embeds, Guide, Infill, Pair, Prompt, Request, Text, Tokens
+from runtime.messages.requests import Ask, Before, Chat, Embeds, GrammarConstraint, Infill, Pair, Prompt, Request, Text, Tokens
 from runtime.messages.sampling import Limits, check, cut, too_long
 from runtime.messages.scheduler import Arrive, ToScheduler
 from runtime.text.embeds import check_embeds, digest, read_embeds
@@ -92,15 +92,15 @@ class TokenizerActor:
             return
         if isinstance(outcome, RequestError):
             self._outputs.fail(ask.id, outcome)
-        elif outcome.params.constraint is not None and outcome.guide is None:
+        elif outcome.params.constraint is not None and outcome.grammar_constraint is None:
             assert self._tasks is not None
-            self._tasks.start_soon(self._guide_aside, ask, outcome, outcome.params.constraint)
+            self._tasks.start_soon(self._resolve_grammar, ask, outcome, outcome.params.constraint)
         else:
             if ask.before is not None:
                 ask.before.prompt_ids = outcome.prompt_ids
             self._to_scheduler(Arrive(outcome))
 
-    async def _guide_aside(self, ask: Ask, request: Request, rule: Rule) -> None:
+    async def _resolve_grammar(self, ask: Ask, request: Request, rule: Rule) -> None:
         """The request goes on when its grammar is known to be good."""
         params = request.params
         patience_s = min(math.inf if s is None else s for s in (ask.queue_timeout_s, ask.timeout_s))
@@ -112,8 +112,8 @@ class TokenizerActor:
                                      param="constraint")
             with anyio.move_on_after(max(patience_s - (monotonic() - ask.arrival_s), 0)):
                 await self._check_grammar(grammar)
-                guide = Guide(grammar, self._after_ids(request), (*self._eos_ids, *params.stop_token_ids))
-                outcome = structs.replace(request, guide=guide)
+                grammar_constraint = GrammarConstraint(grammar, self._after_ids(request), (*self._eos_ids, *params.stop_token_ids))
+                outcome = structs.replace(request, grammar_constraint=grammar_constraint)
         except RequestError as error:
             outcome = error
         self._settle(ask, outcome)

@@ -26,7 +26,7 @@ from runtime.models.peft import Adapter, read_adapter
 from runtime.service import AdapterCard
 
 
-class Wish(Struct, frozen=True, forbid_unknown_fields=True):
+class AdapterSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One of --lora-paths."""
 
     name: str
@@ -34,7 +34,7 @@ class Wish(Struct, frozen=True, forbid_unknown_fields=True):
     pinned: bool = False
 
 
-class JsonWish(Struct, frozen=True):
+class JsonAdapterSpec(Struct, frozen=True):
     """The same in SGLang's words or in vLLM's."""
 
     lora_name: str = ""
@@ -47,7 +47,7 @@ class JsonWish(Struct, frozen=True):
 class Limits(Struct, frozen=True, kw_only=True):
     """What the options say. `targets` and `max_rank` are known from the adapters where they are not given."""
 
-    num_seats: int
+    num_lora_slots: int
     max_rank: int | None = None
     targets: tuple[str, ...] | None = None
     max_loaded: int | None = None
@@ -74,7 +74,7 @@ class Entry:
 class Loras:
     """All of them. `cards` is what clients may know, and always up to date."""
 
-    def __init__(self, model: ModelConfig, served_name: str, wishes: list[Wish], limits: Limits) -> None:
+    def __init__(self, model: ModelConfig, served_name: str, wishes: list[AdapterSpec], limits: Limits) -> None:
         """Reads the folders of `wishes`. Raises ModelError, OptionsError."""
         self.cards: dict[str, AdapterCard] = {}
         self.limits = limits
@@ -102,10 +102,10 @@ class Loras:
         for wish, adapter in adapters.values():
             self._check(adapter)
             self._enter(wish.name, adapter, is_pinned=wish.pinned)
-        if sum(wish.pinned for wish in wishes) >= limits.num_seats:
+        if sum(wish.pinned for wish in wishes) >= limits.num_lora_slots:
             raise OptionsError(["--lora-paths pins so many adapters that no seat is left for others; raise --max-loras-per-batch"])
 
-    def _read_first(self, wish: Wish) -> Adapter:
+    def _read_first(self, wish: AdapterSpec) -> Adapter:
         try:
             return read_adapter(wish.path, self._modules)
         except ModelError as error:
@@ -113,7 +113,7 @@ class Loras:
 
     def setup(self) -> AdapterSetup:
         """For ranks that start now."""
-        return AdapterSetup(num_seats=self.limits.num_seats, max_rank=self._max_rank, targets=tuple(sorted(self._targets)),
+        return AdapterSetup(num_lora_slots=self.limits.num_lora_slots, max_rank=self._max_rank, targets=tuple(sorted(self._targets)),
                             loaded=[LoadAdapter(id, folder) for id, folder in self._held.items()])
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +153,7 @@ class Loras:
             raise InvalidRequest("an adapter's name is not empty, not the model's, and has no colon", param="lora_name")
         if name in self._entries or name in self._busy:
             raise InvalidRequest(f"an adapter {name} is loaded already; unload it first, or choose another name", param="lora_name")
-        if is_pinned and 1 + sum(entry.ref.is_pinned for entry in self._entries.values()) >= self.limits.num_seats:
+        if is_pinned and 1 + sum(entry.ref.is_pinned for entry in self._entries.values()) >= self.limits.num_lora_slots:
             raise InvalidRequest("with it all seats would be pinned (--max-loras-per-batch)", param="pinned")
         self._busy.add(name)
         try:
@@ -224,15 +224,15 @@ def listed(cards: dict[str, AdapterCard]) -> str:
     return f"loaded are {', '.join(cards)}" if cards else "none is loaded"
 
 
-def wishes_of(paths: tuple[str, ...] | None) -> list[Wish]:
+def adapter_specs_of(paths: tuple[str, ...] | None) -> list[AdapterSpec]:
     """--lora-paths: PATH, NAME=PATH, or JSON. Raises OptionsError."""
     return [_wish(path) for path in paths or ()]
 
 
-def _wish(text: str) -> Wish:
+def _wish(text: str) -> AdapterSpec:
     if text.lstrip().startswith("{"):
         try:
-            given: Any = msgspec.json.decode(text, type=JsonWish)
+            given: Any = msgspec.json.decode(text, type=JsonAdapterSpec)
         except msgspec.MsgspecError as error:
             raise OptionsError([f"--lora-paths: {error}; give PATH, NAME=PATH or {{\"lora_name\", \"lora_path\", \"pinned\"}}"]) from None
         name, path, pinned = given.lora_name or given.name, given.lora_path or given.path, bool(given.pinned)
@@ -241,4 +241,4 @@ def _wish(text: str) -> Wish:
         path, pinned = path if is_named else name, False
     if not name or not path or (":" in name and name != path):
         raise OptionsError([f"--lora-paths {text}: give PATH, NAME=PATH without a colon in the name, or JSON"])
-    return Wish(name, str(Path(path).expanduser()), pinned)
+    return AdapterSpec(name, str(Path(path).expanduser()), pinned)

@@ -32,16 +32,16 @@ class Controlled(Vectors):
     async def release_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
         """The ranks give back what is named, or everything, until it is taken again; requests wait. -> what is given back now.
         Raises InvalidRequest without enable_memory_saver, Busy while requests run, Unavailable."""
-        return await self._service.holdings.release(tags)
+        return await self._service.memory_saver.release(tags)
 
     async def resume_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
         """The ranks take it again. -> what is still given back. Raises Unavailable, for one when there is no room for it."""
-        return await self._service.holdings.resume(tags)
+        return await self._service.memory_saver.resume(tags)
 
     async def update_weights_from_disk(self, model_path: str, load_format: str | None = None, *, weight_version: str | None = None,
                                        flush_cache: bool = True) -> None:
         """The weights of another checkpoint of the same model. Raises InvalidRequest for one that is of no use, Busy, Unavailable."""
-        await self._service.holdings.renew(model_path, load_format, weight_version, flushes=flush_cache)
+        await self._service.memory_saver.update_weights(model_path, load_format, weight_version, flushes=flush_cache)
 
     @property
     def adapters(self) -> AdapterControls:

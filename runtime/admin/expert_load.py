@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 
 from runtime.errors import InvalidRequest, Unavailable
-from runtime.messages.ranks import CountExperts, ExpertCounts, Wish
+from runtime.messages.ranks import CountExperts, ExpertCounts, ExpertCountsAction
 from runtime.metrics import Metrics
 
 LOOK_S = 5.0
@@ -32,12 +32,12 @@ class Balance:
         self._numbers = count(1)
         self._before = np.zeros(0, np.int64)
 
-    async def count(self, wish: Wish, folder: str = "") -> ExpertCounts:
+    async def count(self, action: ExpertCountsAction, folder: str = "") -> ExpertCounts:
         if not self._records:
             raise InvalidRequest("nothing is recorded on this server; start it with --expert-distribution-recorder-mode stat")
-        if wish == "dump":
+        if action == "dump":
             folder = folder or mkdtemp(prefix="runtime-experts-")
-        found = await self._ask(CountExperts(next(self._numbers), wish, folder))
+        found = await self._ask(CountExperts(next(self._numbers), action, folder))
         if found.error:
             raise InvalidRequest(f"no file was written: {found.error}")
         return found

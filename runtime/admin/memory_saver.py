@@ -2,7 +2,7 @@
 
     Holdings ── Hold ──► scheduler          no steps from here on; refused while requests run
              ── Occupy, Renew ──► ranks     through the supervisor, which remembers for ranks to come
-             ── Unhold ──► scheduler        when nothing is given back any more
+             ── ResumePlanning ──► scheduler        when nothing is given back any more
 
 Requests that come meanwhile wait, as in a pause.
 """
@@ -16,14 +16,14 @@ from msgspec import structs
 
 from runtime.actors.supervisor import Supervisor
 from runtime.errors import Busy, InvalidRequest, Unavailable
-from runtime.messages.memory import PARTS, Occupied, Occupy, Part, Renew, in_order
-from runtime.messages.scheduler import Flush, Hold, ToScheduler, Unhold
+from runtime.messages.memory import PARTS, ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
+from runtime.messages.scheduler import Flush, ResumePlanning, SuspendPlanning, ToScheduler
 from runtime.scheduling.scheduler import Scheduler
 
 Asking = Callable[[Callable[[Callable[[Any], None]], ToScheduler]], Awaitable[Any]]
 
 
-class Holdings:
+class MemorySaver:
     """The MemoryControls protocol (service.py)."""
 
     def __init__(self, supervisor: Supervisor, ask: Asking, to_scheduler: Callable[[ToScheduler], None],
@@ -51,12 +51,12 @@ class Holdings:
         async with self._turn:
             return await self._change(set(self.released) - set(self._known(parts)))
 
-    async def renew(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+    async def update_weights(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
         async with self._turn:
             if self._has_storage and version is None:
                 raise InvalidRequest("the storage tier keeps pages of these weights; name the new ones in weight_version",
                                      param="weight_version")
-            await self._ask(lambda answer: Hold(False, answer))
+            await self._ask(lambda answer: SuspendPlanning(False, answer))
             try:
                 if self._has_storage and self.scheduler is not None and self.scheduler.roster.live:
                     raise Busy("requests wait whose pages the storage tier may know by the weights so far; try again when none does, or "
@@ -64,7 +64,7 @@ class Holdings:
                 if flushes and self.scheduler is not None and self.scheduler.roster.num_running:
                     raise Busy("sequences are paused in place, with pages that the weights so far have computed; pause with mode retract "
                                "or abort, or set flush_cache to false to go on with those pages")
-                await self._renew(model_path, load_format)
+                await self._update_weights(model_path, load_format)
                 if flushes:
                     await self._ask(Flush)
                 if version is not None:
@@ -79,14 +79,14 @@ class Holdings:
 
     async def _change(self, released: set[Part]) -> tuple[Part, ...]:
         gone = released - set(self.released)
-        await self._ask(lambda answer: Hold("kv_cache" in gone, answer))
+        await self._ask(lambda answer: SuspendPlanning("kv_cache" in gone, answer))
         try:
-            await self._occupy(in_order(released))
+            await self._change_memory(in_order(released))
         finally:
             self._let_go()
         return self.released
 
-    async def _occupy(self, released: tuple[Part, ...]) -> None:
+    async def _change_memory(self, released: tuple[Part, ...]) -> None:
         """The ranks hold everything but these. Raises Unavailable where they cannot; `released` then tells how it is."""
         supervisor, rest = self._supervisor, self._supervisor.rest
         if rest.is_asleep:
@@ -99,7 +99,7 @@ class Holdings:
             return
         before, rest.released = rest.released, in_order({*rest.released, *released})  # in case that they die meanwhile
         try:
-            answers = await self._wish(Occupy(self._next_wish(), released))
+            answers = await self._wish(ChangeMemory(self._next_wish(), released))
         except Unavailable:
             if supervisor.ranks.died is None:  # they were not told
                 rest.released = before
@@ -109,24 +109,24 @@ class Holdings:
         if errors := [answer.error for answer in answers if answer.error]:
             raise Unavailable(f"what was given back cannot be taken again yet: {errors[0]}")
 
-    async def _renew(self, model_path: str, load_format: str | None) -> None:
+    async def _update_weights(self, model_path: str, load_format: str | None) -> None:
         """For these ranks and for those to come. Raises InvalidRequest for a checkpoint that is of no use, and nothing has happened;
         Unavailable, and if ranks start again it is with the weights so far."""
         supervisor = self._supervisor
         load_format = load_format or supervisor.setup.load_format
-        trial = await self._wish(Renew(self._next_wish(), model_path, load_format, True))
+        trial = await self._wish(UpdateWeights(self._next_wish(), model_path, load_format, True))
         if errors := [answer.error for answer in trial if answer.error]:
             raise InvalidRequest(errors[0], param="model_path")
-        await self._wish(Renew(self._next_wish(), model_path, load_format, False))
+        await self._wish(UpdateWeights(self._next_wish(), model_path, load_format, False))
         supervisor.setup = structs.replace(supervisor.setup, model_path=model_path, load_format=load_format)
 
-    async def _wish(self, wish: Occupy | Renew) -> list[Occupied]:
+    async def _wish(self, wish: ChangeMemory | UpdateWeights) -> list[MemoryReport]:
         """What all ranks say. Raises Unavailable."""
         supervisor = self._supervisor
         ranks = supervisor.ranks
         if not supervisor.readies or supervisor.is_recovering or ranks.died is not None or not ranks.submit(wish):
             raise Unavailable("the ranks cannot be told now; try again in a moment")
-        answers = await ranks.occupied.wait(wish.id)
+        answers = await ranks.memory_reports.wait(wish.id)
         told = {answer.rank: answer for answer in answers}
         supervisor.rest.released = in_order({part for answer in answers for part in answer.released})
         supervisor.readies = [structs.replace(
@@ -141,4 +141,4 @@ class Holdings:
     def _let_go(self) -> None:
         if not self.released:
             with suppress(anyio.ClosedResourceError):  # the runtime ends, and nobody plans any more
-                self._to_scheduler(Unhold())
+                self._to_scheduler(ResumePlanning())

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from msgspec import Struct
 
 from runtime.cache.eviction import can_leave_device, can_leave_host
-from runtime.cache.groups import Side
+from runtime.cache.groups import CacheGroup
 from runtime.cache.kv import KVCache
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
@@ -44,8 +44,8 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
     found = Findings(set(), set(), cache.host.reserved | {node.host for node in tree.orphans}, [])
     sequences = list(sequences)
     pages, hosts, locks = _held(cache, sequences)
-    sides = [(side, Counter(side.pool.free)) for side in tree.sides]
-    for side, owners in sides:
+    groups = [(side, Counter(side.pool.free)) for side in tree.groups]
+    for side, owners in groups:
         owners.update(entry for sequence in sequences for entry in _own(side, sequence))
     num_pages = num_evictable = seen = 0
     stack = list(tree.roots.values())
@@ -59,7 +59,7 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
             pages[node.page] += 1
             num_pages += 1
             num_evictable += not node.locks
-        for side, owners in sides:
+        for side, owners in groups:
             if entry := getattr(node, side.field):
                 owners[entry] += 1
         if node.host:
@@ -73,7 +73,7 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
         found.add(f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}")
     _compare("page", pages, cache.pool, found.pages, found)
     _compare("host page", hosts, tree.hosts, found.hosts, found)
-    for side, owners in sides:  # a quarantine begins with new ones: which entries were wrong does not matter
+    for side, owners in groups:  # a quarantine begins with new ones: which entries were wrong does not matter
         _compare(side.kind, owners, side.pool, set(), found)
     return found
 
@@ -104,7 +104,7 @@ def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], 
     return pages, hosts, locks
 
 
-def _own(side: Side, sequence: Sequence) -> list[int]:
+def _own(side: CacheGroup, sequence: Sequence) -> list[int]:
     held = getattr(sequence, side.field)
     return [] if held is None else list(held.own)
 

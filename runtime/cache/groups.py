@@ -14,7 +14,7 @@ from runtime.cache.pages import PagePool
 from runtime.scheduling.sequence import Sequence
 
 
-class Side(Protocol):
+class CacheGroup(Protocol):
     """A pool whose every entry is free, a node's, or one sequence's own."""
 
     kind: str  # of its entries, in words
@@ -38,12 +38,12 @@ class Side(Protocol):
         ...
 
 
-def usable(sides: Collection[Side], match: Node) -> Node:
+def usable(groups: Collection[CacheGroup], match: Node) -> Node:
     """`match`, or the deepest node above it, from which a sequence can go on in every respect."""
     node = None
-    while sides and node is not match:
+    while groups and node is not match:
         node = match
-        for side in sides:
+        for side in groups:
             match = side.usable(match)
     return match
 

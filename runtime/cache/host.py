@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from runtime.cache.node import Node
 from runtime.cache.prefix import PrefixTree
-from runtime.messages.steps import Moves
+from runtime.messages.steps import PageCopies
 
 SAVES_PER_STEP = 256  # pages that are due are saved in portions, so that no step is held up by all at once
 _PLANNED = -1  # Node.save_step until the plan has its number
@@ -119,12 +119,12 @@ class HostTier:
         self._loads.append((node, node.page, node.host))
 
     @property
-    def has_moves(self) -> bool:
+    def has_page_copies(self) -> bool:
         return bool(self._saves or self._loads)
 
-    def take(self, step: int) -> Moves | None:
+    def take(self, step: int) -> PageCopies | None:
         """The plan is complete: its moves, as those of `step`."""
-        if not self.has_moves:
+        if not self.has_page_copies:
             return None
         for node, _, _ in self._saves:
             node.save_step = step
@@ -133,11 +133,11 @@ class HostTier:
         self._flights.append(Flight(step, [(node, host) for node, _, host in self._saves], touched))
         _, save_pages, save_hosts = zip(*self._saves, strict=True) if self._saves else ((), (), ())
         _, load_pages, load_hosts = zip(*self._loads, strict=True) if self._loads else ((), (), ())
-        moves = Moves(_pages(save_pages), _pages(save_hosts), _pages(load_hosts), _pages(load_pages))
+        page_copies = PageCopies(_pages(save_pages), _pages(save_hosts), _pages(load_hosts), _pages(load_pages))
         for node, _, _ in (*self._saves, *self._loads):
             self.tree.unpin(node)
         self._saves, self._loads = [], []
-        return moves
+        return page_copies
 
     def confirm(self, step: int) -> None:
         """The result of `step` is there, so its saves are in host memory."""

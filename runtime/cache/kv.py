@@ -14,7 +14,7 @@ later one reads it, and a page released now is reused by a later step only. What
 
 from msgspec import Struct
 
-from runtime.cache.groups import Side, usable
+from runtime.cache.groups import CacheGroup, usable
 from runtime.cache.host import HostConfig, HostTier
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
@@ -49,7 +49,7 @@ class KVCache:
         self.host = HostTier(self.tree, config.host)
         self.window: WindowPool | None = None
         self.states: StatePool | None = None
-        self._open_sides()
+        self._open_groups()
 
     @property
     def num_available(self) -> int:
@@ -72,7 +72,7 @@ class KVCache:
             return wanted
         tokens = memoryview(sequence.tokens).cast("B")
         sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
-        return wanted - usable(self._sides, sequence.match).num_locked
+        return wanted - usable(self._groups, sequence.match).num_locked
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
         """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
@@ -86,7 +86,7 @@ class KVCache:
             match = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
         else:
             match = self.tree.enter(namespace)
-        found, match = match, usable(self._sides, match)
+        found, match = match, usable(self._groups, match)
         hosted: list[Node] = []  # what is in host memory only, deepest first
         node = match
         while node.parent is not None and not node.page:
@@ -105,7 +105,7 @@ class KVCache:
         sequence.pages = node.path() + pages
         sequence.cached_len = sequence.computed_len = match.depth * self.page_size
         sequence.loaded_len = len(hosted) * self.page_size
-        for side in self._sides:
+        for side in self._groups:
             side.start(sequence, found)
 
     def grow(self, sequence: Sequence) -> bool:
@@ -127,7 +127,7 @@ class KVCache:
             self._publish(sequence, spare)
         assert sequence.node is not None
         self.pool.release(spare + sequence.pages[sequence.node.depth:])
-        for side in self._sides:
+        for side in self._groups:
             side.leave(sequence)
         self.tree.unlock(sequence.node)
         sequence.pages = []
@@ -143,9 +143,9 @@ class KVCache:
 
     def lose_device(self) -> None:
         """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in host memory for certain."""
-        self.tree.sides = ()
+        self.tree.groups = ()
         self.tree.lose_device()
-        self._open_sides()
+        self._open_groups()
         self.host.lose_ranks()
         self.pool = PagePool(self.pool.size, self.pool.broken)
 
@@ -166,14 +166,14 @@ class KVCache:
         self.tree.is_closed = True
         self.tree = tree
         self.host = HostTier(tree, self.config.host)
-        self._open_sides()
+        self._open_groups()
 
-    def _open_sides(self) -> None:
+    def _open_groups(self) -> None:
         """Empty ones, for a tree that has nothing of them."""
         self.window = open_windows(self.config.window, self.page_size)
         self.states = open_states(self.config.states, self.page_size)
-        sides: tuple[Side | None, ...] = (self.window, self.states)
-        self._sides = self.tree.sides = tuple(side for side in sides if side is not None)
+        groups: tuple[CacheGroup | None, ...] = (self.window, self.states)
+        self._groups = self.tree.groups = tuple(side for side in groups if side is not None)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
         """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:

@@ -17,7 +17,7 @@ from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
 
 if TYPE_CHECKING:
-    from runtime.cache.groups import Side
+    from runtime.cache.groups import CacheGroup
     from runtime.cache.journal import Journal
 
 DEVICE, HOST = 1, 2  # bits of Node.queued
@@ -33,7 +33,7 @@ class PrefixTree:
         self.roots = {"": self.root}
         self.num_pages = 0
         self.num_evictable = 0
-        self.sides: tuple[Side, ...] = ()  # where what nodes have beside their pages comes from
+        self.groups: tuple[CacheGroup, ...] = ()  # where what nodes have beside their pages comes from
         self.journal: Journal | None = None  # is told what comes and goes
         self.hosts = hosts or PagePool(1)
         self.orphans: set[Node] = set()  # gone from the tree, but pinned in host memory
@@ -232,7 +232,7 @@ class PrefixTree:
             gone.children.clear()
             if gone is node:
                 del parent.children[node.key]
-            for side in self.sides:
+            for side in self.groups:
                 if getattr(gone, side.field):
                     side.drop(gone)
             if gone.host:

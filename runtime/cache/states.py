@@ -10,7 +10,7 @@ node's own stays as it is. Where states are kept:
 - with an interval, while a sequence decodes: it owns a second slot, and every so many tokens the state is copied there. The tree gets it
   when the sequence leaves, for only then does it know the tokens
 
-Copies are orders to the ranks (moves.StateMoves), those from kept states before a step's forward and those that keep states after it.
+Copies are orders to the ranks (moves.StateCopies), those from kept states before a step's forward and those that keep states after it.
 So what a plan keeps only later plans may use: it is kept when no newcomer is admitted any more (`computed`). Slots change hands when a
 plan is made, as pages do (kv.py): a slot that a plan frees may be written by the same plan, whose loads read what the steps before
 have left.
@@ -22,7 +22,7 @@ from msgspec import Struct
 from runtime.cache.groups import Idle
 from runtime.cache.node import Node
 from runtime.cache.pages import PagePool
-from runtime.messages.steps import StateMoves
+from runtime.messages.steps import StateCopies
 from runtime.scheduling.sequence import Sequence
 
 
@@ -75,15 +75,15 @@ class StatePool:
         """Slots that the tree has."""
         return len(self._idle)
 
-    def take(self, owners: list[tuple[int, int]]) -> StateMoves | None:
+    def take(self, owners: list[tuple[int, int]]) -> StateCopies | None:
         """The plan is complete: its copies. `owners`: sequences' slots on the ranks, and their state slots."""
         if not (owners or self._keeps):  # loads come with owners
             return None
         keeps = [(source, to) for to, source in self._keeps.items()]
-        moves = StateMoves(*(np.array([pair[i] for pair in pairs], dtype=np.int32)
+        page_copies = StateCopies(*(np.array([pair[i] for pair in pairs], dtype=np.int32)
                              for pairs in (owners, self._loads, keeps) for i in (0, 1)))
         self._loads, self._keeps = [], {}
-        return moves
+        return page_copies
 
     # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 

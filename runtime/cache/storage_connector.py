@@ -55,7 +55,7 @@ class Wanted(Struct, frozen=True):
     keys: list[bytes]
 
 
-class Outside:
+class StorageConnector:
     """Doors for a storage tier; `find` gives the cache that is in use now. A page's key depends on `identity` (of model, weights and the
     form of a page), the namespace and all tokens so far."""
 

@@ -8,7 +8,7 @@
     Exchange      tokens to the ranks of their experts, and back (exchange.py)            (torch devices)
     Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
 
-A torch device fills in a `Device` and hands it to `runner.Runner`, which is the Executor of all of them. Shapes below:
+A torch device fills in a `Device` and hands it to `runner.TorchExecutor`, which is the Executor of all of them. Shapes below:
 `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D` head size, `V` vocabulary.
 
 This file imports no torch at run time: the null device is one too.
@@ -29,7 +29,7 @@ from runtime.devices.page_copies import Arrivals, Copies
 from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.memory import Occupied, Occupy, Renew
+from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
 from runtime.messages.steps import StepPlan, StepResult
 from runtime.models.moe import Routing
@@ -93,7 +93,7 @@ class Executor(Protocol):
     def count_experts(self, wish: CountExperts) -> Pending:
         """Tells, behind the steps launched so far, how their tokens spread over experts. Every rank is asked between the same steps."""
 
-    def occupy(self, wish: Occupy | Renew) -> Occupied:
+    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
         """Gives memory back, takes it again, or takes other weights; no step is under way. Raises what leaves a rank that is of no use."""
         ...
 
@@ -135,7 +135,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingInputs:
     """How to choose a token from each of `N` rows of logits; tensors [N] on the device."""
 
     temperature: "Tensor"  # float32; 0: the largest logit
@@ -213,7 +213,7 @@ class Ops(Protocol):
         """x [N, in] -> [N, out]; `packed` is of either kind. A row does not depend on those beside it."""
         ...
 
-    def sample(self, logits: "Tensor", draw: Draw) -> "Tensor":
+    def sample(self, logits: "Tensor", draw: SamplingInputs) -> "Tensor":
         """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
         ...
 
@@ -357,7 +357,7 @@ class Device:
     """A torch device that is open on this rank: facts and the protocols above."""
 
     facts: Facts
-    place: "torch.device"
+    torch_device: "torch.device"
     ops: Ops
     experts: Experts
     memory: Memory
@@ -375,4 +375,4 @@ class Device:
 
     def of_layer(self, index: int) -> "Device":
         """What a layer of the model is made with."""
-        return replace(self, place=self.homes[index]) if index in self.homes else self
+        return replace(self, torch_device=self.homes[index]) if index in self.homes else self

@@ -16,7 +16,7 @@ class Stranded(RuntimeError):
     """This rank has failed, and others wait for it in an exchange: only new ranks can go on."""
 
 
-class Meeting:
+class Rendezvous:
     """`store`: torch.distributed's, which all ranks have."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:

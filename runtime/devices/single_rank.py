@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Alone:
+class SingleRank:
     """The collectives of a single rank: every exchange gives back what it got."""
 
     rank = 0

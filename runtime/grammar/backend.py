@@ -81,7 +81,7 @@ class Backend(Protocol):
 
 def fill_each(matchers: list[Matcher], bits: np.ndarray) -> list[int]:
     """`Backend.fill` where the library has nothing faster."""
-    return [place for place, (matcher, row) in enumerate(zip(matchers, bits, strict=True)) if not matcher.fill(row)]
+    return [index for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True)) if not matcher.fill(row)]
 
 
 def open_backend(setup: GrammarSetup) -> Backend:

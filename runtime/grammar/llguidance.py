@@ -42,9 +42,9 @@ class LLGuidance:
 
     def fill(self, matchers: "list[LLMatch]", bits: np.ndarray) -> list[int]:
         address, size = bits.ctypes.data, bits.strides[0]
-        for place, matcher in enumerate(matchers):
-            matcher.inner.unsafe_compute_mask_ptr(address + place * size, size)
-        return [place for place, matcher in enumerate(matchers) if matcher.inner.is_error()]
+        for index, matcher in enumerate(matchers):
+            matcher.inner.unsafe_compute_mask_ptr(address + index * size, size)
+        return [index for index, matcher in enumerate(matchers) if matcher.inner.is_error()]
 
     def compile(self, grammar: Grammar) -> "LLCompiled":
         source = self._source(grammar)

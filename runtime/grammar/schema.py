@@ -22,7 +22,7 @@ _OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
 
-Rewrite = Callable[[dict[str, Any], str], None]  # changes a part of a schema, given its place, to what the backend reads rightly
+Rewrite = Callable[[dict[str, Any], str], None]  # changes a part of a schema, given its path, to what the backend reads rightly
 
 
 def prepare(text: str, unkept: frozenset[str], backend: str, rewrite: Rewrite | None = None) -> str:
@@ -43,42 +43,42 @@ class _Walk:
         self._backend = backend
         self._num_nodes = 0
 
-    def close(self, node: Any, place: str, depth: int, *, is_part: bool = False) -> Any:
-        """A copy of the schema at `place`; `is_part`: a member of allOf, which must not close the others out."""
+    def close(self, node: Any, path: str, depth: int, *, is_part: bool = False) -> Any:
+        """A copy of the schema at `path`; `is_part`: a member of allOf, which must not close the others out."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
-            raise GrammarError(f"at {place}: the schema has more than {MAX_DEPTH} levels or {MAX_NODES} parts")
+            raise GrammarError(f"at {path}: the schema has more than {MAX_DEPTH} levels or {MAX_NODES} parts")
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
-            raise GrammarError(f"at {place}: a schema is an object or a boolean")
-        self._look(node, place)
+            raise GrammarError(f"at {path}: a schema is an object or a boolean")
+        self._look(node, path)
         closed = dict(node)
         for key in _ONE:
             if isinstance(node.get(key), dict):
-                closed[key] = self.close(node[key], f"{place}.{key}", depth + 1)
+                closed[key] = self.close(node[key], f"{path}.{key}", depth + 1)
         for key in _LIST:
             if isinstance(node.get(key), list):
-                closed[key] = [self.close(part, f"{place}.{key}[{i}]", depth + 1, is_part=is_part or key == "allOf")
+                closed[key] = [self.close(part, f"{path}.{key}[{i}]", depth + 1, is_part=is_part or key == "allOf")
                                for i, part in enumerate(node[key])]
         for key in _NAMED:
             if isinstance(node.get(key), dict):
-                closed[key] = {name: self.close(part, f"{place}.{key}.{name}", depth + 1) for name, part in node[key].items()}
+                closed[key] = {name: self.close(part, f"{path}.{key}.{name}", depth + 1) for name, part in node[key].items()}
         if "properties" in node and not is_part and "allOf" not in node and not _OPEN & node.keys():
             closed["additionalProperties"] = False
         if self._rewrite is not None:
-            self._rewrite(closed, place)
+            self._rewrite(closed, path)
         return closed
 
-    def _look(self, node: dict[str, Any], place: str) -> None:
+    def _look(self, node: dict[str, Any], path: str) -> None:
         for key in self._unkept & node.keys():
             if node[key] not in (False, None, {}, []):
-                raise GrammarError(f"at {place}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, or serve with "
+                raise GrammarError(f"at {path}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, or serve with "
                                    "another --grammar-backend")
         kinds = node.get("type", [])
         wrong = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if not isinstance(kind, str) or kind not in _TYPES]
         if wrong:
-            raise GrammarError(f"at {place}.type: {msgspec.json.encode(wrong[0]).decode()} is none of "
+            raise GrammarError(f"at {path}.type: {msgspec.json.encode(wrong[0]).decode()} is none of "
                                f"{', '.join(sorted(_TYPES))}")
         if not isinstance(node.get("properties", {}), dict):
-            raise GrammarError(f"at {place}.properties: must be an object")
+            raise GrammarError(f"at {path}.properties: must be an object")

@@ -67,16 +67,16 @@ class XGrammar:
                 return compiler.compile_grammar(choices_as_ebnf(grammar.text))
 
 
-def _bounds_as_pattern(node: dict[str, Any], place: str) -> None:
+def _bounds_as_pattern(node: dict[str, Any], path: str) -> None:
     """Its own bounded strings (0.2.8) may hold bare control characters, which is no JSON; its patterns do not."""
     low, high = node.pop("minLength", None), node.pop("maxLength", None)
     if low is None and high is None:
         return
     if "pattern" in node or "format" in node:
-        raise GrammarError(f"at {place}: the backend xgrammar cannot keep minLength or maxLength beside pattern or format; put them into "
+        raise GrammarError(f"at {path}: the backend xgrammar cannot keep minLength or maxLength beside pattern or format; put them into "
                            "the pattern, or serve with --grammar-backend llguidance")
     if any(bound is not None and (not isinstance(bound, int) or bound < 0) for bound in (low, high)):
-        raise GrammarError(f"at {place}: minLength and maxLength must be whole numbers from 0 on")
+        raise GrammarError(f"at {path}: minLength and maxLength must be whole numbers from 0 on")
     bounds = f"{low or 0},{'' if high is None else high}"
     node["pattern"] = rf'^[^\x00-\x1f"\\]{{{bounds}}}$'
 

@@ -22,7 +22,7 @@ from runtime.http.access_log import AccessLog
 from runtime.http.admin import adapters
 from runtime.http.admin import control as admin
 from runtime.http.admin import expert_load as experts
-from runtime.http.admin import memory_saver as holdings
+from runtime.http.admin import memory_saver as memory_saver
 from runtime.http.admin.adapters import adapter_named
 from runtime.http.anthropic.message_request import CountBody
 from runtime.http.anthropic.message_response import TokenCount
@@ -47,7 +47,7 @@ from runtime.http.openai.completions import completions
 from runtime.http.openai.models import adapter_object, model_object
 from runtime.http.openai.stored_objects import Kept
 from runtime.http.schema import openapi
-from runtime.http.settings import DEFAULT, Face
+from runtime.http.settings import DEFAULT, HttpSettings
 from runtime.http.streaming.connection import EXTENSION
 from runtime.http.streaming.exchange import DIRECT, Answer
 from runtime.service import Service
@@ -57,21 +57,21 @@ Serve = Callable[[Service, bytes], Answer | Response]  # body of a request -> it
 
 
 
-def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -> ASGIApp:
+def http_app(service: Service, settings: HttpSettings = DEFAULT, kept: Kept | None = None) -> ASGIApp:
     """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the background are refused."""
-    stored = (kept or Kept(service)).routes(face)
-    app: ASGIApp = Starlette(routes=guarded([*_routes(service, face), *stored], face.keys), exception_handlers={
+    stored = (kept or Kept(service)).routes(settings)
+    app: ASGIApp = Starlette(routes=guarded([*_routes(service, settings), *stored], settings.keys), exception_handlers={
         RequestError: errors.on_request_error,
         HTTPException: errors.on_http_error,
         ClientDisconnect: _on_disconnect,
         Exception: errors.on_bug,
     })
 
-    if face.cors_origins:
-        app = CORSMiddleware(app, allow_origins=face.cors_origins, allow_methods=["*"], allow_headers=["*"],
+    if settings.cors_origins:
+        app = CORSMiddleware(app, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"],
                              expose_headers=["x-request-id", "retry-after"])
 
-    access = None if face.access_level is None else AccessLog(face.access_level, face.unlogged_paths)
+    access = None if settings.access_level is None else AccessLog(settings.access_level, settings.unlogged_paths)
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,7 +92,7 @@ def http_app(service: Service, face: Face = DEFAULT, kept: Kept | None = None) -
     return entry
 
 
-def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
+def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketRoute]:
     def model(request: Request) -> Any:
         name = adapter_named(service.card, request.path_params["name"])
         return adapter_object(service.card, service.card.adapters[name]) if name else described(request)
@@ -106,9 +106,9 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         return model_object(service.card) | more
 
     return [
-        *[Route(path, _answering(service, serve, face), methods=["POST", "PUT"] if path in ("/generate", "/encode") else ["POST"])
-          for path, serve in (served(face) | VECTORS).items()],
-        Route("/v1/messages/count_tokens", taking(CountBody, TokenCount, partial(count_tokens, service), face.max_body_bytes),
+        *[Route(path, _answering(service, serve, settings), methods=["POST", "PUT"] if path in ("/generate", "/encode") else ["POST"])
+          for path, serve in (served(settings) | VECTORS).items()],
+        Route("/v1/messages/count_tokens", taking(CountBody, TokenCount, partial(count_tokens, service), settings.max_body_bytes),
               methods=["POST"]),
         Route("/v1/models", telling(Models, models)),
         Route("/v1/models/{name:path}", telling(Model, model)),
@@ -117,15 +117,15 @@ def _routes(service: Service, face: Face) -> list[Route | WebSocketRoute]:
         Route("/health_generate", _probe(service)),
         Route("/ping", _health(service)),
         Route("/metrics", _metrics(service)),
-        *info.routes(service, face),
-        *parse.routes(service, face),
-        *ollama.routes(service, face),
+        *info.routes(service, settings),
+        *parse.routes(service, settings),
+        *ollama.routes(service, settings),
         *openapi.routes(),
-        *admin.routes(service, face),
-        *adapters.routes(service, face),
-        *experts.routes(service, face),
-        *holdings.routes(service, face),
-        socket.route(service, face, served(face)),
+        *admin.routes(service, settings),
+        *adapters.routes(service, settings),
+        *experts.routes(service, settings),
+        *memory_saver.routes(service, settings),
+        socket.route(service, settings, served(settings)),
     ]
 
 
@@ -145,7 +145,7 @@ VECTORS: dict[str, Serve] = {  # of models that make vectors or scores of texts,
 }
 
 
-def served(face: Face) -> dict[str, Serve]:
+def served(settings: HttpSettings) -> dict[str, Serve]:
     """The routes that generate."""
     return {
         "/v1/chat/completions": chat,
@@ -153,21 +153,21 @@ def served(face: Face) -> dict[str, Serve]:
         "/v1/messages": messages,
         "/api/chat": ollama_chat,
         "/api/generate": ollama_generate,
-        "/generate": partial(generate, is_disjoint=face.stream_output),
+        "/generate": partial(generate, is_disjoint=settings.stream_output),
     }
 
 
-def _answering(service: Service, serve: Serve, face: Face) -> Endpoint:
+def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoint:
     """Endpoint that reads a body and answers it."""
     async def endpoint(request: Request) -> ASGIApp:
         try:
-            body = await read_body(request.scope, request.receive, face.max_body_bytes)
+            body = await read_body(request.scope, request.receive, settings.max_body_bytes)
         except TooLarge as error:
             return refusing(errors.error_response(error, errors.path_of(request)))
         answer = serve(service, body)
         if isinstance(answer, Answer):
-            answer.exchange.come_from(origin(request.headers, face.tenant_is))
-            answer.interval = max(face.stream_interval, answer.interval)
+            answer.exchange.come_from(origin(request.headers, settings.tenant_is))
+            answer.interval = max(settings.stream_interval, answer.interval)
         return answer
 
     return endpoint

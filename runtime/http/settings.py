@@ -6,7 +6,7 @@ from runtime.http.auth import Keys, is_loopback
 from runtime.options.plan import Plan
 
 
-class Face(Struct, frozen=True, kw_only=True):
+class HttpSettings(Struct, frozen=True, kw_only=True):
     """How requests are taken and answers given."""
 
     max_body_bytes: int = 16 * 2**20  # larger bodies are refused with 413
@@ -19,13 +19,13 @@ class Face(Struct, frozen=True, kw_only=True):
     unlogged_paths: tuple[str, ...] = ()  # beginnings of paths that it leaves out
 
 
-DEFAULT = Face()
+DEFAULT = HttpSettings()
 
 
-def face_of(plan: Plan, *, is_local: bool | None = None) -> Face:
+def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
     """`is_local`: only programs on this machine can connect; unless told, --host says it."""
     user = (plan.api_key,) if isinstance(plan.api_key, str) else plan.api_key or ()
     keys = Keys(user, plan.admin_api_key, is_local=is_loopback(plan.host) if is_local is None else is_local)
-    return Face(max_body_bytes=plan.max_body_bytes, tenant_is=plan.fair_share, stream_interval=plan.stream_interval,
+    return HttpSettings(max_body_bytes=plan.max_body_bytes, tenant_is=plan.fair_share, stream_interval=plan.stream_interval,
                 stream_output=plan.stream_output, keys=keys, cors_origins=plan.cors_origins or (),
                 access_level=plan.log_level_http, unlogged_paths=plan.uvicorn_access_log_exclude_prefixes)

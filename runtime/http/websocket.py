@@ -27,7 +27,7 @@ from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, RequestError, TooLarge
 from runtime.http.errors import decode, error_body
 from runtime.http.fields.headers import Origin, origin
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import MAX_SEND_S, Answer
 from runtime.http.streaming.sse import encode
 from runtime.service import Service
@@ -59,18 +59,18 @@ _said = msgspec.json.Decoder(Said)
 _named = msgspec.json.Decoder(Named)
 
 
-def route(service: Service, face: Face, served: Mapping[str, Serve]) -> WebSocketRoute:
+def route(service: Service, settings: HttpSettings, served: Mapping[str, Serve]) -> WebSocketRoute:
     async def endpoint(websocket: WebSocket) -> None:
-        if not is_welcome(websocket, face.cors_origins):
+        if not is_welcome(websocket, settings.cors_origins):
             await websocket.close(POLICY)  # before it was accepted: an answer 403
             return
         try:
-            who = origin(websocket.headers, face.tenant_is)
+            who = origin(websocket.headers, settings.tenant_is)
         except RequestError:
             await websocket.close(POLICY)
             return
         await websocket.accept()
-        await Socket(service, face, served, websocket, who).run()
+        await Socket(service, settings, served, websocket, who).run()
 
     return WebSocketRoute(PATH, endpoint)
 
@@ -84,9 +84,9 @@ def is_welcome(websocket: WebSocket, cors_origins: tuple[str, ...]) -> bool:
 class Socket:
     """One WebSocket and its open requests."""
 
-    def __init__(self, service: Service, face: Face, served: Mapping[str, Serve], websocket: WebSocket, who: Origin) -> None:
+    def __init__(self, service: Service, settings: HttpSettings, served: Mapping[str, Serve], websocket: WebSocket, who: Origin) -> None:
         self.service = service
-        self.face = face
+        self.settings = settings
         self.served = served
         self.websocket = websocket
         self.who = who
@@ -113,8 +113,8 @@ class Socket:
 
     async def _hear(self, data: bytes, tasks: TaskGroup) -> None:
         try:
-            if len(data) > self.face.max_body_bytes:
-                raise TooLarge(f"the message has {len(data)} bytes; this server takes {self.face.max_body_bytes}")
+            if len(data) > self.settings.max_body_bytes:
+                raise TooLarge(f"the message has {len(data)} bytes; this server takes {self.settings.max_body_bytes}")
             said = decode(data, _said)
             if said.abort:
                 if (scope := self.open.get(said.id)) is not None:
@@ -158,7 +158,7 @@ class Socket:
         if not isinstance(answer, Answer):
             return {"id": id, "answer": msgspec.Raw(bytes(answer.body))}
         answer.exchange.come_from(self.who)
-        answer.interval = max(self.face.stream_interval, answer.interval)
+        answer.interval = max(self.settings.stream_interval, answer.interval)
         if not answer.is_stream:
             return {"id": id, "answer": await answer.complete()}
 

@@ -16,7 +16,7 @@ def vocabulary_weight(device: Device, dtype: torch.dtype, vocab_size: int, hidde
     rows = -(-vocab_size // ranks.size)
     start = min(rows * ranks.rank, vocab_size)
     share = Share(vocab_size, start, min(rows, vocab_size - start))
-    weight = Weight((rows, hidden_size), {"": Part((vocab_size, hidden_size), 0, share)}, dtype, device.place)
+    weight = Weight((rows, hidden_size), {"": Part((vocab_size, hidden_size), 0, share)}, dtype, device.torch_device)
     weight.tensor[share.size:].zero_()
     return weight, share
 

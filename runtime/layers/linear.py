@@ -56,14 +56,14 @@ class Linear(Layer):
             biases[name] = Part((share.full,), 0, share, offset)
             offset += share.size
         if self.storage is None:
-            self.weight = Weight((self.size, self.inputs.size), weights, self.dtype, self.device.place)
+            self.weight = Weight((self.size, self.inputs.size), weights, self.dtype, self.device.torch_device)
         if self.has_bias and not (self.storage is not None and self.storage.has_bias_inside):
-            self.bias = Weight((self.size,), biases, self.dtype, self.device.place)
+            self.bias = Weight((self.size,), biases, self.dtype, self.device.torch_device)
             if self.storage is not None:
                 self.storage.entries.pop("bias", None)  # what it has to say of layers without one
 
     def _storage(self, stored: Stored) -> Storage:
-        tensors = allocate(stored.scheme, self.size, self.inputs, self.device.place)
+        tensors = allocate(stored.scheme, self.size, self.inputs, self.device.torch_device)
         return Storage(stored, self.outputs, self.inputs, tensors, counts_sums=not self.is_row or self.device.collectives.rank == 0)
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:

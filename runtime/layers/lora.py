@@ -1,7 +1,7 @@
 """Adapters on a rank: what each linear layer adds for the tokens of sequences that have one.
 
 Loaded adapters are in host memory, this rank's share of them, cut as the layers are: a column layer's B by its outputs, a row layer's A by
-its inputs (whose partial products the layer's sum adds up, as B is linear). `num_seats` of them sit on the device, side by side in
+its inputs (whose partial products the layer's sum adds up, as B is linear). `num_lora_slots` of them sit on the device, side by side in
 one tensor a layer, with ranks padded to the largest. A token of the plain model costs nothing, and a step in which nobody has an adapter
 is as without.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device
-from runtime.devices.lora import AdapterOps, SeatWeights
+from runtime.devices.lora import AdapterOps, LoraWeights
 from runtime.layers.linear import Linear
 from runtime.layers.upload import to_device
 from runtime.layers.weight import Layer
-from runtime.messages.lora import AdapterSetup, Seating
+from runtime.messages.lora import AdapterSetup, LoraAssignment
 from runtime.messages.steps import StepPlan
 from runtime.models.config import ModelConfig
 from runtime.models.lora_targets import linears
@@ -40,40 +40,40 @@ class Current:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens of a step whose adapter sits at `seat`: a slice where they follow one another, else int64 [n]."""
+    """The tokens of a step whose adapter sits at `lora_slot`: a slice where they follow one another, else int64 [n]."""
 
-    seat: int
+    lora_slot: int
     rows: Tensor | slice
 
 
 class PlainAdapters:
     """AdapterOps on any device: the specification of those that have kernels for it."""
 
-    def __init__(self, place: torch.device, num_seats: int) -> None:
-        self.place = place
-        self.num_seats = num_seats
+    def __init__(self, torch_device: torch.device, num_lora_slots: int) -> None:
+        self.torch_device = torch_device
+        self.num_lora_slots = num_lora_slots
 
-    def plan(self, seats: np.ndarray) -> list[Segment]:
+    def plan(self, lora_slots: np.ndarray) -> list[Segment]:
         """Two small products for each seat that somebody uses, and part."""
         found: list[Segment] = []
-        for seat in np.unique(seats[seats >= 0]).tolist():
-            rows = np.flatnonzero(seats == seat)
+        for lora_slot in np.unique(lora_slots[lora_slots >= 0]).tolist():
+            rows = np.flatnonzero(lora_slots == lora_slot)
             is_run = rows[-1] - rows[0] + 1 == len(rows)
-            found.append(Segment(seat, slice(int(rows[0]), int(rows[-1]) + 1) if is_run else to_device(rows, self.place)))
+            found.append(Segment(lora_slot, slice(int(rows[0]), int(rows[-1]) + 1) if is_run else to_device(rows, self.torch_device)))
         return found
 
-    def plan_rows(self, seats: Tensor) -> Tensor:
+    def plan_rows(self, lora_slots: Tensor) -> Tensor:
         """bool [T, seats]: who has which. All tokens go through all seats, as nobody knows who is there; that costs reading them once."""
-        return seats.unsqueeze(1) == torch.arange(self.num_seats, device=seats.device)
+        return lora_slots.unsqueeze(1) == torch.arange(self.num_lora_slots, device=lora_slots.device)
 
-    def add(self, out: Tensor, x: Tensor, weights: SeatWeights, plan: list[Segment] | Tensor) -> None:
+    def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: list[Segment] | Tensor) -> None:
         if isinstance(plan, Tensor):
             return self._add_all(out, x, weights, plan)
         for segment in plan:
-            seat, rows, first = segment.seat, segment.rows, 0
-            inner = linear(x[rows], weights.a[seat].flatten(0, 1)).unflatten(1, weights.a.shape[1:3])  # [n, parts, rank]
+            lora_slot, rows, first = segment.lora_slot, segment.rows, 0
+            inner = linear(x[rows], weights.a[lora_slot].flatten(0, 1)).unflatten(1, weights.a.shape[1:3])  # [n, parts, rank]
             for index, (offset, size) in enumerate(weights.parts):
-                columns, added = out.narrow(1, offset, size), linear(inner[:, index], weights.b[seat, first : first + size])
+                columns, added = out.narrow(1, offset, size), linear(inner[:, index], weights.b[lora_slot, first : first + size])
                 first += size
                 if isinstance(rows, slice):
                     columns[rows] += added
@@ -81,7 +81,7 @@ class PlainAdapters:
                     columns.index_add_(0, rows, added)
         return None
 
-    def _add_all(self, out: Tensor, x: Tensor, weights: SeatWeights, has: Tensor) -> None:
+    def _add_all(self, out: Tensor, x: Tensor, weights: LoraWeights, has: Tensor) -> None:
         """The seats side by side are one adapter of a large rank, of which a token has one part."""
         inner = linear(x, weights.a.flatten(0, 2)).unflatten(1, weights.a.shape[:3])  # [T, seats, parts, rank]
         inner, first = torch.where(has[:, :, None, None], inner, torch.zeros_like(inner)), 0
@@ -91,11 +91,11 @@ class PlainAdapters:
             first += size
 
 
-class Seats:
+class LoraSlots:
     """The seats of one linear layer; `parts` where it is fused. They outlive the layer's weights."""
 
     def __init__(self, layer: Linear, parts: tuple[str, ...], setup: AdapterSetup, ops: AdapterOps, current: Current,
-                 place: torch.device) -> None:
+                 torch_device: torch.device) -> None:
         dtype = layer.dtype
         self.ops = ops
         self.current = current
@@ -105,9 +105,9 @@ class Seats:
         starts = np.cumsum([0, *(share.size for share in layer.outputs.values())]).tolist()
         offsets = dict(zip(layer.outputs, starts, strict=False))
         self.firsts = np.cumsum([0, *sizes]).tolist()  # columns of B
-        self.weights = SeatWeights(
-            torch.zeros(setup.num_seats, len(parts), setup.max_rank, layer.inputs.size, dtype=dtype, device=place),
-            torch.zeros(setup.num_seats, sum(sizes), setup.max_rank, dtype=dtype, device=place),
+        self.weights = LoraWeights(
+            torch.zeros(setup.num_lora_slots, len(parts), setup.max_rank, layer.inputs.size, dtype=dtype, device=torch_device),
+            torch.zeros(setup.num_lora_slots, sum(sizes), setup.max_rank, dtype=dtype, device=torch_device),
             tuple((offsets[part], size) for part, size in zip(parts, sizes, strict=True)))
 
     @property
@@ -120,8 +120,8 @@ class Seats:
         mine = a[:, inputs.start : inputs.start + inputs.size], b[outputs.start : outputs.start + outputs.size]
         return mine[0].to(self.dtype).contiguous(), (mine[1].float() * scale).to(self.dtype)
 
-    def sit(self, seat: int, path: str, shares: Shares) -> None:
-        a, b = self.weights.a[seat].zero_(), self.weights.b[seat].zero_()
+    def sit(self, lora_slot: int, path: str, shares: Shares) -> None:
+        a, b = self.weights.a[lora_slot].zero_(), self.weights.b[lora_slot].zero_()
         for index, part in enumerate(self.parts):
             if (pair := shares.get((path, part))) is not None:
                 rank = len(pair[0])
@@ -139,17 +139,17 @@ class Adapters:
     """All of them on one rank."""
 
     def __init__(self, device: Device, model: Any, config: ModelConfig, setup: AdapterSetup, max_slots: int) -> None:
-        self.ops = device.adapters or PlainAdapters(device.place, setup.num_seats)
-        self.place = device.place
+        self.ops = device.adapters or PlainAdapters(device.torch_device, setup.num_lora_slots)
+        self.torch_device = device.torch_device
         self.current = Current()
         self.modules = {name: sizes for name, sizes in linears(config).items() if name.rpartition(".")[2] in setup.targets}
         self.homes = {name: _home(name, model.fused) for name in self.modules}
-        self.seats = {path: Seats(layer, parts, setup, self.ops, self.current, device.place)
+        self.lora_slots = {path: LoraSlots(layer, parts, setup, self.ops, self.current, device.torch_device)
                       for path, layer in _linears(model) if (parts := self._parts(path))}
         self.attach(model)
         self.hosts: dict[int, Shares] = {}  # by adapter
-        self.seat_of_slot = np.full(max_slots, -1, dtype=np.int64)
-        self.seats_there = torch.full((max_slots + 1,), -1, device=device.place)  # the same on the device; the last slot is nobody's
+        self.lora_slot_of_slot = np.full(max_slots, -1, dtype=np.int64)
+        self.lora_slots_there = torch.full((max_slots + 1,), -1, device=device.torch_device)  # the same on the device; the last slot is nobody's
 
     def _parts(self, path: str) -> tuple[str, ...]:
         return tuple(part for home, part in self.homes.values() if home == path)
@@ -157,13 +157,13 @@ class Adapters:
     @property
     def num_bytes(self) -> int:
         """Of the device's memory."""
-        return sum(seats.num_bytes for seats in self.seats.values())
+        return sum(lora_slots.num_bytes for lora_slots in self.lora_slots.values())
 
     def attach(self, model: Any) -> None:
         """The layers of `model`, which is built like the one before, add what adapters add."""
         for path, layer in _linears(model):
-            if path in self.seats:
-                layer.adapted = self.seats[path].add
+            if path in self.lora_slots:
+                layer.adapted = self.lora_slots[path].add
 
     def load(self, id: int, folder: str) -> None:
         """Reads an adapter to host memory; in any thread. Raises ModelError."""
@@ -173,31 +173,31 @@ class Adapters:
 
     def _cut(self, file: Any, name: str, pair: Pair) -> tuple[Tensor, Tensor]:
         path, part = self.homes[name]
-        return self.seats[path].cut(part, file.get_slice(pair.a), file.get_slice(pair.b), pair.scale)
+        return self.lora_slots[path].cut(part, file.get_slice(pair.a), file.get_slice(pair.b), pair.scale)
 
     def begin(self, plan: StepPlan) -> bool:
         """Called before a step is launched. -> whether somebody in it has an adapter"""
-        if plan.seating is not None:
-            self._seat(plan.seating)
+        if plan.lora_assignment is not None:
+            self._seat(plan.lora_assignment)
         if plan.admits:
             slots = np.array([admit.slot for admit in plan.admits])
-            self.seat_of_slot[slots] = [admit.seat for admit in plan.admits]
-            self.seats_there[to_device(slots, self.place)] = to_device(self.seat_of_slot[slots], self.place)
-        return bool((self.seat_of_slot[plan.slots] >= 0).any())
+            self.lora_slot_of_slot[slots] = [admit.lora_slot for admit in plan.admits]
+            self.lora_slots_there[to_device(slots, self.torch_device)] = to_device(self.lora_slot_of_slot[slots], self.torch_device)
+        return bool((self.lora_slot_of_slot[plan.slots] >= 0).any())
 
     def of_plan(self, plan: StepPlan, *, is_adapted: bool) -> None:
         """Layers add what the tokens of this plan want, if they want anything."""
-        self.current.plan = self.ops.plan(np.repeat(self.seat_of_slot[plan.slots], plan.counts)) if is_adapted else None
+        self.current.plan = self.ops.plan(np.repeat(self.lora_slot_of_slot[plan.slots], plan.counts)) if is_adapted else None
 
     def of_slots(self, slots: Tensor | None) -> None:
         """In a body that is captured: what the rows of `slots`, int64 [R], want when it is replayed; or nothing."""
-        self.current.plan = None if slots is None else self.ops.plan_rows(self.seats_there[slots])
+        self.current.plan = None if slots is None else self.ops.plan_rows(self.lora_slots_there[slots])
 
-    def _seat(self, seating: Seating) -> None:
-        for seat, id in zip(seating.seats.tolist(), seating.ids.tolist(), strict=True):
-            for path, seats in self.seats.items():
-                seats.sit(seat, path, self.hosts[id])
-        for id in seating.gone.tolist():
+    def _seat(self, lora_assignment: LoraAssignment) -> None:
+        for lora_slot, id in zip(lora_assignment.lora_slots.tolist(), lora_assignment.ids.tolist(), strict=True):
+            for path, lora_slots in self.lora_slots.items():
+                lora_slots.sit(lora_slot, path, self.hosts[id])
+        for id in lora_assignment.gone.tolist():
             self.hosts.pop(id, None)
 
 

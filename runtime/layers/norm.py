@@ -18,7 +18,7 @@ class RMSNorm(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float, *, may_shift: bool = True) -> None:
         self.ops = device.ops
         self.eps = eps
-        self.weight = Weight((size,), {"": Part((size,), 0, Share(size, 0, size))}, dtype, device.place)
+        self.weight = Weight((size,), {"": Part((size,), 0, Share(size, 0, size))}, dtype, device.torch_device)
         self.shift: Tensor | None = None
         part = Part((size,), 0, Share(size, 0, size), load=self._shift)
         self.bias = Weight.of(torch.empty(0), {"": part}, is_optional=True) if may_shift else None

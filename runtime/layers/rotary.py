@@ -22,10 +22,10 @@ from runtime.models.config import Rope
 class Rotary:
     """Cosines and sines for the positions of a step; frequencies in float32, as the reference computes them."""
 
-    def __init__(self, rope: Rope, head_dim: int, ops: Ops, place: torch.device) -> None:
+    def __init__(self, rope: Rope, head_dim: int, ops: Ops, torch_device: torch.device) -> None:
         self.rope = rope
         self.ops = ops
-        self.exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).to(place)
+        self.exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).to(torch_device)
         self.frequencies = FREQUENCIES[rope.rope_type](rope, self.exponents)
         self.scale = yarn_scale(rope) if rope.rope_type == "yarn" else 1.0
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Beside:
+class SideStream:
     """The second stream of one rank. `streams`: torch's module of the device (Device.streams)."""
 
     def __init__(self, streams: Any) -> None:

@@ -62,8 +62,8 @@ class Part:
 class Weight:
     """A tensor on the device, in parts that the loader fills; a weight that is not fused has one part, named ""."""
 
-    def __init__(self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, place: torch.device) -> None:
-        self.tensor = torch.empty(shape, dtype=dtype, device=place)
+    def __init__(self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, torch_device: torch.device) -> None:
+        self.tensor = torch.empty(shape, dtype=dtype, device=torch_device)
         self.parts = parts
         self.is_optional = False
 

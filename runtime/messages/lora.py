@@ -26,15 +26,15 @@ class AdapterLoaded(Struct, frozen=True, array_like=True, tag="adapter_loaded"):
 class AdapterSetup(Struct, frozen=True, kw_only=True, array_like=True):
     """What ranks must know of adapters when they start."""
 
-    num_seats: int
+    num_lora_slots: int
     max_rank: int
     targets: tuple[str, ...]  # last names of the modules that adapters may change
     loaded: list[LoadAdapter] = []  # those that are there already
 
 
-class Seating(Struct, frozen=True, array_like=True):
+class LoraAssignment(Struct, frozen=True, array_like=True):
     """Before a step: adapters that sit down, and those that are loaded no longer."""
 
-    seats: np.ndarray  # int32 [N]
+    lora_slots: np.ndarray  # int32 [N]
     ids: np.ndarray  # int32 [N]
     gone: np.ndarray  # int32: to be forgotten

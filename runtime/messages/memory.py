@@ -13,14 +13,14 @@ Part = Literal["kv_cache", "weights", "cuda_graph"]
 PARTS: tuple[Part, ...] = ("kv_cache", "weights", "cuda_graph")
 
 
-class Occupy(Struct, frozen=True, array_like=True, tag="occupy"):
+class ChangeMemory(Struct, frozen=True, array_like=True, tag="occupy"):
     """Give back what is named, and take what is not. No steps come while anything is given back. Occupied answers it, from each rank."""
 
     id: int
     released: tuple[Part, ...]
 
 
-class Renew(Struct, frozen=True, array_like=True, tag="renew"):
+class UpdateWeights(Struct, frozen=True, array_like=True, tag="renew"):
     """Take the weights of another checkpoint of the same model; with `is_trial`, only look whether that can be done. Occupied answers it,
     from each rank, unless it cannot be done after a trial said so: then the rank ends."""
 
@@ -30,7 +30,7 @@ class Renew(Struct, frozen=True, array_like=True, tag="renew"):
     is_trial: bool
 
 
-class Occupied(Struct, frozen=True, array_like=True, tag="occupied"):
+class MemoryReport(Struct, frozen=True, array_like=True, tag="occupied"):
     """What a rank holds now."""
 
     id: int
@@ -42,7 +42,7 @@ class Occupied(Struct, frozen=True, array_like=True, tag="occupied"):
     error: str  # why it holds less than it should; empty: it does not
 
 
-class OffloadWish(Struct, frozen=True, array_like=True):
+class OffloadSpec(Struct, frozen=True, array_like=True):
     """Which layers' weights lie in host memory: as many as have `num_bytes`, or the last `per_group` of every `group` layers."""
 
     num_bytes: int
@@ -51,14 +51,14 @@ class OffloadWish(Struct, frozen=True, array_like=True):
     ahead: int  # offloaded layers that are fetched before they are needed
 
 
-class Hosting(Struct, frozen=True, array_like=True):
+class WeightOffload(Struct, frozen=True, array_like=True):
     """Weights that lie in host memory: of some layers, always; with `has_backup` all of them, while the device's memory is given back."""
 
-    offload: OffloadWish | None = None
+    offload: OffloadSpec | None = None
     has_backup: bool = False
 
 
-def chosen(wish: OffloadWish, sizes: list[int]) -> tuple[int, ...]:
+def chosen(wish: OffloadSpec, sizes: list[int]) -> tuple[int, ...]:
     """Which layers lie in host memory, given each one's bytes. Raises StartError where that cannot be, or gains nothing."""
     if wish.num_bytes:
         if sum(sizes) < wish.num_bytes:

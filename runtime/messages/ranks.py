@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.messages.lora import AdapterLoaded, AdapterSetup, LoadAdapter
-from runtime.messages.memory import Hosting, Occupied, Occupy, Renew
+from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights, WeightOffload
 from runtime.messages.steps import StepPlan, StepResult
 
 
@@ -15,12 +15,12 @@ class Compiled(Struct, frozen=True, array_like=True):
     """Of the steps that are captured."""
 
     max_rows: int = 0  # most sequences of a decode step that does
-    has_pieces: bool = False  # steps in pieces do
+    is_piecewise: bool = False  # steps in pieces do
     explains: bool = False  # on stderr
 
     @property
     def is_wanted(self) -> bool:
-        return self.has_pieces or self.max_rows > 0
+        return self.is_piecewise or self.max_rows > 0
 
 
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
@@ -64,11 +64,11 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     quantization: str | None = None  # --quantization
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
-    piece_sizes: list[int] = []  # numbers of tokens for which steps with prompts may be captured, between their attentions
+    piecewise_sizes: list[int] = []  # numbers of tokens for which steps with prompts may be captured, between their attentions
     compiled: Compiled = Compiled()
     trace_folder: str = ""  # of traces of captures; empty: there are none
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
-    hosting: Hosting = Hosting()  # of weights in host memory
+    offload_setup: WeightOffload = WeightOffload()  # of weights in host memory
     expert_steps: int | None = None  # that a record of expert load holds; None: nobody counts
 
 
@@ -96,7 +96,7 @@ class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
     grammar: Grammar | None
 
 
-Wish = Literal["read", "start", "stop", "dump"]
+ExpertCountsAction = Literal["read", "start", "stop", "dump"]
 
 
 class CountExperts(Struct, frozen=True, array_like=True, tag="count_experts"):
@@ -104,7 +104,7 @@ class CountExperts(Struct, frozen=True, array_like=True, tag="count_experts"):
     `dump` writes what is recorded to a file in the folder, and forgets it. ExpertCounts answers it, from rank 0."""
 
     id: int
-    wish: Wish
+    action: ExpertCountsAction
     folder: str = ""
 
 
@@ -112,7 +112,7 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | Occupy | Renew | StopRank
+ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights | StopRank
 
 
 class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
@@ -170,4 +170,4 @@ class ExpertCounts(Struct, frozen=True, array_like=True, tag="expert_counts"):
     error: str = ""  # why none was
 
 
-FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | ExpertCounts | Occupied | StepResult
+FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | ExpertCounts | MemoryReport | StepResult

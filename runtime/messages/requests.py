@@ -109,7 +109,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     truncate: int | None = None  # keep so many tokens of the prompt; -1: as many as fit; None: all, or refuse. Only with `pools`
 
 
-class Guide(Struct, frozen=True, array_like=True):
+class GrammarConstraint(Struct, frozen=True, array_like=True):
     """What the tokens of a sequence must keep to."""
 
     grammar: Grammar
@@ -132,7 +132,7 @@ class Request(Struct, frozen=True, kw_only=True):
     namespace: str = ""  # of the prefix cache: nothing is shared across, in any tier (see cache/namespace.py)
     queue_timeout_s: float | None = None  # longest wait for its first step
     timeout_s: float | None = None  # longest life
-    guide: Guide | None = None
+    grammar_constraint: GrammarConstraint | None = None
     marks: tuple[str, ...] = ()  # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
     embeds: np.ndarray | None = None  # float32 [prompt, hidden]: what the prompt's tokens are embedded as, in place of the model's own
     adapter: AdapterRef | None = None
@@ -147,14 +147,14 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the client left or asked for it
 
 
-class Loaded(Struct, frozen=True, array_like=True):
+class CacheSources(Struct, frozen=True, array_like=True):
     """Of a sequence's cached tokens, those that the device did not have when it was first admitted."""
 
     host: int = 0  # were in host memory
     storage: int = 0  # were fetched from storage for it
 
 
-NOTHING_LOADED = Loaded()
+NO_SOURCES = CacheSources()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -174,7 +174,7 @@ class Finish(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    loaded: Loaded = NOTHING_LOADED  # of them
+    loaded: CacheSources = NO_SOURCES  # of them
 
 
 class Delta(Struct):
@@ -191,8 +191,8 @@ class Delta(Struct):
     prompt_ids: list[int] | None = None
     vector: np.ndarray | None = None  # float32: with the end of a sequence of a model that pools
     events: list[Any] | None = None  # what it says, where an answer is read for more than text (http/streaming/answer_reader.py)
-    thought_tokens: int = 0  # that are known to be thoughts since the delta before
-    loaded: Loaded = NOTHING_LOADED  # of the cached tokens; set with them
+    reasoning_tokens: int = 0  # that are known to be thoughts since the delta before
+    loaded: CacheSources = NO_SOURCES  # of the cached tokens; set with them
     hidden: list[np.ndarray] | None = None  # float32 [n, size] of each token; the first brings the prompt's
 
 

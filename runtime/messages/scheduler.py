@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Struct
 
 from runtime.errors import RequestError
-from runtime.messages.requests import NOTHING_LOADED, FinishReason, Loaded, Request, TokenLogprob
+from runtime.messages.requests import NO_SOURCES, CacheSources, FinishReason, Request, TokenLogprob
 
 
 class Abort(Struct, frozen=True, tag=True):
@@ -42,15 +42,15 @@ class Continue(Struct, frozen=True, tag=True):
     """Plan steps again."""
 
 
-class Hold(Struct, frozen=True, tag=True):
-    """To the scheduler: plan no steps until Unhold, as the ranks' memory changes. `answer` is called when no step is in flight any more, or
+class SuspendPlanning(Struct, frozen=True, tag=True):
+    """To the scheduler: plan no steps until ResumePlanning, as the ranks' memory changes. `answer` is called when no step is in flight any more, or
     with why that cannot be now. With `drops_pages` the device's pages go, and all prefixes that are nowhere else."""
 
     drops_pages: bool
     answer: Callable[[None | RequestError], None]
 
 
-class Unhold(Struct, frozen=True, tag=True):
+class ResumePlanning(Struct, frozen=True, tag=True):
     """To the scheduler: plan steps again, unless there is a Pause."""
 
 
@@ -66,7 +66,7 @@ class Flush(Struct, frozen=True, tag=True):
     answer: Callable[[int | RequestError], None]
 
 
-ToScheduler = Arrive | Abort | Stopped | Pause | Continue | Hold | Unhold | Flush | Unload
+ToScheduler = Arrive | Abort | Stopped | Pause | Continue | SuspendPlanning | ResumePlanning | Flush | Unload
 
 
 class Opened(Struct, frozen=True, tag=True):
@@ -83,7 +83,7 @@ class Ended(Struct, frozen=True):
     reason: FinishReason
     matched: int | None  # the stop token id, unless it is the model's own eos
     cached_tokens: int
-    loaded: Loaded = NOTHING_LOADED  # of them
+    loaded: CacheSources = NO_SOURCES  # of them
 
 
 class StepTokens(Struct, frozen=True, tag=True):
@@ -95,7 +95,7 @@ class StepTokens(Struct, frozen=True, tag=True):
     logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where asked for: of each of its tokens
     prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
     cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
-    loaded: dict[int, Loaded] = {}  # of them, where there are any that the device did not have
+    loaded: dict[int, CacheSources] = {}  # of them, where there are any that the device did not have
     vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
     hidden: dict[int, np.ndarray] = {}  # by sequence id, where asked for: float32 [n, size], the prompt's with the first token
     more: dict[int, list[int]] = {}  # by sequence id: tokens that follow the one in `token_ids`, where a step brought several

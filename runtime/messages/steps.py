@@ -5,8 +5,8 @@ from enum import StrEnum
 import numpy as np
 from msgspec import Struct
 
-from runtime.messages.lora import Seating
-from runtime.messages.requests import Guide
+from runtime.messages.lora import LoraAssignment
+from runtime.messages.requests import GrammarConstraint
 from runtime.messages.sampling import Processor
 
 
@@ -38,12 +38,12 @@ class Admit(Struct, frozen=True, array_like=True):
     sampling: SlotSampling
     prompt_len: int
     history: np.ndarray  # int32: all tokens known so far when penalties or a grammar need them, else empty
-    guide: Guide | None = None
+    grammar_constraint: GrammarConstraint | None = None
     second_at: int = 0  # see Request
-    seat: int = -1  # where its adapter sits; -1: it has none
+    lora_slot: int = -1  # where its adapter sits; -1: it has none
 
 
-class Moves(Struct, frozen=True, array_like=True):
+class PageCopies(Struct, frozen=True, array_like=True):
     """Pages that change tiers in a step, before its forward: all saves (device to host), then all loads (host to device).
 
     A page that a step computes can be saved by a later step only. When a step's result is there, its saves are in host memory.
@@ -64,7 +64,7 @@ class WindowPages(Struct, frozen=True, array_like=True):
     ids: np.ndarray  # int32 [P]
 
 
-class StateMoves(Struct, frozen=True, array_like=True):
+class StateCopies(Struct, frozen=True, array_like=True):
     """What becomes of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no plan uses number 0.
 
     A newcomer owns a state until its slot is taken by another sequence. Each row starts from the state that its sequence owns and leaves
@@ -102,13 +102,13 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     page_rows: np.ndarray  # int32 [P]
     page_ids: np.ndarray  # int32 [P]
     prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
-    moves: Moves | None = None
+    page_copies: PageCopies | None = None
     window: WindowPages | None = None  # None: no updates, or one pool for all layers
-    states: StateMoves | None = None  # None: nothing to do, or no recurrent layers
+    states: StateCopies | None = None  # None: nothing to do, or no recurrent layers
     shown: np.ndarray | None = None  # int32: tokens of the step (decodes' first) whose hidden states are wanted
     embed_places: np.ndarray | None = None  # int32: tokens of the step that are embedded ...
     embeds: np.ndarray | None = None  # float32 [places * hidden size] ... as these
-    seating: Seating | None = None  # of adapters
+    lora_assignment: LoraAssignment | None = None  # of adapters
 
 
 class Failing(StrEnum):

@@ -15,7 +15,7 @@ from typing import Any
 from runtime import log
 from runtime.errors import RankDied, StartError
 from runtime.metrics import Metrics
-from runtime.metrics.request_records import Keeper, Record, Records, as_json
+from runtime.metrics.request_records import Record, Records, RequestObserver, as_json
 from runtime.options.plan import Plan
 
 CRASH_S = 300.0  # for which requests are kept
@@ -156,13 +156,13 @@ class CrashDump:
         log.get("requests").warning("the last requests were written", file=str(file), requests=len(lines) - 1)
 
 
-class Keeping:
+class RequestLogs:
     """All of it, as the options want it."""
 
     def __init__(self, plan: Plan, metrics: Metrics) -> None:
         """Raises StartError."""
         self.crash = None if plan.crash_dump_folder is None else CrashDump(Path(plan.crash_dump_folder), plan.log_requests_level)
-        keepers: list[Keeper] = [] if self.crash is None else [self.crash]
+        keepers: list[RequestObserver] = [] if self.crash is None else [self.crash]
         if plan.log_requests:
             keepers.append(RequestLog(plan.log_requests_level, [
                 Lines(target, "requests", "%Y%m%d", is_json=plan.log_requests_format == "json").write

@@ -102,7 +102,7 @@ def as_json(value: Any) -> str:
         return json.dumps(value, default=repr)
 
 
-class Keeper(Protocol):
+class RequestObserver(Protocol):
     """Who keeps account. Called on the event loop: must not wait or raise."""
 
     def began(self, record: Record) -> None: ...
@@ -142,7 +142,7 @@ class Watched:
 class Records:
     """The open requests' records."""
 
-    def __init__(self, keepers: Sequence[Keeper], *, keeps_texts: bool) -> None:
+    def __init__(self, keepers: Sequence[RequestObserver], *, keeps_texts: bool) -> None:
         self._keepers = keepers
         self._keeps_texts = keeps_texts
         self._open: dict[str, Record] = {}
@@ -159,8 +159,8 @@ class Records:
         """The request was taken in."""
         if isinstance(sink, Watched):
             self._open[sink.record.ask.id] = sink.record
-            for keeper in self._keepers:
-                keeper.began(sink.record)
+            for observer in self._keepers:
+                observer.began(sink.record)
 
     def left(self, request_id: str) -> None:
         """It leaves; if its end does not come with that, its client has left."""
@@ -176,5 +176,5 @@ class Records:
         if record.ended_s is not None:
             return
         record.ended_s = monotonic()
-        for keeper in self._keepers:
-            keeper.ended(record)
+        for observer in self._keepers:
+            observer.ended(record)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from runtime.messages.requests import FinishReason
 from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, render
-from runtime.scheduling.lora_slots import Seats
+from runtime.scheduling.lora_slots import LoraSlots
 
 STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5)
@@ -115,7 +115,7 @@ class Metrics:
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
         self.captured_sizes = Gauge("runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs.")
-        self.captured_pieces = Gauge("runtime_captured_piece_sizes", "Numbers of tokens for which steps with prompts are graphs in pieces.")
+        self.captured_piecewise = Gauge("runtime_captured_piece_sizes", "Numbers of tokens for which steps with prompts are graphs in pieces.")
         self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of steps took.")
         self.capture_failures = Counter("runtime_capture_failures_total", "Captures of steps that failed.")
         self.expert_choices = Labelled("runtime_expert_choices_total", "Tokens times experts of each, by layer.", label="layer")
@@ -126,20 +126,20 @@ class Metrics:
 
     def _of_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
-        self.adapter_seats = Gauge("runtime_adapter_seats", "Places for adapters on the device.")
-        self.taken_seats = Gauge("runtime_adapter_taken_seats", "Seats that have an adapter.")
-        self.used_seats = Gauge("runtime_adapter_used_seats", "Of the taken seats, those that running sequences use.")
-        self.waiting_for_seats = Gauge("runtime_adapter_waiting_sequences", "Sequences that wait aside for a seat.")
+        self.adapter_slots = Gauge("runtime_adapter_seats", "Places for adapters on the device.")
+        self.taken_adapter_slots = Gauge("runtime_adapter_taken_seats", "Seats that have an adapter.")
+        self.used_adapter_slots = Gauge("runtime_adapter_used_seats", "Of the taken seats, those that running sequences use.")
+        self.waiting_for_adapter_slots = Gauge("runtime_adapter_waiting_sequences", "Sequences that wait aside for a seat.")
         self.adapter_loads = Counter("runtime_adapter_loads_total", "Times that an adapter was copied to a seat.")
         self.adapter_evictions = Counter("runtime_adapter_evictions_total", "Times that one left its seat for another.")
 
-    def of_seats(self, num_loaded: int, seats: Seats) -> None:
+    def of_lora_slots(self, num_loaded: int, lora_slots: LoraSlots) -> None:
         """What there is to say of adapters now."""
-        for gauge, value in ((self.loaded_adapters, num_loaded), (self.adapter_seats, seats.config.num_seats),
-                             (self.taken_seats, seats.num_taken), (self.used_seats, seats.num_used),
-                             (self.waiting_for_seats, len(seats.waiting))):
+        for gauge, value in ((self.loaded_adapters, num_loaded), (self.adapter_slots, lora_slots.config.num_lora_slots),
+                             (self.taken_adapter_slots, lora_slots.num_taken), (self.used_adapter_slots, lora_slots.num_used),
+                             (self.waiting_for_adapter_slots, len(lora_slots.waiting))):
             gauge.set(value)
-        self.adapter_loads.value, self.adapter_evictions.value = seats.num_placed, seats.num_evicted
+        self.adapter_loads.value, self.adapter_evictions.value = lora_slots.num_placed, lora_slots.num_evicted
 
     def _of_processes(self) -> None:
         self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")

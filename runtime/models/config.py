@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.mla import HfLatent, Latent, read_latent
-from runtime.models.moe import MIXTURES, HfMixture, Mixture
+from runtime.models.moe import MIXTURES, HfMoe, MoeConfig
 from runtime.models.pooling import Pooling
 from runtime.models.quantization import Quantization, read_quantization
 from runtime.models.registry import check_architecture, check_pools
@@ -37,7 +37,7 @@ class Family(Struct, frozen=True, kw_only=True):
     window: str = "none"  # none; all: every layer; switched: as all, by use_sliding_window;
     # some: that and layer_types decide, or max_window_layers without them; listed: there must be layer_types
     # alternating: where layer_types does not decide, every second layer, from the first on
-    mixture: str | None = None  # its reader in sparse.py
+    moe: str | None = None  # its reader in sparse.py
     is_latent: bool = False
     activation: str = "silu"
     output_norms: bool = False
@@ -47,15 +47,15 @@ class Family(Struct, frozen=True, kw_only=True):
 
 FAMILIES = {
     "Gemma2ForCausalLM": Family(activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"),
-    "DeepseekV2ForCausalLM": Family(mixture="deepseek2", is_latent=True),
-    "DeepseekV3ForCausalLM": Family(mixture="deepseek3", is_latent=True),
-    "GptOssForCausalLM": Family(window="alternating", mixture="gpt_oss", has_sinks=True),
+    "DeepseekV2ForCausalLM": Family(moe="deepseek2", is_latent=True),
+    "DeepseekV3ForCausalLM": Family(moe="deepseek3", is_latent=True),
+    "GptOssForCausalLM": Family(window="alternating", moe="gpt_oss", has_sinks=True),
     "LlamaForCausalLM": Family(mlp_bias=None),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="some"),
-    "Qwen2MoeForCausalLM": Family(qkv_bias=True, o_bias=False, window="listed", mixture="qwen2"),
+    "Qwen2MoeForCausalLM": Family(qkv_bias=True, o_bias=False, window="listed", moe="qwen2"),
     "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128, window="some"),
-    "Qwen3MoeForCausalLM": Family(qk_norm=True, window="switched", mixture="qwen3"),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, window="switched", moe="qwen3"),
 }
 
 
@@ -110,7 +110,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     score_cap: float = 0.0  # of attention scores, see devices/attention_scores.py; 0: none
     logit_cap: float = 0.0  # the same of what the head says
     has_sinks: bool = False  # heads of attention have a learned logit beside their scores
-    mixture: Mixture | None  # None: no experts
+    moe: MoeConfig | None  # None: no experts
     latent: Latent | None  # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
     draft_layers: int  # of the checkpoint, behind the others, which are not loaded: they guess further tokens
     num_recurrent_layers: int = 0  # that keep a state for each sequence; no family here has them yet
@@ -223,11 +223,11 @@ def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str 
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
     family = FAMILIES[family_of(architecture) + GENERATES]
-    mixture = None if family.mixture is None else MIXTURES[family.mixture](_decode(raw, HfMixture, "config.json"))
+    moe = None if family.moe is None else MIXTURES[family.moe](_decode(raw, HfMoe, "config.json"))
     latent = read_latent(_decode(raw, HfLatent, "config.json")) if family.is_latent else None
     if latent is not None:
         hf = structs.replace(hf, head_dim=latent.rope_dim, num_key_value_heads=1)
-    config = structs.replace(_resolve(architecture, hf, generation, mixture, latent),
+    config = structs.replace(_resolve(architecture, hf, generation, moe, latent),
                              quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization))
     if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
         return config
@@ -242,7 +242,7 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
         raise ModelError(f"{name} cannot be read: {error}; restore the file from the model's source") from None
 
 
-def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture: Mixture | None, latent: Latent | None) -> ModelConfig:
+def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, moe: MoeConfig | None, latent: Latent | None) -> ModelConfig:
     family = FAMILIES[family_of(architecture) + GENERATES]
     _check_sizes(family, hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
@@ -275,7 +275,7 @@ def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, mixture:
         query_scalar=hf.query_pre_attn_scalar or 0.0,
         score_cap=hf.attn_logit_softcapping or 0.0,
         logit_cap=hf.final_logit_softcapping or 0.0,
-        mixture=mixture,
+        moe=moe,
         latent=latent,
         draft_layers=hf.num_nextn_predict_layers or 0,
         rope=rope,
@@ -305,7 +305,7 @@ def _resolve_encoder(architecture: str, raw: bytes, folder: Path, wishes: dict[s
         mlp_bias=True,
         qk_norm=False,
         windows=(0,) * hf.num_hidden_layers,
-        mixture=None,
+        moe=None,
         latent=None,
         draft_layers=0,
         rope=Rope(),

@@ -72,15 +72,15 @@ class LatentSelfAttention(Layer):
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """-> queries and their rotary parts; latents and theirs go to the cache."""
-        prolog, place = self.prolog, self.attention.place(batch)
+        prolog, targets = self.prolog, self.attention.cache_targets(batch)
         assert prolog is not None, "a step before the weights are complete"
         join = partial(self.parts.join, num_tokens=len(batch.positions)) if self.joins else None
         if prolog.takes(batch.attention):
-            return prolog.prepare(x if join is None else join(x), cos, sin, *place, self.up)
+            return prolog.prepare(x if join is None else join(x), cos, sin, *targets, self.up)
         q, kv = prolog.project(x, join)
         q, q_rope = q.split((self.latent.nope_dim, self.latent.rope_dim), dim=2)
         q_rope = prolog.turn(q_rope, cos, sin)
-        prolog.store(kv, cos, sin, *place)
+        prolog.store(kv, cos, sin, *targets)
         return q, q_rope
 
     def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:

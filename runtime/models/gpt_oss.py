@@ -19,7 +19,7 @@ from runtime.layers.parallel.replicated import Dense
 from runtime.layers.weight import Layer, Part, Share, Weight, even_share, scaled
 from runtime.models.config import ModelConfig
 from runtime.models.llama import Llama
-from runtime.models.moe import Mixture
+from runtime.models.moe import MoeConfig
 
 ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halves are clamped to
 
@@ -27,17 +27,17 @@ ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halve
 class Experts(Layer):
     """Stacks as the checkpoint has them; ranks split each expert by its inner dimension, of which gate and up take turns."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, mixture: Mixture) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
         if device.ep_size > 1 or device.exchanges is not None:
             raise ModelError("gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out")
-        experts, place = mixture.num_experts, device.place
+        experts, torch_device = moe.num_experts, device.torch_device
         self.is_first = device.collectives.rank == 0
-        inner = even_share(mixture.intermediate_size, device.collectives, "intermediate_size")
+        inner = even_share(moe.intermediate_size, device.collectives, "intermediate_size")
         both, all_of = scaled(inner, 2), Share(hidden, 0, hidden)
 
         def weight(dim: int, share: Share, *shape: int) -> Weight:
             local = tuple(share.size if i == dim else size for i, size in enumerate(shape))
-            return Weight(local, {"": Part(shape, dim, share)}, dtype, place)
+            return Weight(local, {"": Part(shape, dim, share)}, dtype, torch_device)
 
         self.gate_up_proj = weight(2, both, experts, hidden, both.full)
         self.gate_up_proj_bias = weight(1, both, experts, both.full)
@@ -67,11 +67,11 @@ def clamped(gate_up: Tensor) -> Tensor:
 class FeedForward(Layer):
     """Router and experts."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, mixture: Mixture) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
         self.device = device
-        self.routing = mixture.routing
-        self.router = Dense(device, torch.float32, hidden, mixture.num_experts, bias=True)
-        self.experts = Experts(device, dtype, hidden, mixture)
+        self.routing = moe.routing
+        self.router = Dense(device, torch.float32, hidden, moe.num_experts, bias=True)
+        self.experts = Experts(device, dtype, hidden, moe)
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.router.bias is not None
@@ -85,11 +85,11 @@ class GptOssDecoder(Layer):
     """One block."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, attention: type[Any]) -> None:
-        assert config.mixture is not None
+        assert config.moe is not None
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(device, dtype, config.hidden_size, config.mixture)
+        self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe)
 
     def before(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
         """See llama.Decoder."""

@@ -50,7 +50,7 @@ class SelfAttention(Layer):
         is_quantized = config.quantization is not None
         self.k_scale, self.v_scale = (cache_scale() if is_quantized else None for _ in range(2))
         own = even_share(heads, device.collectives, "attention heads")
-        self.sinks = Weight((own.size,), {"": Part((heads,), 0, own)}, torch.float32, device.place) if config.has_sinks else None
+        self.sinks = Weight((own.size,), {"": Part((heads,), 0, own)}, torch.float32, device.torch_device) if config.has_sinks else None
         scores = Scores(config.score_scale, config.windows[index], config.score_cap)
         self.attention = Attention(device, index, self.qkv_proj.heads[1], dim, scores)
 
@@ -76,8 +76,8 @@ class SelfAttention(Layer):
 
 def feed_forward(device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> FeedForward | SparseFeedForward:
     """That of a layer: with experts, or without."""
-    if config.mixture is not None and config.mixture.layers[index]:
-        return SparseFeedForward(device, dtype, config.hidden_size, config.mixture)
+    if config.moe is not None and config.moe.layers[index]:
+        return SparseFeedForward(device, dtype, config.hidden_size, config.moe)
     return FeedForward(device, dtype, config.hidden_size, config.intermediate_size, bias=config.mlp_bias, sums=sums_of(device))
 
 
@@ -132,7 +132,7 @@ class Llama(Layer):
         elif config.pooling.task == "classify":
             self.score = Dense(device, dtype, config.hidden_size, config.pooling.size, bias=False)
         self.parts = None if device.exchanges is None else Parts(device.collectives)
-        self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.place)
+        self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.torch_device)
         self.compiled: Callable[..., tuple[Tensor, Tensor]] | None = None  # Decoder.after (ranks/compile.py)
 
     @property

@@ -150,7 +150,7 @@ def _fill_from_files(targets: Targets, fused: Fused, renames: Renames, config: M
     missing, extra, done = dict(targets), [], 0
     total = sum(not weight.is_optional for weight in targets.values())
     found = tensors(weight_files(folder))
-    for source in found if config.mixture is not None and config.mixture.is_stacked else unstacked(found):
+    for source in found if config.moe is not None and config.moe.is_stacked else unstacked(found):
         key = target_name(source.name, fused, renames)
         if key in missing:
             weight = missing.pop(key)

@@ -14,10 +14,10 @@ def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
     for index in range(config.num_layers):
         found |= {f"layers.{index}.self_attn.{name}": sizes for name, sizes in attention.items()}
         block, inner = f"layers.{index}.mlp", config.intermediate_size
-        if (mixture := config.mixture) is not None and mixture.layers[index]:
-            if not mixture.shared_size:
+        if (moe := config.moe) is not None and moe.layers[index]:
+            if not moe.shared_size:
                 continue
-            block, inner = f"{block}.{'shared_expert' if mixture.has_shared_gate else 'shared_experts'}", mixture.shared_size
+            block, inner = f"{block}.{'shared_expert' if moe.has_shared_gate else 'shared_experts'}", moe.shared_size
         found |= {f"{block}.{name}": (hidden, inner) for name in ("gate_proj", "up_proj")}
         found[f"{block}.down_proj"] = inner, hidden
     return found

@@ -27,7 +27,7 @@ class Routing(Struct, frozen=True, kw_only=True):
     scale: float = 1.0  # on the weights
 
 
-class Mixture(Struct, frozen=True, kw_only=True):
+class MoeConfig(Struct, frozen=True, kw_only=True):
     """The experts of a model."""
 
     num_experts: int
@@ -40,7 +40,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
     is_stacked: bool = False  # as one tensor of all experts, with biases
 
 
-class HfMixture(Struct, frozen=True, kw_only=True):
+class HfMoe(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     num_hidden_layers: Count
@@ -66,7 +66,7 @@ class HfMixture(Struct, frozen=True, kw_only=True):
     routed_scaling_factor: float = 1.0
 
 
-def _sizes(hf: HfMixture) -> tuple[int, int, int]:
+def _sizes(hf: HfMoe) -> tuple[int, int, int]:
     """Experts, experts of a token, intermediate size. Raises ModelError."""
     num_experts = hf.num_experts or hf.num_local_experts or hf.n_routed_experts
     if num_experts is None or hf.num_experts_per_tok is None or hf.moe_intermediate_size is None:
@@ -77,25 +77,25 @@ def _sizes(hf: HfMixture) -> tuple[int, int, int]:
     return num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size
 
 
-def _qwen(hf: HfMixture, has_shared: bool) -> Mixture:
+def _qwen(hf: HfMoe, has_shared: bool) -> MoeConfig:
     num_experts, top_k, inner = _sizes(hf)
     dense = set(hf.mlp_only_layers or ())
     layers = tuple(i not in dense and (i + 1) % hf.decoder_sparse_step == 0 for i in range(hf.num_hidden_layers))
     shared = hf.shared_expert_intermediate_size if has_shared else 0
-    return Mixture(num_experts=num_experts, intermediate_size=inner, shared_size=shared, has_shared_gate=shared > 0, has_bias=False,
+    return MoeConfig(num_experts=num_experts, intermediate_size=inner, shared_size=shared, has_shared_gate=shared > 0, has_bias=False,
                    layers=layers, routing=Routing(top_k=top_k, normalizes=bool(hf.norm_topk_prob)))
 
 
-def qwen2(hf: HfMixture) -> Mixture:
+def qwen2(hf: HfMoe) -> MoeConfig:
     """A shared expert beside the others, with a gate of its own."""
     return _qwen(hf, True)
 
 
-def qwen3(hf: HfMixture) -> Mixture:
+def qwen3(hf: HfMoe) -> MoeConfig:
     return _qwen(hf, False)
 
 
-def _deepseek(hf: HfMixture, score: Literal["softmax", "sigmoid"], grouped: bool, normalizes: bool) -> Mixture:
+def _deepseek(hf: HfMoe, score: Literal["softmax", "sigmoid"], grouped: bool, normalizes: bool) -> MoeConfig:
     num_experts, top_k, inner = _sizes(hf)
     groups, top_groups = (hf.n_group or 1, hf.topk_group or 1) if grouped else (1, 1)
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
@@ -109,24 +109,24 @@ def _deepseek(hf: HfMixture, score: Literal["softmax", "sigmoid"], grouped: bool
     is_v3 = score == "sigmoid"
     routing = Routing(top_k=top_k, score=score, num_groups=groups, top_groups=top_groups, normalizes=normalizes,
                       group_score="two largest" if is_v3 else "largest", scale=hf.routed_scaling_factor)
-    return Mixture(num_experts=num_experts, intermediate_size=inner, shared_size=inner * (hf.n_shared_experts or 0), has_shared_gate=False,
+    return MoeConfig(num_experts=num_experts, intermediate_size=inner, shared_size=inner * (hf.n_shared_experts or 0), has_shared_gate=False,
                    has_bias=is_v3, layers=tuple(i >= (hf.first_k_dense_replace or 0) for i in range(hf.num_hidden_layers)), routing=routing)
 
 
-def deepseek2(hf: HfMixture) -> Mixture:
+def deepseek2(hf: HfMoe) -> MoeConfig:
     if hf.topk_method not in (None, "greedy", "group_limited_greedy") or hf.norm_topk_prob:
         raise ModelError(f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not supported in this "
                          "family; supported are greedy and group_limited_greedy, without it")
     return _deepseek(hf, "softmax", hf.topk_method == "group_limited_greedy", False)
 
 
-def deepseek3(hf: HfMixture) -> Mixture:
+def deepseek3(hf: HfMoe) -> MoeConfig:
     if hf.topk_method not in (None, "noaux_tc"):
         raise ModelError(f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is noaux_tc")
     return _deepseek(hf, "sigmoid", True, hf.norm_topk_prob is not False)
 
 
-def gpt_oss(hf: HfMixture) -> Mixture:
+def gpt_oss(hf: HfMoe) -> MoeConfig:
     num_experts, top_k, inner = hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size
     if num_experts is None or top_k is None or inner is None or top_k > num_experts:
         raise ModelError("config.json lacks num_local_experts, num_experts_per_tok or intermediate_size; "
@@ -134,10 +134,10 @@ def gpt_oss(hf: HfMixture) -> Mixture:
     if (hf.swiglu_alpha, hf.swiglu_limit) != (1.702, 7.0):
         raise ModelError(f"config.json: swiglu_alpha {hf.swiglu_alpha} with swiglu_limit {hf.swiglu_limit} is not supported; "
                          "supported is 1.702 with 7")
-    return Mixture(num_experts=num_experts, intermediate_size=inner, shared_size=0, has_shared_gate=False, has_bias=False,
+    return MoeConfig(num_experts=num_experts, intermediate_size=inner, shared_size=0, has_shared_gate=False, has_bias=False,
                    layers=(True,) * hf.num_hidden_layers, routing=Routing(top_k=top_k, normalizes=True), is_stacked=True)
 
 
-MIXTURES: dict[str, Callable[[HfMixture], Mixture]] = {
+MIXTURES: dict[str, Callable[[HfMoe], MoeConfig]] = {
     "qwen2": qwen2, "qwen3": qwen3, "deepseek2": deepseek2, "deepseek3": deepseek3, "gpt_oss": gpt_oss,
 }

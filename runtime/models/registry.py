@@ -38,7 +38,7 @@ def check_architecture(name: str) -> None:
 def check_pools(name: str) -> None:
     """Raises ModelError for an architecture whose class makes no vectors."""
     if MODELS[name] not in POOLS:
-        able = sorted(model for model, place in MODELS.items() if place in POOLS and model.endswith("ForCausalLM"))
+        able = sorted(model for model, index in MODELS.items() if index in POOLS and model.endswith("ForCausalLM"))
         raise ModelError(f"{name} cannot make embeddings here (--is-embedding); of the models that generate, these can: {', '.join(able)}")
 
 

@@ -145,13 +145,13 @@ def graph_sizes(cuda_graph_max_bs: int) -> Derived:
     return Derived((*sizes, cuda_graph_max_bs), "up to --cuda-graph-max-bs, dense where padding costs much of a step")
 
 
-def piece_max_tokens(is_enabled: bool, largest_step: int) -> Derived:
+def piecewise_max_tokens(is_enabled: bool, largest_step: int) -> Derived:
     if not is_enabled:
         return Derived(0, "no --enable-piecewise-cuda-graph")
     return Derived(min(MOST_PIECE_TOKENS, largest_step), "larger steps keep the device busy for longer than their launch takes")
 
 
-def piece_sizes(piecewise_cuda_graph_max_tokens: int) -> Derived:
+def piecewise_sizes(piecewise_cuda_graph_max_tokens: int) -> Derived:
     """Numbers of tokens: dense enough that a fifth of a step at most is padding, where padding costs time."""
     if piecewise_cuda_graph_max_tokens == 0:
         return Derived((), "there are no such graphs")

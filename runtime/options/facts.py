@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.models.mla import Latent
-from runtime.models.moe import Mixture
+from runtime.models.moe import MoeConfig
 from runtime.models.pooling import Pooling
 from runtime.models.quantization import Quantization
 from runtime.models.schemes import SCHEMES
@@ -44,7 +44,7 @@ class ModelFacts(Protocol):
     def pooling(self) -> Pooling | None: ...
 
     @property
-    def mixture(self) -> Mixture | None: ...
+    def moe(self) -> MoeConfig | None: ...
 
     @property
     def latent(self) -> Latent | None: ...

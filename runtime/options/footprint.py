@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
-from runtime.messages.memory import OffloadWish, chosen
+from runtime.messages.memory import OffloadSpec, chosen
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
 from runtime.models.lora_targets import linears
@@ -148,10 +148,10 @@ def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
         if module in setup.targets:
             is_row = module in ("o_proj", "down_proj")
             count += (ins // ranks if is_row else ins) + (outs if is_row else keys if module in ("k_proj", "v_proj") else outs // ranks)
-    return count * setup.max_rank * setup.num_seats
+    return count * setup.max_rank * setup.num_lora_slots
 
 
-def offloaded_bytes(wish: OffloadWish | None, model: ModelConfig, sizes: tuple[int, int, int], item: int) -> tuple[int, int]:
+def offloaded_bytes(wish: OffloadSpec | None, model: ModelConfig, sizes: tuple[int, int, int], item: int) -> tuple[int, int]:
     """Of weights that lie in host memory, and of the room on the device that their layers share; `sizes` as weight_count has them."""
     if wish is None:
         return 0, 0
@@ -200,13 +200,13 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
 
 def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int) -> int:
     """Numbers of the second half of a layer."""
-    hidden, inner, mixture = model.hidden_size, model.intermediate_size // ranks, model.mixture
-    if mixture is None or not mixture.layers[layer]:
+    hidden, inner, moe = model.hidden_size, model.intermediate_size // ranks, model.moe
+    if moe is None or not moe.layers[layer]:
         return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
-    if mixture.is_stacked:
-        return mixture.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
-    experts = mixture.num_experts // expert_ranks * mixture.intermediate_size // (ranks // expert_ranks)
-    return hidden * (3 * experts + 3 * mixture.shared_size // shared_ranks + mixture.num_experts + mixture.has_shared_gate)
+    if moe.is_stacked:
+        return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
+    experts = moe.num_experts // expert_ranks * moe.intermediate_size // (ranks // expert_ranks)
+    return hidden * (3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate)
 
 
 def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks: int, item: int) -> int:
@@ -215,7 +215,7 @@ def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks:
         return 0
     saved, of = 0.0, model.quantization.of
     for i in range(model.num_layers):
-        expert = "experts.0." if model.mixture is not None and model.mixture.layers[i] else ""
+        expert = "experts.0." if model.moe is not None and model.moe.layers[i] else ""
         for name, count in ((f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
                             (f"layers.{i}.mlp.{expert}down_proj", feed_forward_count(model, i, ranks, expert_ranks, shared_ranks))):
             if (stored := of(name)) is not None:
@@ -225,8 +225,8 @@ def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks:
 
 def float_bytes(model: ModelConfig) -> int:
     """Of what stays float32 whatever the dtype: what is added to the scores of experts."""
-    mixture = model.mixture
-    return 4 * mixture.num_experts * sum(mixture.layers) if mixture is not None and mixture.has_bias else 0
+    moe = model.moe
+    return 4 * moe.num_experts * sum(moe.layers) if moe is not None and moe.has_bias else 0
 
 
 def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:
@@ -256,7 +256,7 @@ def _graphs(plan: Plan, model: ModelConfig, item: int) -> int:
 def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: int) -> int:
     """The widest moment of a step: residual, normed input, and what the wider half of a layer makes; then float32 logits of the rows."""
     ranks = plan.tensor_parallel_size
-    inner = max(model.intermediate_size, model.mixture.intermediate_size if model.mixture is not None else 0)  # of all tokens in one expert
+    inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)  # of all tokens in one expert
     heads, latent = model.num_heads // ranks, model.latent
     if latent is None:
         attention = 2 * (heads + 2 * kv_heads(model, ranks)) * model.head_dim

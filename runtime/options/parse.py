@@ -22,7 +22,7 @@ from runtime.options.table import Row, by_flag, by_name, canonical, rows
 from runtime.options.tree import Options
 
 
-class Given(Struct, frozen=True):
+class ParsedOptions(Struct, frozen=True):
     """What the user said: the options, where each one that is not a default came from, and what to tell the user at start."""
 
     options: Options
@@ -32,16 +32,16 @@ class Given(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One value that somebody gave to one option. `spelling` is how they wrote its name."""
+    """One value that somebody gave to one option. `alias` is how they wrote its name."""
 
     row: Row
     value: Any
-    spelling: str
+    alias: str
     source: str
     reason: str = ""
 
 
-def from_argv(argv: Sequence[str]) -> Given:
+def from_argv(argv: Sequence[str]) -> ParsedOptions:
     """Reads flags, and the file of --config, whose values flags override. Raises OptionsError with every problem found."""
     problems: list[str] = []
     flags = list(_read_flags(argv, problems))
@@ -50,7 +50,7 @@ def from_argv(argv: Sequence[str]) -> Given:
     return _gather([*read, *flags], problems)
 
 
-def from_values(values: Mapping[str, Any], source: str = "argument") -> Given:
+def from_values(values: Mapping[str, Any], source: str = "argument") -> ParsedOptions:
     """Options by name, as the library takes them. Raises OptionsError with every problem found."""
     problems: list[str] = []
     return _gather(list(_named(values, source, "", problems)), problems)
@@ -76,19 +76,19 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
     words = list(reversed(argv))
     while words:
         word = words.pop()
-        spelling, equals, inline = word.partition("=")
-        key = canonical(spelling)
+        alias, equals, inline = word.partition("=")
+        key = canonical(alias)
         row = by_flag().get(key)
         if row is not None:
             value = inline if equals else _take(row, words)
             if value is None:
-                problems.append(f"{spelling} needs a value: {row.type}")
+                problems.append(f"{alias} needs a value: {row.type}")
             else:
-                yield Setting(row, value, spelling, f"flag {spelling}")
+                yield Setting(row, value, alias, f"flag {alias}")
         elif key.startswith("--no-") and (row := by_flag().get("--" + key[5:])) and row.takes == "switch" and not equals:
-            yield Setting(row, False, spelling, f"flag {spelling}")
+            yield Setting(row, False, alias, f"flag {alias}")
         else:
-            problems.append(_unknown(spelling, list(by_flag()), "flag") if word.startswith("-")
+            problems.append(_unknown(alias, list(by_flag()), "flag") if word.startswith("-")
                             else f"{word} stands alone: a value follows its flag")
             _skip_values(words)
 
@@ -142,13 +142,13 @@ def _named(values: Mapping[Any, Any], source: str, where: str, problems: list[st
             problems.append(f"{key}{where} has no value; expected {row.type}")
 
 
-def _unknown(spelling: str, known: list[str], kind: str) -> str:
-    near = difflib.get_close_matches(canonical(spelling), known, n=1, cutoff=0.6)
+def _unknown(alias: str, known: list[str], kind: str) -> str:
+    near = difflib.get_close_matches(canonical(alias), known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "`runtime options` lists all"
-    return f"{spelling} is no {kind} of this runtime; {hint}"
+    return f"{alias} is no {kind} of this runtime; {hint}"
 
 
-def _gather(settings: list[Setting], problems: list[str]) -> Given:
+def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
     tree: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
     reasons: dict[str, str] = {}
@@ -158,9 +158,9 @@ def _gather(settings: list[Setting], problems: list[str]) -> Given:
         if meant is None:
             continue
         if meant.row.status == "superseded":
-            notices.append(f"{meant.spelling} has no effect: {meant.row.note}")
+            notices.append(f"{meant.alias} has no effect: {meant.row.note}")
             continue
-        if (problem := _refusal(meant.row, meant.spelling)) is not None:
+        if (problem := _refusal(meant.row, meant.alias)) is not None:
             problems.append(problem)
         if _convert(meant, tree, problems):
             sources[meant.row.name], reasons[meant.row.name] = meant.source, setting.reason
@@ -168,7 +168,7 @@ def _gather(settings: list[Setting], problems: list[str]) -> Given:
     problems += broken(said)
     if problems:
         raise OptionsError(list(dict.fromkeys(problems)))
-    return Given(msgspec.convert(tree, Options), sources, reasons, list(dict.fromkeys(notices)))
+    return ParsedOptions(msgspec.convert(tree, Options), sources, reasons, list(dict.fromkeys(notices)))
 
 
 def _meaning(setting: Setting, notices: list[str]) -> Setting | None:
@@ -179,17 +179,17 @@ def _meaning(setting: Setting, notices: list[str]) -> Setting | None:
     own = by_flag()[row.means]
     value = row.values.get(str(setting.value).lower(), setting.value)
     if value == own.default:
-        notices.append(f"{setting.spelling} {setting.value} asks for what is the default here")
+        notices.append(f"{setting.alias} {setting.value} asks for what is the default here")
         return None
-    notices.append(f"{setting.spelling} is {own.flag} here")
-    return Setting(own, value, setting.spelling, setting.source)
+    notices.append(f"{setting.alias} is {own.flag} here")
+    return Setting(own, value, setting.alias, setting.source)
 
 
-def _refusal(row: Row, spelling: str) -> str | None:
+def _refusal(row: Row, alias: str) -> str | None:
     if row.status == "planned":
-        return f"{spelling} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
+        return f"{alias} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
     if row.status == "other-device":
-        return f"{spelling} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
+        return f"{alias} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
     return None
 
 
@@ -202,16 +202,16 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
         converted = msgspec.convert(value, row.convert, strict=False)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: surrogates; RecursionError: JSON of great depth
         if row.takes == "json" and isinstance(error, msgspec.ValidationError):
-            problems.append(f"{setting.spelling} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}")
+            problems.append(f"{setting.alias} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}")
             return False
         if row.takes == "json" and isinstance(error, msgspec.DecodeError):
-            problems.append(f"{setting.spelling} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}")
+            problems.append(f"{setting.alias} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}")
             return False
-        problems.append(f"{setting.spelling} {_show(row, value)} is not possible; expected {row.type}")
+        problems.append(f"{setting.alias} {_show(row, value)} is not possible; expected {row.type}")
         return False
     if converted in row.later:
         now = ", ".join(choice for choice in row.choices or () if choice not in row.later)
-        problems.append(f"{setting.spelling} {converted} is not here yet; choose one of {now}")
+        problems.append(f"{setting.alias} {converted} is not here yet; choose one of {now}")
         return False
     tree.setdefault(row.group, {})[row.name] = converted
     return True

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from runtime.messages.memory import OffloadWish
+from runtime.messages.memory import OffloadSpec
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.kv_events import KVEvents
 from runtime.options.table import rows
@@ -229,11 +229,11 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 0 if self.enable_expert_distribution_metrics else None
 
     @property
-    def offload(self) -> OffloadWish | None:
+    def offload(self) -> OffloadSpec | None:
         """None: all weights are on the device."""
         if not self.cpu_offload_gb and self.offload_group_size <= 0:
             return None
-        return OffloadWish(self.cpu_offload_gb * 2**30, self.offload_group_size, self.offload_num_in_group, self.offload_prefetch_step)
+        return OffloadSpec(self.cpu_offload_gb * 2**30, self.offload_group_size, self.offload_num_in_group, self.offload_prefetch_step)
 
     @property
     def window_ratio(self) -> float:

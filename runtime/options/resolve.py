@@ -14,7 +14,7 @@ from runtime.options import derive
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.derive import Derived
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
-from runtime.options.parse import Given
+from runtime.options.parse import ParsedOptions
 from runtime.options.plan import Plan, Provenance
 from runtime.options.rules.feasibility import RULES
 from runtime.options.table import rows
@@ -23,7 +23,7 @@ from runtime.options.table import rows
 class Choice:
     """Collects the plan's values by name: what the user said stands, "auto" is derived, and each keeps its source and reason."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: ParsedOptions) -> None:
         self.why: dict[str, Provenance] = {}
         for row in rows():
             if row.status == "works":
@@ -46,7 +46,7 @@ class Choice:
             self.why[name] = Provenance(meaning.value, self.why[name].source, meaning.reason)
 
 
-def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> Plan:
+def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> Plan:
     """The plan that `given` means for this model, device and machine. Raises OptionsError with a sentence for every broken rule."""
     c = Choice(given)
     c.auto("served_model_name", derive.served_model_name, c["model_path"])
@@ -82,9 +82,9 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
            c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal", c["decode_attention_backend"])
     c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
-    c.auto("piecewise_cuda_graph_max_tokens", derive.piece_max_tokens, c["enable_piecewise_cuda_graph"],
+    c.auto("piecewise_cuda_graph_max_tokens", derive.piecewise_max_tokens, c["enable_piecewise_cuda_graph"],
            c["max_step_tokens"] + c["max_running_requests"])
-    c.auto("piecewise_cuda_graph_tokens", derive.piece_sizes, c["piecewise_cuda_graph_max_tokens"])
+    c.auto("piecewise_cuda_graph_tokens", derive.piecewise_sizes, c["piecewise_cuda_graph_max_tokens"])
     c.auto("enable_lora", derive.enable_lora, c["lora_paths"])
     c.auto("lora_backend", derive.lora_backend)
     c.auto("random_seed", derive.random_seed, machine)
@@ -98,7 +98,7 @@ def resolve(given: Given, model: ModelFacts, device: DeviceFacts, machine: Machi
     return plan
 
 
-def plan_for(given: Given, machine: MachineFacts | None = None) -> Plan:
+def plan_for(given: ParsedOptions, machine: MachineFacts | None = None) -> Plan:
     """`resolve` with the facts of the given model folder, device and, unless told otherwise, this machine.
 
     Raises ModelError for a folder that holds no servable config.json, OptionsError for options that cannot work.

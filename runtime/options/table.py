@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import NODEFAULT, Struct, inspect, structs
 
-from runtime.options.compat.aliases import OLD, TITLES, Spelling
+from runtime.options.compat.aliases import OLD, TITLES, Alias
 from runtime.options.compat.rtp_llm import RTP_LLM
 from runtime.options.declare import Status
 from runtime.options.tree import Options
@@ -51,7 +51,7 @@ def rows() -> tuple[Row, ...]:
 def foreign_rows() -> tuple[Row, ...]:
     """Old spellings and those of other systems."""
     own = {flag: row for row in rows() for flag in (row.flag, *row.aliases)}
-    return tuple(_foreign(spelling, own.get(spelling.means)) for spelling in (*OLD, *RTP_LLM))
+    return tuple(_foreign(alias, own.get(alias.means)) for alias in (*OLD, *RTP_LLM))
 
 
 @cache
@@ -88,15 +88,15 @@ def _row(field: structs.FieldInfo, meta: inspect.Type, group: str, title: str) -
                help=(meta.extra_json_schema or {})["description"], secret=meta.extra.get("secret", False), convert=field.type)
 
 
-def _foreign(spelling: Spelling, own: Row | None) -> Row:
+def _foreign(alias: Alias, own: Row | None) -> Row:
     """A spelling that means an option of ours has its status, except that it is superseded where that one works."""
-    assert not spelling.means or own, f"{spelling.flag} means {spelling.means}, which does not exist"
-    is_switch = isinstance(spelling.default, bool)
-    kind = "bool" if is_switch else "int" if isinstance(spelling.default, int) else "str"
-    row = Row(name=spelling.flag[2:].replace("-", "_"), flag=spelling.flag, aliases=(), group=spelling.group, title=TITLES[spelling.group],
-              type=kind, takes="switch" if is_switch else "one", default=spelling.default, choices=None, later=(),
-              status=spelling.status, device=spelling.device, help=spelling.help, note=spelling.note, secret=False, means=spelling.means,
-              values=spelling.values)
+    assert not alias.means or own, f"{alias.flag} means {alias.means}, which does not exist"
+    is_switch = isinstance(alias.default, bool)
+    kind = "bool" if is_switch else "int" if isinstance(alias.default, int) else "str"
+    row = Row(name=alias.flag[2:].replace("-", "_"), flag=alias.flag, aliases=(), group=alias.group, title=TITLES[alias.group],
+              type=kind, takes="switch" if is_switch else "one", default=alias.default, choices=None, later=(),
+              status=alias.status, device=alias.device, help=alias.help, note=alias.note, secret=False, means=alias.means,
+              values=alias.values)
     if own is None:
         return row
     status: Status = "superseded" if own.status == "works" else own.status

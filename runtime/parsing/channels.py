@@ -39,7 +39,7 @@ class Framing(Struct, frozen=True, kw_only=True):
     ends: tuple[str, ...]  # of messages
     final: str  # behind this stands the answer proper
     recipient: re.Pattern[str]  # in a header
-    thoughts: str  # the channel, or the recipient, of thoughts
+    reasoning: str  # the channel, or the recipient, of thoughts
     people: frozenset[str] = frozenset()  # recipients that are no tools
     at_start: str = ""  # an answer's first header may begin with this, behind white space
     calls: Format | None = None  # how messages to tools are written; None: they are the arguments
@@ -52,10 +52,10 @@ class Framing(Struct, frozen=True, kw_only=True):
 
 FRAMINGS = {
     "gpt-oss": Framing(
-        models="gpt-oss", heads=("<|start|>", "<|channel|>"), ends=("<|end|>", "<|return|>", "<|call|>"), thoughts="analysis",
+        models="gpt-oss", heads=("<|start|>", "<|channel|>"), ends=("<|end|>", "<|return|>", "<|call|>"), reasoning="analysis",
         final="<|channel|>final<|message|>", recipient=re.compile(r"to=(?:functions\.)?([\w.\-$]+)")),
     "muse": Framing(
-        models="Muse", heads=("<|start|>",), ends=("<|eom|>", "<|eot|>"), thoughts="self", people=frozenset({"user", "commentary"}),
+        models="Muse", heads=("<|start|>",), ends=("<|eom|>", "<|eot|>"), reasoning="self", people=frozenset({"user", "commentary"}),
         final="to=user<|message|>", recipient=re.compile(r"to=([^\s<]+)"), at_start="to=", calls=ATEM),
 }
 
@@ -133,7 +133,7 @@ class ChannelParser:
         ends = framing.ends + framing.heads
         recipient, channel = framing.recipient.search(header), _CHANNEL.search(header)
         told = {found[1] for found in (recipient, channel) if found is not None}
-        if recipient is not None and self._calls and recipient[1] != framing.thoughts and recipient[1] not in framing.people:
+        if recipient is not None and self._calls and recipient[1] != framing.reasoning and recipient[1] not in framing.people:
             if framing.calls is not None:
                 return (yield from self._inner(framing.calls, ends))
             index = self.num_calls
@@ -146,7 +146,7 @@ class ChannelParser:
             if marker or is_json(self._arguments):  # <|call|> ends the answer too, and is then not part of its text
                 self._events.append(CallEnd(index))
             return marker
-        return (yield from self._body(Reasoning if framing.thoughts in told and self._separates else Content, ends))
+        return (yield from self._body(Reasoning if framing.reasoning in told and self._separates else Content, ends))
 
     def _inner(self, form: Format, ends: tuple[str, ...]) -> Read[str]:
         """A message that holds calls in a format of their own."""

@@ -109,7 +109,7 @@ class Formats(Struct, frozen=True):
     is_told: bool = False
 
     @property
-    def thoughts(self) -> Thinking | None:
+    def reasoning(self) -> Thinking | None:
         return THINKING.get(self.thinking or "")
 
     @property
@@ -181,6 +181,6 @@ def open_parser(formats: Formats, tools: Tools, tail: str, *, is_continued: bool
         for name in (formats.thinking, formats.tools if tools else None):
             if name in FRAMINGS:
                 return ChannelParser(FRAMINGS[name], tools, separates=formats.thinking == name, calls=bool(tools) and formats.tools == name)
-    thinking = formats.thoughts
+    thinking = formats.reasoning
     form = DEMANDED if is_demanded else formats.calls if tools else None
     return Parser(form, thinking, tools, thinking is not None and thinking.is_open(tail, is_continued))

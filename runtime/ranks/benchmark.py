@@ -24,7 +24,7 @@ from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import StepPlan
 from runtime.ranks.benchmark_results import Figure, Measured
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 RUN_S, RUNS = 0.1, 3
 SEQUENCES, CONTEXT, PAGE = 16, 2048, 128
@@ -57,14 +57,14 @@ class Bench:
         """`shrink` divides sizes of one dimension; None: as the device wants."""
         self.device = device
         self.dtype = dtype
-        self.shrink = shrink or (4 if device.place.type == "cpu" else 1)
+        self.shrink = shrink or (4 if device.torch_device.type == "cpu" else 1)
         self.hidden, self.inner = 4096 // self.shrink, 14336 // self.shrink
 
     def random(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float32).to(self.dtype).to(self.device.place)
+        return torch.randn(*shape, dtype=torch.float32).to(self.dtype).to(self.device.torch_device)
 
     def wait(self) -> None:
-        if self.device.place.type != "cpu":
+        if self.device.torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
     def speed(self, name: str, size: float, unit: str, call: Callable[[], object]) -> Figure:
@@ -98,7 +98,7 @@ class Bench:
         heads, kv_heads, pages = HEADS // self.shrink, max(1, KV_HEADS // self.shrink), -(-context // PAGE)
         keys = self.random(SEQUENCES * pages * PAGE, kv_heads, HEAD_DIM)
         values, queries = torch.rand_like(keys), self.random(max(SEQUENCES, context), heads, HEAD_DIM)
-        tables = torch.arange(SEQUENCES * pages, dtype=torch.int32, device=self.device.place).view(1, SEQUENCES, pages)
+        tables = torch.arange(SEQUENCES * pages, dtype=torch.int32, device=self.device.torch_device).view(1, SEQUENCES, pages)
         scores = Scores(HEAD_DIM**-0.5)
         decodes = ops.plan_attention(rows(SEQUENCES, context - 1, 1), tables, PAGE, (0,))
         yield self.speed("attention of 16 decodes", 2 * SEQUENCES * context * kv_heads * HEAD_DIM * self.dtype.itemsize, "GB/s",
@@ -135,7 +135,7 @@ def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[De
                       max_len=CONTEXT, max_step_tokens=CONTEXT, memory_fraction=0.5, max_total_tokens=None, num_threads=None,
                       rendezvous=rendezvous, seed=0)
     executor = open_device(name, rank)
-    if not isinstance(executor, Runner):
+    if not isinstance(executor, TorchExecutor):
         raise StartError(f"--device {name} computes nothing that could be measured; choose another")
     dtype = torch.float32 if name == "cpu" else torch.bfloat16
     return executor.open_device(start, rank, dtype), dtype

@@ -23,14 +23,14 @@ def compile_model(model: Any, device: Device, dtype: torch.dtype, *, explains: b
     if explains:
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
     compiled = torch.compile(type(model.layers[0]).after, **HOW)
-    nothing = torch.empty(0, dtype=torch.int64, device=device.place)
+    nothing = torch.empty(0, dtype=torch.int64, device=device.torch_device)
     batch = Batch(nothing, nothing, (), [], None)
     try:
         with torch.inference_mode():
             for size in (1, 2):  # the second is not one, so numbers of rows are taken for variable from then on
                 for layer in model.layers:
                     o_proj = layer.self_attn.o_proj
-                    attended = torch.zeros(size, o_proj.inputs.size, dtype=dtype, device=device.place)
+                    attended = torch.zeros(size, o_proj.inputs.size, dtype=dtype, device=device.torch_device)
                     compiled(layer, attended, attended.new_zeros(size, o_proj.size), batch)
     except TorchDynamoException as error:
         reason = str(error).strip().splitlines()

@@ -66,7 +66,7 @@ def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[
     recorded, error = None, ""
     try:
         recorded = record(wish.size)
-        torch.zeros(1, device=device.place).item()  # it may still wait for another rank in an exchange
+        torch.zeros(1, device=device.torch_device).item()  # it may still wait for another rank in an exchange
     except RuntimeError as failure:  # out of memory is one
         log.get("graphs").exception("a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True)
         error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
@@ -100,14 +100,14 @@ class DecodeGraphs:
         self.compiles = 0  # steps of up to so many sequences run what the model has compiled
         self.penalises = device.fused is not None  # elsewhere all rows would pay for penalties in several launches
         if self.penalises:
-            slots.adjuster.counts.reserve(slots.padding)
+            slots.penalties.counts.reserve(slots.padding)
         self.draws = list(device.facts.draws)  # those that could be captured until now
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)
         self.width = 2 + 3 * len(slots.page_tables)
-        self.packed = torch.zeros(self.width * self.largest, dtype=torch.int32, device=device.place)
-        self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.place)
+        self.packed = torch.zeros(self.width * self.largest, dtype=torch.int32, device=device.torch_device)
+        self.tokens = torch.zeros(self.largest, dtype=torch.int64, device=device.torch_device)
         self.hidden: Tensor | None = None  # [largest, hidden], from the first capture on
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +123,7 @@ class DecodeGraphs:
         size = self.ready[at]
         if size > (max(2 * count, FEW) if self.pads else count) or not plan.samples.all():
             return None
-        if plan.moves is not None and len(plan.moves.load_pages):
+        if plan.page_copies is not None and len(plan.page_copies.load_pages):
             return None
         updates = max(len(plan.page_ids), 0 if plan.window is None else len(plan.window.ids))
         return size if updates <= size else None
@@ -152,7 +152,7 @@ class DecodeGraphs:
             return None
         graph = recorded.greedy
         if slots.is_penalised[plan.slots].any():
-            graph = recorded.penalised if recorded.seen is slots.adjuster.counts.generated else None  # more are penalised than it knows
+            graph = recorded.penalised if recorded.seen is slots.penalties.counts.generated else None  # more are penalised than it knows
         elif slots.is_random[plan.slots].any():
             largest_k, has_top_p = slots.cuts(plan.slots)
             graph = next((graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None)
@@ -186,7 +186,7 @@ class DecodeGraphs:
                 return more
             captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
         self.recorded[size] = Recorded(graphs[0], graphs[2] if len(graphs) > 2 else None, graphs[1], penalised and penalised[0],
-                                       self.slots.adjuster.counts.generated, draws)
+                                       self.slots.penalties.counts.generated, draws)
         self.ready = sorted(self.recorded)
         return captured
 
@@ -235,12 +235,12 @@ class DecodeGraphs:
         if self.device.collectives.rank == 0:
             clean(logits)
             if penalises:
-                self.slots.adjuster.counts.apply_there(logits, rows[0])
+                self.slots.penalties.counts.apply_there(logits, rows[0])
                 clean(logits)
             draw = None if cuts is None else self.slots.draw(rows[0], rows[1] + 1, *cuts)
             tokens.copy_(logits.argmax(dim=1) if draw is None else self.device.ops.sample(logits, draw))
             if penalises:
-                self.slots.adjuster.counts.add_there(rows[0], tokens)
+                self.slots.penalties.counts.add_there(rows[0], tokens)
         self.device.collectives.broadcast(tokens)
         self.slots.last_token.index_put_((rows[0],), tokens)
 

@@ -14,11 +14,11 @@ from runtime.devices.base import Device, Facts, Pending, Progress
 from runtime.errors import StartError
 from runtime.layers.fused import fused_of
 from runtime.layers.lora import Adapters
-from runtime.layers.sampling.grammar_masks import Guides
+from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.processors import Processors
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.memory import Occupied, Occupy, Renew
+from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, Profile, RankReady, StartRank
 from runtime.messages.steps import StepPlan
 from runtime.models.config import ModelConfig
@@ -26,9 +26,9 @@ from runtime.models.loader import resolve_dtype
 from runtime.models.schemes import require_supported
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.host_memory import HostPages, open_host
-from runtime.ranks.memory_saver import Residence, Weights, allocate_kv, read_model
-from runtime.ranks.model_runner import Loaded
-from runtime.ranks.profile_run import rehearse
+from runtime.ranks.memory_saver import RankMemory, Weights, allocate_kv, read_model
+from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.profile_run import run_largest_step
 from runtime.ranks.profiler import Recording
 from runtime.ranks.slots import Slots
 
@@ -36,15 +36,15 @@ OpenDevice = Callable[[StartRank, int, torch.dtype], Device]
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
-class Runner:
+class TorchExecutor:
     """One rank on one torch device. `start` once, `launch` many times, `close` once."""
 
     def __init__(self, rank: int, open_device: OpenDevice, facts: Facts) -> None:
         self.rank = rank
         self.open_device = open_device
         self.facts = facts
-        self.loaded: Loaded | None = None
-        self.residence: Residence | None = None
+        self.loaded: ModelRunner | None = None
+        self.memory_saver: RankMemory | None = None
         self.recording: Recording | None = None
         self.trace_folder = ""  # of captures
 
@@ -63,7 +63,7 @@ class Runner:
         model = weights.make(progress)
         adapters = None if start.adapters is None else Adapters(device, model, config, start.adapters, start.max_slots)
         weights_bytes = weights.num_bytes + (adapters.num_bytes if adapters is not None else 0)
-        experts = open_load(device, [layer.mlp for layer in model.layers] if config.mixture is not None else [], start.expert_steps)
+        experts = open_load(device, [layer.mlp for layer in model.layers] if config.moe is not None else [], start.expert_steps)
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
@@ -76,20 +76,20 @@ class Runner:
         pools = count_pages(start, config.windows, room, (token_bytes[0], token_bytes[1]))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
         kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
-        slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place, len(sizes),
-                      Guides(start.grammar if self.rank == 0 else None, config.vocab_size),
+        slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device, len(sizes),
+                      GrammarMasks(start.grammar if self.rank == 0 else None, config.vocab_size),
                       Processors(start.processors if self.rank == 0 else []), fused_of(device).penalise)
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
-        self.loaded = Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
+        self.loaded = ModelRunner(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
         self.loaded.adapters, self.loaded.load = adapters, experts
         if experts is not None:
             experts.step.zero_()  # of the rehearsal
         for load_adapter in start.adapters.loaded if start.adapters is not None else ():
             self.load_adapter(load_adapter)
-        self.residence = Residence(self.rank, self.loaded, weights, kv_dtype, sizes, host)
-        self.residence.open_graphs()
+        self.memory_saver = RankMemory(self.rank, self.loaded, weights, kv_dtype, sizes, host)
+        self.memory_saver.open_graphs()
         times.append(perf_counter())
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
@@ -109,8 +109,8 @@ class Runner:
             forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
             caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}  # layers share them
             kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
-            slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.place)
-            rehearse(Loaded(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), None, None), start)
+            slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device)
+            run_largest_step(ModelRunner(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), None, None), start)
 
         return device.memory.free_bytes() - device.memory.peak(run)
 
@@ -164,7 +164,7 @@ class Runner:
 
     def prepare(self, grammar: Grammar | None) -> None:
         assert self.loaded is not None, "a grammar before start"
-        self.loaded.slots.guides.prepare(grammar)
+        self.loaded.slots.grammar_masks.prepare(grammar)
 
     def profile(self, wish: Profile) -> None:
         if self.recording is not None and not wish.folder:
@@ -181,16 +181,16 @@ class Runner:
         with torch.inference_mode():
             return self.loaded.load.serve(wish, self.loaded.transfers)
 
-    def occupy(self, wish: Occupy | Renew) -> Occupied:
-        assert self.residence is not None, "parts to give back before start"
-        return self.residence.occupy(wish)
+    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
+        assert self.memory_saver is not None, "parts to give back before start"
+        return self.memory_saver.change_memory(wish)
 
     def close(self) -> None:
         if self.loaded is not None:
             if self.loaded.copies is not None:
                 self.loaded.copies.close()
             self.loaded.device.collectives.close()
-            self.loaded = self.residence = None
+            self.loaded = self.memory_saver = None
 
 
 def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]) -> Pools:

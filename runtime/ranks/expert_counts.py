@@ -59,9 +59,9 @@ class ExpertLoad:
         self.num_layers = num_layers
         self.is_summed = device.exchanges is not None
         num_experts = next(iter(layers.values())).local.full
-        self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.place)
-        self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.place)
-        self.record = torch.zeros(num_steps, *self.step.shape, dtype=torch.int32, device=device.place)
+        self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
+        self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)
+        self.record = torch.zeros(num_steps, *self.step.shape, dtype=torch.int32, device=device.torch_device)
         self.steps = deque[tuple[int, int, int]](maxlen=num_steps)  # of the record: number, tokens, and how many of them were decodes
         self.next = 0  # row of it
         self.is_recording = False
@@ -91,20 +91,20 @@ class ExpertLoad:
             self.steps.append((plan.step, int(plan.counts.sum()), plan.num_decodes))
         self.step.zero_()
 
-    def serve(self, wish: CountExperts, transfers: Transfers) -> Pending:
-        match wish.wish:
+    def serve(self, command: CountExperts, transfers: Transfers) -> Pending:
+        match command.action:
             case "start":
                 self.forget()
                 self.is_recording = True
             case "stop":
                 self.is_recording = False
         num_steps = len(self.steps)
-        file, error = self.dump(Path(wish.folder)) if wish.wish == "dump" else ("", "")
+        file, error = self.dump(Path(command.folder)) if command.action == "dump" else ("", "")
         total = self.summed(self.total.clone())
         if self.ranks.rank != 0:
             return Untold()
         return Counted(transfers.fetch([total]), lambda counts: ExpertCounts(
-            wish.id, self.places, counts.ravel(), num_steps, file, error))
+            command.id, self.places, counts.ravel(), num_steps, file, error))
 
     def forget(self) -> None:
         self.steps.clear()

@@ -57,12 +57,12 @@ class HostPages:
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self._places = self._place(LAYOUTS[layout](range(len(part_bytes))))
         self._pieces: list[Place] = []  # neighbours joined
-        for place in map(self._places.__getitem__, range(len(part_bytes))):
+        for index in map(self._places.__getitem__, range(len(part_bytes))):
             last = self._pieces[-1] if self._pieces else None
-            if last is not None and last.begin == place.begin and last.offset + last.size == place.offset:
-                self._pieces[-1] = last._replace(size=last.size + place.size)
+            if last is not None and last.begin == index.begin and last.offset + last.size == index.offset:
+                self._pieces[-1] = last._replace(size=last.size + index.size)
             else:
-                self._pieces.append(place)
+                self._pieces.append(index)
 
     def _place(self, groups: list[range]) -> dict[int, "Place"]:
         places, begin = {}, 0

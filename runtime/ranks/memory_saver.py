@@ -21,15 +21,15 @@ from runtime.devices.base import Device
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention.paged import Attention, LatentAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
-from runtime.messages.memory import Occupied, Occupy, Part, Renew, chosen, in_order
+from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, chosen, in_order
 from runtime.messages.ranks import StartRank
 from runtime.models.config import ModelConfig, read_config
 from runtime.models.loader import layer_sizes, load, look
 from runtime.models.registry import model_class
 from runtime.ranks.compile import compile_model
 from runtime.ranks.host_memory import HostPages
-from runtime.ranks.model_runner import Loaded
-from runtime.ranks.weight_offload import Offload, Parked
+from runtime.ranks.model_runner import ModelRunner
+from runtime.ranks.weight_offload import Offload, OffloadedModel
 
 NO_ROOM = (torch.OutOfMemoryError, MemoryError, OSError, StartError)  # a ModelError is one: the checkpoint may have changed
 FREE = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")  # of the config: what other weights may change
@@ -48,7 +48,7 @@ def read_model(start: StartRank) -> ModelConfig:
     return structs.replace(config, has_wide_head=start.has_wide_head)
 
 
-def drop_graphs(loaded: Loaded) -> None:
+def drop_graphs(loaded: ModelRunner) -> None:
     """Those that were captured, as what they point into goes. No step is under way."""
     loaded.unsettled = None  # its step is done
     if (loaded.graphs is not None or loaded.pieces is not None) and loaded.device.graphs is not None:
@@ -65,10 +65,10 @@ class Weights:
         self.config = config
         self.dtype = dtype
         self.num_bytes = 0  # on the device, of the model that was made last
-        self.nowhere = replace(device, place=torch.device("meta"))
-        if start.hosting.offload is not None:
+        self.nowhere = replace(device, torch_device=torch.device("meta"))
+        if start.offload_setup.offload is not None:
             sizes = layer_sizes(self._empty(self.nowhere), config, Path(start.model_path), start.load_format)
-            self.device = replace(device, homes=dict.fromkeys(chosen(start.hosting.offload, sizes), torch.device("cpu")))
+            self.device = replace(device, homes=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu")))
 
     def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Any:
         """Raises ModelError."""
@@ -76,9 +76,9 @@ class Weights:
         model = self._empty(self.device)
         self.num_bytes = load(model, model.fused, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed,
                               progress, getattr(model, "renames", ()))
-        if self.start.hosting.offload is not None:
+        if self.start.offload_setup.offload is not None:
             with torch.inference_mode():
-                offload = Offload(self.device, [model.layers[i] for i in self.device.homes], self.start.hosting.offload.ahead)
+                offload = Offload(self.device, [model.layers[i] for i in self.device.homes], self.start.offload_setup.offload.ahead)
             self.num_bytes += offload.buffer_bytes - offload.host_bytes
             log.get("start").info("layers in host memory", layers=list(self.device.homes), bytes=offload.host_bytes,
                                   buffer_bytes=offload.buffer_bytes)
@@ -103,10 +103,10 @@ class Weights:
         return model_class(self.config.architecture)(device, self.dtype, self.config)
 
 
-class Residence:
+class RankMemory:
     """The parts of one rank. While one is given back, the rank takes no steps."""
 
-    def __init__(self, rank: int, loaded: Loaded, weights: Weights, kv_dtype: torch.dtype, sizes: list[int],
+    def __init__(self, rank: int, loaded: ModelRunner, weights: Weights, kv_dtype: torch.dtype, sizes: list[int],
                  host: HostPages | None) -> None:
         """`sizes`: pages of each pool, padding pages included. `loaded` has them all."""
         self.rank = rank
@@ -117,26 +117,26 @@ class Residence:
         self.host = host
         self.attentions = list(loaded.model.attentions)  # what layers keep of a token; they hold no weights
         self.released: set[Part] = set()
-        self.parked: Parked | None = None
+        self.offloaded_model: OffloadedModel | None = None
 
-    def occupy(self, wish: Occupy | Renew) -> Occupied:
+    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
         """Raises what leaves the rank without weights that it should have."""
         error = ""
         try:
-            if isinstance(wish, Renew):
-                self.renew(wish)
+            if isinstance(wish, UpdateWeights):
+                self.update_weights(wish)
             else:
                 self.hold(frozenset(wish.released))
         except NO_ROOM as fault:
-            if isinstance(wish, Renew) and not wish.is_trial:
+            if isinstance(wish, UpdateWeights) and not wish.is_trial:
                 raise
             error = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
             self.settle()
         return self.report(wish.id, error)
 
-    def report(self, id: int, error: str) -> Occupied:
+    def report(self, id: int, error: str) -> MemoryReport:
         memory = self.loaded.device.memory
-        return Occupied(id, self.rank, in_order(self.released), self.weights_bytes, self.pages_bytes, memory.taken_bytes(), error)
+        return MemoryReport(id, self.rank, in_order(self.released), self.weights_bytes, self.pages_bytes, memory.taken_bytes(), error)
 
     @property
     def weights_bytes(self) -> int:
@@ -188,19 +188,19 @@ class Residence:
             raise
 
     def drop_weights(self) -> None:
-        if not self.weights.start.hosting.has_backup:
+        if not self.weights.start.offload_setup.has_backup:
             self.loaded.model = None
             return
         with torch.inference_mode():
             for layer in self.experts():
                 layer.counts = None  # no weights
-            self.parked = Parked(self.loaded.model)
+            self.offloaded_model = OffloadedModel(self.loaded.model)
 
     def take_weights(self) -> None:
         with torch.inference_mode():
-            if self.parked is not None:
-                self.parked.come_back(self.loaded.device.place)
-                self.parked = None
+            if self.offloaded_model is not None:
+                self.offloaded_model.come_back(self.loaded.device.torch_device)
+                self.offloaded_model = None
             else:
                 self.loaded.model = self.weights.make()
             if self.loaded.adapters is not None:
@@ -212,13 +212,13 @@ class Residence:
     def experts(self) -> list[SparseFeedForward]:
         return [mlp for layer in self.loaded.model.layers if isinstance(mlp := getattr(layer, "mlp", None), SparseFeedForward)]
 
-    def renew(self, wish: Renew) -> None:
+    def update_weights(self, wish: UpdateWeights) -> None:
         """Checks before anything is dropped; there is no room for both."""
         weights = self.weights.other(wish.model_path, wish.load_format)
         if wish.is_trial:
             return
         drop_graphs(self.loaded)
-        self.weights, self.parked, self.loaded.model = weights, None, None
+        self.weights, self.offloaded_model, self.loaded.model = weights, None, None
         if "weights" in self.released:
             return
         self.settle()
@@ -228,7 +228,7 @@ class Residence:
 
     def open_graphs(self) -> None:
         start = self.weights.start
-        self.loaded.open_graphs(start.graph_sizes, start.piece_sizes, start.compiled, pads=start.graph_pads)
+        self.loaded.open_graphs(start.graph_sizes, start.piecewise_sizes, start.compiled, pads=start.graph_pads)
 
     def settle(self) -> None:
         """Layers and what adapters add to them refer to each other."""

@@ -20,11 +20,11 @@ from runtime.layers.lora import Adapters
 from runtime.layers.sampling.sampler import Logprobs, clean, logprobs
 from runtime.layers.upload import to_device, upload
 from runtime.messages.ranks import Compiled
-from runtime.messages.steps import Failing, Moves, PromptLogprobs, StepPlan, StepResult
+from runtime.messages.steps import Failing, PageCopies, PromptLogprobs, StepPlan, StepResult
 from runtime.models.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
-from runtime.ranks.piecewise_graphs import PieceGraphs
+from runtime.ranks.piecewise_graphs import PiecewiseGraphs
 from runtime.ranks.slots import Slots
 from runtime.ranks.transfers import Direct, Fetched, Streamed, Transfers
 
@@ -75,7 +75,7 @@ class Unreported:
         return None
 
 
-class Loaded:
+class ModelRunner:
     """A rank that can take steps.
 
     A step is launched without its predecessor's result. The exception: grammars and processors must have been told a token before the next
@@ -96,7 +96,7 @@ class Loaded:
         self.pooling = pooling
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
-        self.pieces: PieceGraphs | None = None
+        self.pieces: PiecewiseGraphs | None = None
         self.adapters: Adapters | None = None
         self.load: ExpertLoad | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
@@ -108,7 +108,7 @@ class Loaded:
         if plan.admits:
             self.settle()
         self.slots.runs = {}
-        arrivals = None if plan.moves is None else self.move(plan.moves)
+        arrivals = None if plan.page_copies is None else self.move(plan.page_copies)
         is_adapted = self.adapters is not None and self.adapters.begin(plan)
         size = None if self.graphs is None else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
@@ -121,7 +121,7 @@ class Loaded:
             return self.report(plan, *(self.sample(plan, hidden) if tokens is None else (tokens, None)), [], shown, begin)
         self.slots.update(plan)
         if len(plan.slots) == 0:
-            return self.finish_moves(plan, begin)
+            return self.finish_page_copies(plan, begin)
         batch = self.batch(plan, arrivals)
         if self.adapters is not None:
             self.adapters.of_plan(plan, is_adapted=is_adapted)
@@ -138,12 +138,12 @@ class Loaded:
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         """Hidden states that somebody wants to see."""
-        return [] if plan.shown is None else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.place)))]
+        return [] if plan.shown is None else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.torch_device)))]
 
     def report(self, plan: StepPlan, tokens: Tensor, found: Logprobs | None, prompt: list[PromptRow], shown: list[Tensor],
                begin: float) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
-        if plan.moves is not None and self.copies is not None:
+        if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
         if self.device.collectives.rank != 0:
             return Unreported()
@@ -166,7 +166,7 @@ class Loaded:
         self.unsettled = launched if follows else None
         return launched
 
-    def open_graphs(self, sizes: list[int], piece_sizes: list[int], compiled: Compiled, *, pads: bool) -> None:
+    def open_graphs(self, sizes: list[int], piecewise_sizes: list[int], compiled: Compiled, *, pads: bool) -> None:
         """Decode steps of these numbers of sequences can be captured, where the device has graphs and the model decodes; and what lies
         between the attentions of steps of so many tokens."""
         if self.device.graphs is None or not self.kv:
@@ -176,10 +176,10 @@ class Loaded:
                                        self.transfers, sizes, pads=pads)
             self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
             self.graphs.adapters = self.adapters
-        if piece_sizes and hasattr(self.model, "pieces"):
-            self.pieces = PieceGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
-                                      piece_sizes, masks=self.load is not None)
-            self.pieces.compiles = compiled.has_pieces
+        if piecewise_sizes and hasattr(self.model, "pieces"):
+            self.pieces = PiecewiseGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
+                                      piecewise_sizes, masks=self.load is not None)
+            self.pieces.compiles = compiled.is_piecewise
 
     def settle(self) -> None:
         """Waits for the tokens of the step before, where somebody must be told them."""
@@ -196,9 +196,9 @@ class Loaded:
     def pool(self, plan: StepPlan, hidden: Tensor, pooling: Pooling, begin: float) -> Pending:
         """A vector of each row that is complete, where other models sample a token."""
         rows = np.flatnonzero(plan.samples)
-        picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.place)
-        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0, device=self.device.place)
-        if plan.moves is not None and self.copies is not None:
+        picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.torch_device)
+        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
+        if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
         if self.device.collectives.rank != 0:
             return Unreported()
@@ -208,22 +208,22 @@ class Loaded:
     def took(self, plan: StepPlan, token_ids: np.ndarray) -> dict[int, Failing]:
         """Tells grammars and processors what was sampled. -> places of tokens that mean nothing, and why"""
         slots, tokens = plan.slots[np.flatnonzero(plan.samples)].tolist(), token_ids.tolist()
-        failed = dict.fromkeys(self.slots.guides.unguided(slots), Failing.GRAMMAR)
-        self.slots.guides.took(slots, tokens)
+        failed = dict.fromkeys(self.slots.grammar_masks.unconstrained(slots), Failing.GRAMMAR)
+        self.slots.grammar_masks.took(slots, tokens)
         return failed | dict.fromkeys(self.slots.processors.took(slots, tokens), Failing.PROCESSOR)
 
-    def move(self, moves: Moves) -> Arrivals | None:
+    def move(self, page_copies: PageCopies) -> Arrivals | None:
         """Saves, and begins to load."""
         assert self.copies is not None, "moves, but no host tier"
-        if len(moves.save_pages):
-            self.copies.save(moves.save_pages, moves.save_hosts)
-        return self.copies.load(moves.load_hosts, moves.load_pages) if len(moves.load_pages) else None
+        if len(page_copies.save_pages):
+            self.copies.save(page_copies.save_pages, page_copies.save_hosts)
+        return self.copies.load(page_copies.load_hosts, page_copies.load_pages) if len(page_copies.load_pages) else None
 
-    def finish_moves(self, plan: StepPlan, begin: float) -> Pending:
+    def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
         """The end of a plan without rows, which no forward has ordered among the ranks: rank 0's result says that all of them are done."""
         if self.copies is not None:
             self.copies.finish()
-        summed = self.device.collectives.all_reduce(torch.zeros(1, device=self.device.place))
+        summed = self.device.collectives.all_reduce(torch.zeros(1, device=self.device.torch_device))
         if self.device.collectives.rank != 0:
             return Unreported()
         return Launched(self.transfers.fetch([summed]), lambda _: StepResult(
@@ -231,20 +231,20 @@ class Loaded:
 
     def batch(self, plan: StepPlan, arrivals: Arrivals | None) -> Batch:
         """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
-        place = self.device.place
+        torch_device = self.device.torch_device
         counts = plan.counts.astype(np.int64)
         ends = counts.cumsum()
         host_positions = np.repeat(plan.starts - (ends - counts), counts)
         host_positions += np.arange(len(host_positions))
-        positions = to_device(host_positions, place)
-        token_slots = to_device(np.repeat(plan.slots, counts), place)
+        positions = to_device(host_positions, torch_device)
+        token_slots = to_device(np.repeat(plan.slots, counts), torch_device)
         token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
         if len(plan.token_ids):
-            token_ids = torch.cat((token_ids, to_device(plan.token_ids, place)))
+            token_ids = torch.cat((token_ids, to_device(plan.token_ids, torch_device)))
         if not self.kv:  # an encoder
             is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
             types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
-            return Batch(token_ids, positions, (), self.kv, plan_rows(counts, place), to_device(types, place), arrivals)
+            return Batch(token_ids, positions, (), self.kv, plan_rows(counts, torch_device), to_device(types, torch_device), arrivals)
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
@@ -254,25 +254,25 @@ class Loaded:
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         if plan.embed_places is None or plan.embeds is None:
             return None
-        rows = upload(plan.embeds.copy(), self.device.place)  # a ring's arrays may be read-only
-        return to_device(plan.embed_places, self.device.place), rows.view(len(plan.embed_places), -1)
+        rows = upload(plan.embeds.copy(), self.device.torch_device)  # a ring's arrays may be read-only
+        return to_device(plan.embed_places, self.device.torch_device), rows.view(len(plan.embed_places), -1)
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
-        rows, place = np.flatnonzero(plan.samples), self.device.place
+        rows, torch_device = np.flatnonzero(plan.samples), self.device.torch_device
         if len(rows) == 0:
-            return torch.empty(0, dtype=torch.int64, device=place), None
+            return torch.empty(0, dtype=torch.int64, device=torch_device), None
         if len(rows) < len(hidden):
-            hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, place))
+            hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, torch_device))
         logits = self.model.logits(hidden)
         slots, lengths = plan.slots[rows], (plan.starts + plan.counts)[rows]
-        index = to_device(slots, place)
+        index = to_device(slots, torch_device)
         if self.device.collectives.rank == 0:
             if self.slots.follows:
                 self.settle()
             tokens, found = self.slots.sample(self.device.ops, logits, slots, lengths)
         else:
-            tokens, found = torch.empty(len(rows), dtype=torch.int64, device=place), None
+            tokens, found = torch.empty(len(rows), dtype=torch.int64, device=torch_device), None
         tokens = self.device.collectives.broadcast(tokens)
         self.slots.last_token[index] = tokens
         self.sampled_step = plan.step
@@ -292,7 +292,7 @@ class Loaded:
 
     def row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptRow:
         """In chunks, as the logits of a whole prompt would fill the memory."""
-        known = to_device(np.maximum(targets, 0), self.device.place)
+        known = to_device(np.maximum(targets, 0), self.device.torch_device)
         chunk = max(1, PROMPT_LOGITS // self.slots.vocab_size)
         parts = []
         for at in range(0, len(targets), chunk):
@@ -306,7 +306,7 @@ class Loaded:
 
 def with_runs(result: StepResult, runs: dict[int, list[int]]) -> StepResult:
     """The result where the rows at these places bring more tokens; nobody wants log probabilities of those."""
-    tokens = [[token, *runs.get(place, ())] for place, token in enumerate(result.token_ids.tolist())]
+    tokens = [[token, *runs.get(index, ())] for index, token in enumerate(result.token_ids.tolist())]
     counts = np.array([len(row) for row in tokens], np.int32)
     rows = np.repeat(np.arange(len(counts)), counts)
     top_ids, top = (values.reshape(len(counts), -1)[rows].ravel() for values in (result.top_ids, result.top_logprobs))

@@ -56,9 +56,9 @@ class Crossings:
         self.largest = largest
         self.tensors: dict[tuple[Any, ...], Tensor] = {}
 
-    def like(self, place: str, x: Tensor, size: int) -> Tensor:
+    def like(self, index: str, x: Tensor, size: int) -> Tensor:
         """[size, ...]: for what has the rows, the type and the device of `x`. Zeros at first: padding must be numbers."""
-        key = (place, x.shape[1:], x.dtype)
+        key = (index, x.shape[1:], x.dtype)
         if key not in self.tensors:
             self.tensors[key] = torch.zeros(self.largest, *x.shape[1:], dtype=x.dtype, device=x.device)
         return self.tensors[key][:size]
@@ -87,8 +87,8 @@ class Walk:
         else:
             self.asked = layer, tuple(self.keep(f"query {i}", query) for i, query in enumerate(queries))
 
-    def keep(self, place: str, x: Tensor) -> Tensor:
-        kept = self.crossings.like(place, x, self.size)
+    def keep(self, index: str, x: Tensor) -> Tensor:
+        kept = self.crossings.like(index, x, self.size)
         kept.copy_(x)
         return kept
 
@@ -100,7 +100,7 @@ class Walk:
         return Cut(layer, queries, self.found)
 
 
-class PieceGraphs:
+class PiecewiseGraphs:
     """The graphs of a rank, and the static tensors that they read and write."""
 
     def __init__(self, device: Device, graphs: Graphs, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
@@ -116,9 +116,9 @@ class PieceGraphs:
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.crossings = Crossings(max(sizes))
-        self.inputs = torch.zeros(2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.place)
+        self.inputs = torch.zeros(2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.torch_device)
         self.compiles = False  # graphs run what the model has compiled
-        self.is_real = torch.zeros(max(sizes), dtype=torch.bool, device=device.place) if masks else None
+        self.is_real = torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,7 @@ import torch
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
-from runtime.ranks.model_runner import Loaded
+from runtime.ranks.model_runner import ModelRunner
 
 WISHES = SlotSampling(
     temperature=1.0, top_p=0.9, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, seed=0,
@@ -30,7 +30,7 @@ def largest_step(start: StartRank) -> StepPlan:
                     np.ones(num_rows, np.uint8), np.zeros(int(counts.sum()), np.int32), *[nothing] * 4)
 
 
-def rehearse(loaded: Loaded, start: StartRank) -> None:
+def run_largest_step(loaded: ModelRunner, start: StartRank) -> None:
     """Of a `loaded` that is thrown away. Raises StartError where the step does not fit beside the weights."""
     try:
         with torch.inference_mode():

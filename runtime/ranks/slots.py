@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Draw, Ops
+from runtime.devices.base import Ops, SamplingInputs
 from runtime.layers.fused import penalise
-from runtime.layers.sampling.grammar_masks import Guides
-from runtime.layers.sampling.penalties import Adjuster, Penalises, has_penalties
+from runtime.layers.sampling.grammar_masks import GrammarMasks
+from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, logprobs, uniform
 from runtime.layers.upload import floats, integers, to_device, upload
@@ -21,17 +21,17 @@ from runtime.messages.steps import Admit, SlotSampling, StepPlan
 class Slots:
     """State of `max_slots` sequences of at most `max_pages` pages each."""
 
-    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, place: torch.device, num_pools: int = 1,
-                 guides: Guides | None = None, processors: Processors | None = None, penalises: Penalises = penalise) -> None:
-        self.place = place
+    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, torch_device: torch.device, num_pools: int = 1,
+                 grammar_masks: GrammarMasks | None = None, processors: Processors | None = None, penalises: Penalises = penalise) -> None:
+        self.torch_device = torch_device
         self.vocab_size = vocab_size
         self.padding = max_slots  # a slot more, which no sequence has: of the padding rows of captured steps
-        self.page_tables = torch.zeros(num_pools, max_slots + 1, max_pages, dtype=torch.int32, device=place)
-        self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=place)
-        self.floats = torch.ones(max_slots + 1, 3, device=place)  # temperature, top_p, min_p
-        self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=place)  # seed, top_k
-        self.adjuster = Adjuster(vocab_size, place, penalises)
-        self.guides = guides or Guides(None, vocab_size)
+        self.page_tables = torch.zeros(num_pools, max_slots + 1, max_pages, dtype=torch.int32, device=torch_device)
+        self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=torch_device)
+        self.floats = torch.ones(max_slots + 1, 3, device=torch_device)  # temperature, top_p, min_p
+        self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=torch_device)  # seed, top_k
+        self.penalties = LogitsPenalties(vocab_size, torch_device, penalises)
+        self.grammar_masks = grammar_masks or GrammarMasks(None, vocab_size)
         self.processors = processors or Processors([])
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_k = np.zeros(max_slots, dtype=np.int64)
@@ -54,13 +54,13 @@ class Slots:
             self._set_pages(1, plan.window.slots, plan.window.rows, plan.window.ids)
 
     def _set_pages(self, pool: int, slots: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> None:
-        self.page_tables[pool, to_device(slots, self.place), to_device(rows, self.place)] = to_device(ids, self.place).int()
+        self.page_tables[pool, to_device(slots, self.torch_device), to_device(rows, self.torch_device)] = to_device(ids, self.torch_device).int()
 
     def _admit(self, admits: list[Admit]) -> None:
         for admit in admits:
             sampling = admit.sampling
-            self.adjuster.admit(admit)
-            self.guides.admit(admit)
+            self.penalties.admit(admit)
+            self.grammar_masks.admit(admit)
             self.processors.admit(admit)
             self.is_random[admit.slot] = sampling.temperature > 0
             self.top_k[admit.slot] = sampling.top_k if sampling.top_k < self.vocab_size else 0
@@ -74,12 +74,12 @@ class Slots:
             if sampling.logprob_ids:
                 self._admit_picks(admit.slot, sampling)
         wishes = [admit.sampling for admit in admits]
-        index = integers([admit.slot for admit in admits], self.place)
-        self.floats[index] = floats([[w.temperature, w.top_p, w.min_p] for w in wishes], self.place)
-        self.ints[index] = integers([[w.seed, w.top_k] for w in wishes], self.place)
+        index = integers([admit.slot for admit in admits], self.torch_device)
+        self.floats[index] = floats([[w.temperature, w.top_p, w.min_p] for w in wishes], self.torch_device)
+        self.ints[index] = integers([[w.seed, w.top_k] for w in wishes], self.torch_device)
 
     def _admit_picks(self, slot: int, sampling: SlotSampling) -> None:
-        self.picks[slot] = integers(sampling.logprob_ids, self.place)
+        self.picks[slot] = integers(sampling.logprob_ids, self.torch_device)
         for widths in (self.top_logprobs, self.prompt_logprobs):
             if widths[slot] >= 0:
                 widths[slot] += len(sampling.logprob_ids)
@@ -87,7 +87,7 @@ class Slots:
     @property
     def follows(self) -> bool:
         """Whether some slot must be told the tokens that it takes."""
-        return bool(self.guides.slots or self.processors.slots)
+        return bool(self.grammar_masks.slots or self.processors.slots)
 
     def pick(self, found: Logprobs, logits: Tensor, rows: slice, slot: int, width: int) -> None:
         """Puts the tokens that the slot wants in the last of its `width` columns."""
@@ -103,22 +103,22 @@ class Slots:
         """
         clean(logits)
         names = slots.tolist()
-        adjusted = self.adjuster.apply(logits, names, lengths.tolist())
+        adjusted = self.penalties.apply(logits, names, lengths.tolist())
         if self.processors.slots:
             adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
         width = int(self.top_logprobs[slots].max())
-        if self.guides.slots:
+        if self.grammar_masks.slots:
             adjusted = self._guide(ops, adjusted, names, lengths.tolist(), is_own=width < 0 or adjusted is not logits)
         if self.is_random[slots].any():
-            draw = self.draw(to_device(slots, self.place), to_device(lengths, self.place), *self.cuts(slots))
+            draw = self.draw(to_device(slots, self.torch_device), to_device(lengths, self.torch_device), *self.cuts(slots))
             tokens = ops.sample(adjusted, draw)
         else:
             tokens = adjusted.argmax(dim=1)
         if width < 0:
-            self.adjuster.add(names, tokens)
+            self.penalties.add(names, tokens)
             return tokens, None
         found = logprobs(logits, tokens, width)
-        self.adjuster.add(names, tokens)
+        self.penalties.add(names, tokens)
         for row, slot in enumerate(names if self.picks else ()):
             if slot in self.picks and self.top_logprobs[slot] >= 0:
                 self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
@@ -126,32 +126,32 @@ class Slots:
 
     def _guide(self, ops: Ops, logits: Tensor, slots: list[int], lengths: list[int], *, is_own: bool) -> Tensor:
         """Bans what the slots' grammars do not allow; in a copy, unless the logits are ours to change."""
-        places, bits = self.guides.masks(slots, lengths)
-        self.runs = {place: run[1:] for place, run in self.guides.runs.items() if self._can_run(slots[place])}
+        places, bits = self.grammar_masks.masks(slots, lengths)
+        self.runs = {index: run[1:] for index, run in self.grammar_masks.runs.items() if self._can_run(slots[index])}
         if places:
             logits = logits if is_own else logits.clone()
-            ops.mask(logits, integers(places, self.place), upload(bits, self.place))
+            ops.mask(logits, integers(places, self.torch_device), upload(bits, self.torch_device))
         return logits
 
     def _can_run(self, slot: int) -> bool:
         """Whether nobody must see each of its tokens as it is sampled, and no row of known tokens would be taken for its prompt."""
         return (self.page_tables.shape[0] == 1 and self.top_logprobs[slot] < 0 and self.prompt_logprobs[slot] < 0
-                and slot not in self.adjuster.counts.rows and slot not in self.processors.slots)
+                and slot not in self.penalties.counts.rows and slot not in self.processors.slots)
 
     def cuts(self, slots: np.ndarray) -> tuple[int, bool]:
         """The largest top_k, and whether somebody has top_p, as the host knows."""
         return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
 
-    def draw(self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool) -> Draw:
+    def draw(self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool) -> SamplingInputs:
         """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N] each. The last two are what the
         host knows of these slots (`cuts`)."""
         temperature, top_p, min_p = self.floats[slots].unbind(1)
         seed, top_k = self.ints[slots].unbind(1)
-        return Draw(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)
+        return SamplingInputs(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)
 
 
 def is_plain(admit: Admit) -> bool:
     """Whether a sequence's tokens are chosen from logits as the model gives them but for penalties, and nobody wants to know more."""
     sampling = admit.sampling
-    return not (admit.guide or sampling.processor or sampling.bias_ids or sampling.top_logprobs >= 0
+    return not (admit.grammar_constraint or sampling.processor or sampling.bias_ids or sampling.top_logprobs >= 0
                 or (sampling.stop_ids and sampling.min_len > 0))

@@ -59,14 +59,14 @@ def within(memory: Tensor, begin: int, tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class OffloadBuffer:
     """Tensors in one piece of host memory."""
 
     host: Tensor  # uint8
     homes: list[tuple[Tensor, int]]  # tensors, and where in it they lie
 
     @classmethod
-    def of(cls, kept: list[Tensor]) -> "Shelf":
+    def of(cls, kept: list[Tensor]) -> "OffloadBuffer":
         """Copies them there."""
         homes, end = [], 0
         for tensor in kept:
@@ -83,18 +83,18 @@ class Shelf:
             tensor.data = within(memory, begin, tensor)
 
 
-class Parked:
+class OffloadedModel:
     """A model's weights in host memory. Make it while they are on the device; they take none afterwards."""
 
     def __init__(self, model: Layer) -> None:
-        self._shelf = Shelf.of(list(tensors(model)))
-        self._shelf.point_into(self._shelf.host)
+        self._buffer = OffloadBuffer.of(list(tensors(model)))
+        self._buffer.point_into(self._buffer.host)
 
-    def come_back(self, place: torch.device) -> None:
+    def come_back(self, torch_device: torch.device) -> None:
         """Raises where there is no room, and nothing has changed."""
-        memory = torch.empty(len(self._shelf.host), dtype=torch.uint8, device=place)
-        memory.copy_(self._shelf.host)
-        self._shelf.point_into(memory)
+        memory = torch.empty(len(self._buffer.host), dtype=torch.uint8, device=torch_device)
+        memory.copy_(self._buffer.host)
+        self._buffer.point_into(memory)
 
 
 class Offload:
@@ -103,13 +103,13 @@ class Offload:
     def __init__(self, device: Device, layers: list[Any], ahead: int) -> None:
         self._streams = device.streams
         self._side = device.streams.Stream()
-        self._shelves = [Shelf.of(list(tensors(layer))) for layer in layers]
-        size = max(len(shelf.host) for shelf in self._shelves)
-        self._buffers = [torch.empty(size, dtype=torch.uint8, device=device.place) for _ in range(ahead + 1)]
+        self._shelves = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]
+        size = max(len(buffer.host) for buffer in self._shelves)
+        self._buffers = [torch.empty(size, dtype=torch.uint8, device=device.torch_device) for _ in range(ahead + 1)]
         self._has = [-1] * len(self._buffers)  # whose weights are in each buffer, or on their way
         self._coming: list[Any] = [None] * len(self._buffers)  # the event behind a copy that nobody has waited for
-        for index, (layer, shelf) in enumerate(zip(layers, self._shelves, strict=True)):
-            shelf.point_into(self._buffers[index % len(self._buffers)])
+        for index, (layer, buffer) in enumerate(zip(layers, self._shelves, strict=True)):
+            buffer.point_into(self._buffers[index % len(self._buffers)])
             first, last = HALVES if hasattr(layer, HALVES[0]) else ("forward", "forward")
             setattr(layer, first, partial(self._enter, index, getattr(layer, first)))
             setattr(layer, last, partial(self._leave, index, getattr(layer, last)))
@@ -119,7 +119,7 @@ class Offload:
 
     @property
     def host_bytes(self) -> int:
-        return sum(len(shelf.host) for shelf in self._shelves)
+        return sum(len(buffer.host) for buffer in self._shelves)
 
     @property
     def buffer_bytes(self) -> int:

@@ -26,7 +26,7 @@ from runtime.devices.base import Executor, Pending, open_device
 from runtime.errors import ModelError, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
-from runtime.messages.memory import Occupy, Renew
+from runtime.messages.memory import ChangeMemory, UpdateWeights
 from runtime.messages.ranks import Capture, CountExperts, FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StopRank, ToRank
 from runtime.messages.steps import StepPlan
 from runtime.ranks.ring import Reader, RingFds, Writer
@@ -89,7 +89,7 @@ class Rank:
             self._send(executor.start(start, self._progress))
             doing = "running a step"
             while isinstance(plan := self._receive(),
-                             StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | Occupy | Renew):
+                             StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights):
                 if isinstance(plan, Capture):
                     self._capture(executor, plan)
                     continue
@@ -102,9 +102,9 @@ class Rank:
                 if isinstance(plan, CountExperts):
                     self._deliver(executor.count_experts(plan))
                     continue
-                if isinstance(plan, Occupy | Renew):
+                if isinstance(plan, ChangeMemory | UpdateWeights):
                     self._settle()
-                    self._send(executor.occupy(plan))
+                    self._send(executor.change_memory(plan))
                     continue
                 if isinstance(plan, Profile):
                     self._profile(executor, plan)

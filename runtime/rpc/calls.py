@@ -12,8 +12,8 @@ from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.http.embeddings.embeddings import embeddings
 from runtime.http.errors import renamed
 from runtime.http.fields.headers import origin
-from runtime.http.native.generate import GenerateDialect, generate
-from runtime.http.settings import Face
+from runtime.http.native.generate import GenerateAnswerFormat, generate
+from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Exchange
 from runtime.http.streaming.pace import merged
 from runtime.http.streaming.sse import encode
@@ -29,9 +29,9 @@ NUMBERS = ("sampling_seed", "priority")  # 64-bit numbers are strings in the JSO
 class Calls:
     """The service, apart from gRPC itself. Everything raises RequestError."""
 
-    def __init__(self, service: Service, face: Face) -> None:
+    def __init__(self, service: Service, settings: HttpSettings) -> None:
         self.service = service
-        self.face = face
+        self.settings = settings
         self.types, _ = load()
 
     async def health(self, _: Message, __: Headered) -> Any:
@@ -41,7 +41,7 @@ class Calls:
     async def embed(self, wish: Message, headers: Headered) -> Any:
         body = body_of(wish)
         answer = embeddings(self.service, encode({"input": body.pop("texts", [])} | body))
-        answer.exchange.come_from(origin(Headers(raw=headers), self.face.tenant_is))
+        answer.exchange.come_from(origin(Headers(raw=headers), self.settings.tenant_is))
         told = await answer.complete()
         vectors = [self.types["Embedding"](values=one.embedding) for one in told.data]
         return self.types["EmbedResponse"](embeddings=vectors, prompt_tokens=told.usage.prompt_tokens)
@@ -54,8 +54,8 @@ class Calls:
     async def generate(self, wish: Message, headers: Headered) -> AsyncIterator[Any]:
         answer = generate(self.service, encode(body_of(wish)))
         exchange = answer.exchange
-        assert isinstance(answer.dialect, GenerateDialect)
-        exchange.come_from(origin(Headers(raw=headers), self.face.tenant_is))
+        assert isinstance(answer.answer_format, GenerateAnswerFormat)
+        exchange.come_from(origin(Headers(raw=headers), self.settings.tenant_is))
         waiting = Waiting(exchange)
         try:
             exchange.submit(waiting.take)
@@ -63,7 +63,7 @@ class Calls:
                 if not waiting.deltas:
                     await exchange.wait()
                 for choice, delta in waiting.all():
-                    fields = exchange.asks[0].id, choice, answer.dialect.told(choice, delta)
+                    fields = exchange.asks[0].id, choice, answer.answer_format.told(choice, delta)
                     yield await run_sync(self._response, *fields) if delta.hidden else self._response(*fields)
         except RequestError as error:
             raise renamed(error, answer.names) from None

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from runtime.errors import InternalFault, InvalidRequest, RequestError, StartError
 from runtime.http.auth import Level
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.rpc.calls import Calls, Headered
 from runtime.rpc.schema import SERVICE, load
 from runtime.service import Service
@@ -31,11 +31,11 @@ Context = Any  # grpc.aio.ServicerContext
 class Rpc:
     """A gRPC server that listens."""
 
-    def __init__(self, service: Service, face: Face, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, service: Service, settings: HttpSettings, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> None:
         """Raises StartError."""
-        self.face = face
-        self.server = grpc.aio.server(options=[("grpc.max_receive_message_length", face.max_body_bytes), ("grpc.so_reuseport", 0)])
-        calls, (types, methods) = Calls(service, face), load()
+        self.settings = settings
+        self.server = grpc.aio.server(options=[("grpc.max_receive_message_length", settings.max_body_bytes), ("grpc.so_reuseport", 0)])
+        calls, (types, methods) = Calls(service, settings), load()
         handlers: dict[str, grpc.RpcMethodHandler] = {}
         for name, takes, several, gives in methods:
             level = LEVELS.get(name, "user")
@@ -90,7 +90,7 @@ class Rpc:
     def _enter(self, level: Level, context: Context) -> Headered:
         metadata = context.invocation_metadata() or ()
         headers = [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
-        self.face.keys.check(level, headers)
+        self.settings.keys.check(level, headers)
         return headers
 
 

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from runtime.messages.lora import Seating
+from runtime.messages.lora import LoraAssignment
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.waiting import WaitingQueue
 
 PATIENCE = 32
 
 
-class SeatConfig(Struct, frozen=True, kw_only=True):
+class LoraSlotConfig(Struct, frozen=True, kw_only=True):
     """What the options say of seats."""
 
-    num_seats: int = 0
+    num_lora_slots: int = 0
     eviction: str = "lru"  # or fifo: of adapters that nobody uses, who goes: the one not asked for longest, or that sat down first
 
 
-class Seat(Struct):
+class LoraSlot(Struct):
     """A place on the device and the adapter there."""
 
     index: int
@@ -43,10 +43,10 @@ class Seat(Struct):
         return self.is_closed or all(s.is_finished for s in self.kept_for)
 
 
-class Seats:
+class LoraSlots:
     """All of them. `waiting` is changed here only."""
 
-    def __init__(self, config: SeatConfig) -> None:
+    def __init__(self, config: LoraSlotConfig) -> None:
         self.config = config
         self.waiting: list[Sequence] = []  # aside, for a seat
         self.num_placed = 0  # adapters that sat down, ever
@@ -57,8 +57,8 @@ class Seats:
 
     def restart(self) -> None:
         """New ranks: all seats are empty, and nobody runs."""
-        self._free = list(range(self.config.num_seats - 1, -1, -1))
-        self._taken: dict[int, Seat] = {}  # by adapter; who goes first stands first
+        self._free = list(range(self.config.num_lora_slots - 1, -1, -1))
+        self._taken: dict[int, LoraSlot] = {}  # by adapter; who goes first stands first
         self._moved: dict[int, int] = {}  # adapter by seat, to be told to the ranks
         self._gone: list[int] = []
 
@@ -70,22 +70,22 @@ class Seats:
     @property
     def num_used(self) -> int:
         """Of those, the ones that running sequences use."""
-        return sum(seat.num_users > 0 for seat in self._taken.values())
+        return sum(lora_slot.num_users > 0 for lora_slot in self._taken.values())
 
-    def can_sit(self, sequence: Sequence) -> bool:
+    def can_take_slot(self, sequence: Sequence) -> bool:
         """Whether its adapter sits or finds a seat."""
         adapter = sequence.request.adapter
         assert adapter is not None, "the plain model needs no seat"
-        if (seat := self._taken.get(adapter.id)) is not None:
-            return not seat.is_closed
+        if (lora_slot := self._taken.get(adapter.id)) is not None:
+            return not lora_slot.is_closed
         return not self.waiting and self._has_room()
 
     def head(self, queue: WaitingQueue) -> Sequence | None:
         """Who is next of those that may start, as far as adapters go; who may not waits aside."""
         while (sequence := queue.head()) is not None:
-            if sequence.request.adapter is None or self.can_sit(sequence):
+            if sequence.request.adapter is None or self.can_take_slot(sequence):
                 return sequence
-            queue.hold(sequence)
+            queue.suspend(sequence)
             if not self.waiting:
                 self._passed = 0
             self.waiting.append(sequence)
@@ -100,19 +100,19 @@ class Seats:
             adapter = self.waiting[0].request.adapter
             assert adapter is not None, "the plain model needs no seat"
             group = [s for s in self.waiting if s.request.adapter == adapter and not s.is_finished]
-            seat = self._taken.get(adapter.id)
-            if group and seat is None:
+            lora_slot = self._taken.get(adapter.id)
+            if group and lora_slot is None:
                 if not self._has_room():
                     return
-                seat = self._place(adapter.id, is_pinned=adapter.is_pinned)
-            if seat is not None:
-                seat.is_closed = False
-                seat.kept_for = group if keeps else []
+                lora_slot = self._place(adapter.id, is_pinned=adapter.is_pinned)
+            if lora_slot is not None:
+                lora_slot.is_closed = False
+                lora_slot.kept_for = group if keeps else []
             self.waiting = [s for s in self.waiting if s.request.adapter != adapter]
             for sequence in group:
                 queue.release(sequence)
-        for seat in self._taken.values():
-            seat.is_closed = False
+        for lora_slot in self._taken.values():
+            lora_slot.is_closed = False
 
     def sit(self, sequence: Sequence) -> None:
         """It starts."""
@@ -123,14 +123,14 @@ class Seats:
                 self._close()
         if (adapter := sequence.request.adapter) is None:
             return
-        seat = self._taken.get(adapter.id)
-        if seat is None:
-            seat = self._place(adapter.id, is_pinned=adapter.is_pinned)
+        lora_slot = self._taken.get(adapter.id)
+        if lora_slot is None:
+            lora_slot = self._place(adapter.id, is_pinned=adapter.is_pinned)
         elif self.config.eviction == "lru":
             self._taken[adapter.id] = self._taken.pop(adapter.id)
-        seat.num_users += 1
-        if seat.kept_for:
-            seat.kept_for = [s for s in seat.kept_for if s is not sequence]
+        lora_slot.num_users += 1
+        if lora_slot.kept_for:
+            lora_slot.kept_for = [s for s in lora_slot.kept_for if s is not sequence]
 
     def leave(self, sequence: Sequence) -> None:
         """It runs no longer."""
@@ -144,9 +144,9 @@ class Seats:
             return
         self._leaving.discard(adapter)
         self._gone.append(adapter)
-        if (seat := self._taken.pop(adapter, None)) is not None:
-            self._moved.pop(seat.index, None)
-            self._free.append(seat.index)
+        if (lora_slot := self._taken.pop(adapter, None)) is not None:
+            self._moved.pop(lora_slot.index, None)
+            self._free.append(lora_slot.index)
 
     def ended(self, adapter: int, live: Iterable[Sequence]) -> None:
         """A sequence that had it is not among `live` any more."""
@@ -158,29 +158,29 @@ class Seats:
         adapter = sequence.request.adapter
         return -1 if adapter is None else self._taken[adapter.id].index
 
-    def take(self) -> Seating | None:
+    def take(self) -> LoraAssignment | None:
         """What the next plan must tell the ranks."""
         if not self._moved and not self._gone:
             return None
         moved, gone, self._moved, self._gone = self._moved, self._gone, {}, []
-        return Seating(np.array(list(moved), np.int32), np.array(list(moved.values()), np.int32), np.array(gone, np.int32))
+        return LoraAssignment(np.array(list(moved), np.int32), np.array(list(moved.values()), np.int32), np.array(gone, np.int32))
 
     def _has_room(self) -> bool:
-        return bool(self._free) or any(seat.is_idle for seat in self._taken.values())
+        return bool(self._free) or any(lora_slot.is_idle for lora_slot in self._taken.values())
 
-    def _place(self, adapter: int, *, is_pinned: bool) -> Seat:
+    def _place(self, adapter: int, *, is_pinned: bool) -> LoraSlot:
         if not self._free:
-            gone, old = next((gone, seat) for gone, seat in self._taken.items() if seat.is_idle)
+            gone, old = next((gone, lora_slot) for gone, lora_slot in self._taken.items() if lora_slot.is_idle)
             del self._taken[gone]
             self._free.append(old.index)
             self.num_evicted += 1
-        seat = self._taken[adapter] = Seat(self._free.pop(), is_pinned=is_pinned)
-        self._moved[seat.index] = adapter
+        lora_slot = self._taken[adapter] = LoraSlot(self._free.pop(), is_pinned=is_pinned)
+        self._moved[lora_slot.index] = adapter
         self.num_placed += 1
-        return seat
+        return lora_slot
 
     def _close(self) -> None:
         """Of the seats that can change hands, the one that will soonest, unless one is closed already."""
-        seats = [seat for seat in self._taken.values() if not seat.is_pinned]
-        if seats and not any(seat.is_closed for seat in seats):
-            min(seats, key=lambda seat: seat.num_users).is_closed = True
+        lora_slots = [lora_slot for lora_slot in self._taken.values() if not lora_slot.is_pinned]
+        if lora_slots and not any(lora_slot.is_closed for lora_slot in lora_slots):
+            min(lora_slots, key=lambda lora_slot: lora_slot.num_users).is_closed = True

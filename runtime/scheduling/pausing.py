@@ -27,18 +27,18 @@ def flush(scheduler: Scheduler) -> int | None:
     return None if is_used else scheduler.cache.flush()
 
 
-def hold(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
+def suspend(scheduler: Scheduler, *, drops_pages: bool) -> Busy | None:
     """Plans no more steps, or says why that cannot be. Who runs stays where it is, and must be paused to be."""
-    is_still = scheduler.is_paused or scheduler.is_held
+    is_still = scheduler.is_paused or scheduler.is_suspended
     if scheduler.roster.num_running and (drops_pages or not is_still):
         return Busy("requests run; try again when none does, or pause them first: /pause_generation with mode retract (they wait with "
                     "their tokens and go on later) or abort" + ("" if drops_pages else ", or in_place (they keep their pages)"))
-    scheduler.is_held = True
+    scheduler.is_suspended = True
     return None
 
 
-def unhold(scheduler: Scheduler) -> None:
-    scheduler.is_held = False
+def resume_planning(scheduler: Scheduler) -> None:
+    scheduler.is_suspended = False
 
 
 def lose_pages(scheduler: Scheduler) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from runtime.messages.requests import Loaded
+from runtime.messages.requests import CacheSources
 from runtime.messages.steps import StepPlan
 from runtime.scheduling.chunking import Chunking, Work
 from runtime.scheduling.delayer import Delayer, Replica
@@ -92,7 +92,7 @@ class Planner:
         roster = self.roster
         roster.begin()
         roster.cache.host.begin()
-        roster.seats.release(roster.waiting)
+        roster.lora_slots.release(roster.waiting)
         if roster.waiting.has_ready:
             roster.waiting.turn += 1
             if roster.has_levels:
@@ -100,25 +100,25 @@ class Planner:
         builder = StepBuilder()
         parts: dict[int, PromptPart] = {}
         self._decode(builder)
-        if roster.extending or ((roster.waiting.has_ready or roster.seats.waiting) and roster.has_free_slot):
+        if roster.extending or ((roster.waiting.has_ready or roster.lora_slots.waiting) and roster.has_free_slot):
             self._fill(builder, parts)
         step = self.totals.steps + 1
-        moves = roster.cache.host.take(step)
-        if not builder.sequences and moves is None:
+        page_copies = roster.cache.host.take(step)
+        if not builder.sequences and page_copies is None:
             return None
         self.totals.steps = step
         if builder.num_tokens > builder.num_decodes:
             self.totals.prompt_steps += 1
             self.totals.known_tokens += builder.num_tokens - builder.num_decodes
-        if moves is not None:
-            self.totals.saved_pages += len(moves.save_pages)
+        if page_copies is not None:
+            self.totals.saved_pages += len(page_copies.save_pages)
         if roster.shares.is_on and builder.sequences:
             roster.shares.charge_decodes()
         flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder),
                         [self.hidden.expect(shown) for shown in builder.shown])
         states = roster.cache.states
-        states_moves = None if states is None else states.take(builder.state_slots)
-        return builder.build(step, moves, states_moves, roster.seats.take()), flight
+        state_copies = None if states is None else states.take(builder.state_slots)
+        return builder.build(step, page_copies, state_copies, roster.lora_slots.take()), flight
 
     def _decode(self, builder: StepBuilder) -> None:
         """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
@@ -195,7 +195,7 @@ class Planner:
     def _make_way(self) -> None:
         """Running sequences give way to the head of the queue if its priority is better by enough, and if that makes room."""
         roster = self.roster
-        head = roster.seats.head(roster.waiting)
+        head = roster.lora_slots.head(roster.waiting)
         if head is None or not roster.num_running:
             return
         worst_level = head.level + roster.order.preemption_threshold
@@ -251,8 +251,8 @@ class Planner:
     def _admit(self, fill: Fill, builder: StepBuilder) -> None:
         """Takes waiting sequences in order while slots, pages and the step's tokens last."""
         roster, admission = self.roster, self.admission
-        roster.seats.release(roster.waiting)
-        while fill.left and roster.has_free_slot and (sequence := roster.seats.head(roster.waiting)) is not None:
+        roster.lora_slots.release(roster.waiting)
+        while fill.left and roster.has_free_slot and (sequence := roster.lora_slots.head(roster.waiting)) is not None:
             if admission.max_prompts is not None and len(fill.rows) >= admission.max_prompts:
                 return
             if not admission.has_chunks and fill.rows and len(sequence.tokens) > fill.left:
@@ -264,12 +264,12 @@ class Planner:
                 sequence.first_cached_len = sequence.cached_len
                 if sequence.loaded_len:
                     fetched = min(sequence.fetched_len, sequence.loaded_len)
-                    sequence.first_loaded = Loaded(sequence.loaded_len - fetched, fetched)
+                    sequence.first_sources = CacheSources(sequence.loaded_len - fetched, fetched)
                 self.admitted.append(sequence.id)
                 self.totals.prompt_tokens += sequence.prompt_len
                 self.totals.cached_tokens += sequence.cached_len
                 self.totals.loaded_tokens += sequence.loaded_len
-            builder.admit(sequence, self.eos_ids, roster.seats.index(sequence))
+            builder.admit(sequence, self.eos_ids, roster.lora_slots.index(sequence))
             self._last_admission = self.totals.steps + 1
             self._extend(sequence, fill)
 

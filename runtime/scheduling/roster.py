@@ -6,7 +6,7 @@ from runtime.cache.kv import KVCache
 from runtime.cache.window import WindowPool
 from runtime.messages.requests import Request
 from runtime.scheduling.forecast import Forecast
-from runtime.scheduling.lora_slots import SeatConfig, Seats
+from runtime.scheduling.lora_slots import LoraSlotConfig, LoraSlots
 from runtime.scheduling.order import Now
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
@@ -23,12 +23,12 @@ class Roster:
     not all planned) or decoding (they are). Extending and decoding sequences hold a slot and pages."""
 
     def __init__(self, cache: KVCache, max_running: int, order: OrderConfig | None = None, conservativeness: float = 1.0,
-                 seats: SeatConfig | None = None) -> None:
+                 lora_slots: LoraSlotConfig | None = None) -> None:
         self.cache = cache
         self.max_running = max_running
         self.order = order or OrderConfig()
         self.forecast = Forecast(conservativeness)
-        self.seats = Seats(seats or SeatConfig())  # of adapters
+        self.lora_slots = LoraSlots(lora_slots or LoraSlotConfig())  # of adapters
         self.shares = Shares(is_on=self.order.fair, weights=self.order.weights)
         self.extending: list[Sequence] = []  # in order of admission
         self.decoding: list[Sequence] = []  # by precedence
@@ -110,8 +110,8 @@ class Roster:
         if self._future is not None:
             self._future += self.forecast.future(sequence)
         self.waiting.take(sequence)
-        if request.adapter is not None or self.seats.waiting:
-            self.seats.sit(sequence)
+        if request.adapter is not None or self.lora_slots.waiting:
+            self.lora_slots.sit(sequence)
         sequence.slot = self._free_slots.pop()
         self.extending.append(sequence)
         self.num_shown += request.params.hidden_states is not None
@@ -158,7 +158,7 @@ class Roster:
         self.waiting.restart(self.cache.tree)
         self.extending, self.decoding, self._running, self._landing, self.num_shown = [], [], {}, [], 0
         self._running_keys.clear()
-        self.seats.restart()
+        self.lora_slots.restart()
         self._future = None
         self.num_left += len(running)
         self._free_slots = list(range(self.max_running - 1, -1, -1))
@@ -174,7 +174,7 @@ class Roster:
             self.waiting.remove(sequence)
         del self.live[sequence.id]
         if sequence.request.adapter is not None:
-            self.seats.ended(sequence.request.adapter.id, self.live.values())
+            self.lora_slots.ended(sequence.request.adapter.id, self.live.values())
         siblings = self._siblings[sequence.request.id]
         if all(s.is_finished for s in siblings):
             del self._siblings[sequence.request.id]
@@ -194,7 +194,7 @@ class Roster:
         request = sequence.request
         self.num_shown -= request.params.hidden_states is not None
         if request.adapter is not None:
-            self.seats.leave(sequence)
+            self.lora_slots.leave(sequence)
         for counts, key in ((self._running, request.id), (self._running_keys, request.routing_key)):
             if key in counts:
                 counts[key] -= 1

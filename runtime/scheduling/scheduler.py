@@ -13,13 +13,13 @@ from msgspec import Struct, structs
 
 from runtime.cache.journal import Journal
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.messages.requests import FinishReason, Loaded, Request, TokenLogprob
+from runtime.messages.requests import CacheSources, FinishReason, Request, TokenLogprob
 from runtime.messages.scheduler import Ended, Refused, StepTokens
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.scheduling import logprobs
 from runtime.scheduling.deadlines import Deadlines, Limit
 from runtime.scheduling.jump_forward import split_rows, take_run
-from runtime.scheduling.lora_slots import SeatConfig
+from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission, Flight, Planner
 from runtime.scheduling.recovery import GivenUp, Lost, Recovery
 from runtime.scheduling.roster import Roster
@@ -45,7 +45,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     pools: bool = False  # the model makes a vector of a prompt, and no tokens
     conservativeness: float = 1.0
     limit: Limit = Limit()  # in time
-    seats: SeatConfig = SeatConfig()  # of adapters
+    lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
 
     @property
     def pool_tokens(self) -> int:
@@ -73,7 +73,7 @@ class Scheduler:
         self.config = config
         self.journal = journal
         self.roster = Roster(empty_cache(config, journal), config.max_running, config.order, config.conservativeness,
-                             config.seats)
+                             config.lora_slots)
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
@@ -83,7 +83,7 @@ class Scheduler:
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
         self.last_step = 0  # the latest whose result was taken in
         self.is_paused = False  # no steps are planned (pausing.py)
-        self.is_held = False  # the same: the ranks' memory changes, or is given back
+        self.is_suspended = False  # the same: the ranks' memory changes, or is given back
         self._recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
@@ -140,7 +140,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute now."""
-        if self.is_paused or self.is_held:
+        if self.is_paused or self.is_suspended:
             return None
         if self.roster.waiting.admits_only and not self._recovery.isolate(self.flights):
             return None
@@ -172,7 +172,7 @@ class Scheduler:
         more: dict[int, list[int]] = {}
         row_logprobs: dict[int, list[TokenLogprob]] = {}
         cached: dict[int, int] = {}
-        loaded: dict[int, Loaded] = {}
+        loaded: dict[int, CacheSources] = {}
         prompts = self._prompts.take(result.prompt, flight.prompt_parts) if result.prompt else {}
         hidden = {} if result.hidden is None else self.planner.hidden.take(result.hidden, flight.shown)
         for row, failing in result.failed.items():
@@ -189,7 +189,7 @@ class Scheduler:
             if len(sequence.tokens) == sequence.prompt_len:
                 cached[sequence.id] = sequence.first_cached_len
                 if sequence.loaded_len:
-                    loaded[sequence.id] = sequence.first_loaded
+                    loaded[sequence.id] = sequence.first_sources
             sequence.tokens.append(token)
             ids.append(sequence.id)
             tokens.append(token)
@@ -273,4 +273,4 @@ class Scheduler:
         self.planner.hidden.drop(sequence)
         self._recovery.drop(sequence)
         self.roster.end(sequence)
-        ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_loaded))
+        ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_sources))

@@ -3,7 +3,7 @@
 from array import array
 from typing import Any
 
-from runtime.messages.requests import NOTHING_LOADED, Request
+from runtime.messages.requests import NO_SOURCES, Request
 
 
 class Sequence:
@@ -41,7 +41,7 @@ class Sequence:
         self.state: Any = None  # cache.states.Held: its state slots, where the model has recurrent layers
         self.loaded_len = 0  # of cached_len: came back from host memory
         self.fetched_len = 0  # tokens whose pages were fetched from storage while it waited
-        self.first_loaded = NOTHING_LOADED  # at the first admission
+        self.first_sources = NO_SOURCES  # at the first admission
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
         self.is_finished = False
         self.level = 0  # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from runtime.messages.lora import Seating
-from runtime.messages.steps import Admit, Moves, SlotSampling, StateMoves, StepPlan, WindowPages
+from runtime.messages.lora import LoraAssignment
+from runtime.messages.steps import Admit, PageCopies, SlotSampling, StateCopies, StepPlan, WindowPages
 from runtime.scheduling.chunking import Work
 from runtime.scheduling.hidden_states import Shown
 from runtime.scheduling.sequence import Sequence
@@ -56,13 +56,13 @@ class StepBuilder:
         self._embeds: list[np.ndarray] = []
         self._embed_places: list[np.ndarray] = []
 
-    def admit(self, sequence: Sequence, eos_ids: tuple[int, ...], seat: int = -1) -> None:
-        """`sequence` takes its slot, with all the pages it has; its adapter sits at `seat`."""
+    def admit(self, sequence: Sequence, eos_ids: tuple[int, ...], lora_slot: int = -1) -> None:
+        """`sequence` takes its slot, with all the pages it has; its adapter sits at `lora_slot`."""
         params = sequence.request.params
-        has_history = params.has_penalties or params.processor is not None or sequence.request.guide is not None
+        has_history = params.has_penalties or params.processor is not None or sequence.request.grammar_constraint is not None
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
-        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.guide,
-                                  sequence.request.second_at, seat))
+        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.grammar_constraint,
+                                  sequence.request.second_at, lora_slot))
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
         if sequence.state is not None:
             self.state_slots.append((sequence.slot, sequence.state.slot))
@@ -128,8 +128,8 @@ class StepBuilder:
         attended = sum(count * start + count * count // 2 for start, count in zip(starts, counts, strict=True))
         return Work(self.num_decodes, sum(counts), attended)
 
-    def build(self, step: int, moves: Moves | None = None, states: StateMoves | None = None,
-              seating: Seating | None = None) -> StepPlan:
+    def build(self, step: int, page_copies: PageCopies | None = None, states: StateCopies | None = None,
+              lora_assignment: LoraAssignment | None = None) -> StepPlan:
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
         return StepPlan(
             step, self.num_decodes, self._admits,
@@ -137,8 +137,8 @@ class StepBuilder:
             np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
             np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
             np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS, moves, self._window_pages(), states, _joined(self._shown),
-            _joined(self._embed_places), _joined(self._embeds), seating)
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS, page_copies, self._window_pages(), states, _joined(self._shown),
+            _joined(self._embed_places), _joined(self._embeds), lora_assignment)
 
     def _window_pages(self) -> WindowPages | None:
         return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None

@@ -97,7 +97,7 @@ async def test_two_kinds_one_after_the_other() -> None:
             ranks.answer()
             await b.settle()
         assert len(request().prompt_ids) == 3 and ranks.asked == [1, 4, 2, 8] and ranks.unit == "tokens"
-        assert (metrics.captured_sizes.value, metrics.captured_pieces.value) == (1, 2)
+        assert (metrics.captured_sizes.value, metrics.captured_piecewise.value) == (1, 2)
 
 
 async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
@@ -106,12 +106,12 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
     async with bench(ranks) as b:
         looking(b, Capturing([captures], Metrics()).look)
         await b.settle()
-        b.actor.scheduler.is_held = True
+        b.actor.scheduler.is_suspended = True
         ranks.num_changes += 1  # memory is given back behind the capture that is under way, and the answer to that comes late
         ranks.answer()
         await b.settle()
         assert ranks.asked == [1] and captures.done == []
-        b.actor.scheduler.is_held = False
+        b.actor.scheduler.is_suspended = False
         b.actor.wake()
         for _ in range(2):
             await b.settle()

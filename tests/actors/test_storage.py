@@ -15,7 +15,7 @@ from runtime.actors.storage import StorageActor, cache_identity
 from runtime.cache.audit import findings
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
-from runtime.messages.requests import Loaded, Request
+from runtime.messages.requests import CacheSources, Request
 from runtime.messages.sampling import Limits, SamplingParams
 from runtime.messages.scheduler import Abort, Arrive, StepTokens, ToDetokenizer, ToScheduler
 from runtime.metrics import Metrics
@@ -197,7 +197,7 @@ async def test_best_effort_takes_what_has_come_by_its_turn(slow: Slow, tmp_path:
             while it.storage.fetching.num_pages < 10:
                 await anyio.sleep(0.001)
         await it.until(lambda: sum(len(m.ended) for m in it.seen) == 9)
-        assert [(end.cached_tokens, end.loaded) for m in it.seen for end in m.ended if end.sequence_id == 8] == [(40, Loaded(0, 40))]
+        assert [(end.cached_tokens, end.loaded) for m in it.seen for end in m.ended if end.sequence_id == 8] == [(40, CacheSources(0, 40))]
 
 
 async def test_wait_complete_waits_and_timeout_does_not_for_long(slow: Slow, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from runtime.actors.open_requests import Outputs
 from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.messages.constraint import Grammar, Regex
-from runtime.messages.requests import Ask, Chat, Guide, Infill, Prompt, Text, Tokens
+from runtime.messages.requests import Ask, Chat, GrammarConstraint, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import Free, Limits, SamplingParams
 from runtime.messages.scheduler import Arrive, ToScheduler
 from runtime.text.template import ChatTemplates
@@ -265,7 +265,7 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
         bench.outputs.close("gone")
         gate.set()
     assert bench.ids == ["plain", "good"]
-    assert bench.arrived[1].request.guide == Guide(Grammar("regex", "a"), (), (2, 7))
+    assert bench.arrived[1].request.grammar_constraint == GrammarConstraint(Grammar("regex", "a"), (), (2, 7))
     assert [error.param for error in bench.sinks["wrong"].errors] == ["constraint"]
     assert [error.status for error in bench.sinks["late"].errors] == [503]
 
@@ -288,7 +288,7 @@ async def test_a_rule_holds_behind_the_marks_that_end_what_the_prompt_begins(pro
     bench.actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check)
     async with running(bench):
         bench.ask("a", Text(prompt), constraint=Regex("a"), constraint_after=free)
-    after = bench.arrived[0].request.guide.after_ids
+    after = bench.arrived[0].request.grammar_constraint.after_ids
     assert after == tuple([tuple(LLAMA.encode(end, add_special=False)) for end in ends])
 
 

@@ -157,8 +157,8 @@ async def test_tokens_are_the_same_after_it(tmp_path: Path) -> None:
         assert (await engine.generate(prompt, **GREEDY)).token_ids == first.token_ids
         await engine.update_weights_from_disk(str(two), weight_version="2")
         assert engine._core.card.weight_version == "2"
-        renewed = await engine.generate(prompt, **GREEDY)
-        assert renewed.token_ids == theirs and renewed.finish is not None and renewed.finish.cached_tokens == 0
+        updated = await engine.generate(prompt, **GREEDY)
+        assert updated.token_ids == theirs and updated.finish is not None and updated.finish.cached_tokens == 0
         kill(engine)
         assert (await engine.generate([*prompt, 1], **GREEDY)).token_ids != [] and engine._core._supervisor.generation == 2
         assert (await engine.generate(prompt, **GREEDY)).token_ids == theirs, "new ranks have the new weights"

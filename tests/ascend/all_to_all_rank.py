@@ -25,9 +25,9 @@ def quantised(weight: Tensor) -> Quantized:
 
 def main(rank: int, size: int, store: str) -> None:
     torch.npu.set_device(rank)
-    place = torch.device("npu", rank)
+    torch_device = torch.device("npu", rank)
     torch.npu.config.allow_internal_format = True
-    ranks, experts = Hccl(rank, size, store, place), AscendExperts(torch.bfloat16)
+    ranks, experts = Hccl(rank, size, store, torch_device), AscendExperts(torch.bfloat16)
     torch.manual_seed(0)
     gate_up, down = torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 32, torch.randn(EXPERTS, HIDDEN, INNER) / 8
     xs = torch.randn(size, TOKENS, HIDDEN).to(torch.bfloat16)

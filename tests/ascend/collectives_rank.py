@@ -32,16 +32,16 @@ def main(rank: int, size: int, store: str) -> None:
     shares = torch.rand(3, 2)
     expected = (x.float() * (shares * (ids + 1)).sum(-1, keepdim=True))
 
-    def mixture(**more: object) -> torch.Tensor:
+    def moe(**more: object) -> torch.Tensor:
         rows, _, assist, counts, received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **where, **more)
         assert rows.shape == (3 * size * 2, HIDDEN) and counts.shape == (EXPERTS // size,)
         rows = experts(rows, counts, rank * EXPERTS // size)
         return torch_npu.npu_moe_distribute_combine_v2(rows, ids.npu(), assist, received, shares.npu(), **where, **more)
 
-    torch.testing.assert_close(mixture().cpu().float(), expected, atol=0.2, rtol=0.02)
-    torch.testing.assert_close(mixture(global_bs=3 * size).cpu().float(), expected, atol=0.2, rtol=0.02)
+    torch.testing.assert_close(moe().cpu().float(), expected, atol=0.2, rtol=0.02)
+    torch.testing.assert_close(moe(global_bs=3 * size).cpu().float(), expected, atol=0.2, rtol=0.02)
     mask = torch.tensor([True, True, False])
-    found = mixture(x_active_mask=mask.npu()).cpu().float()
+    found = moe(x_active_mask=mask.npu()).cpu().float()
     torch.testing.assert_close(found, expected * mask[:, None], atol=0.2, rtol=0.02)
     rows, scales, *_, counts, _, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **where, quant_mode=2)
     assert rows.dtype == torch.int8 and scales.shape == rows.shape[:1] and counts.dtype == torch.int64

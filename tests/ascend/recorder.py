@@ -30,9 +30,9 @@ SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", tor
 
 def described(value: Any) -> str:
     if isinstance(value, Tensor):
-        place = "" if value.device.type == "npu" else "host "
+        where = "" if value.device.type == "npu" else "host "
         form = ("nz" if format_of(host(value)) == NZ else "") + ("" if value.is_contiguous() else "~")
-        return f"{place}{SHORT.get(value.dtype, value.dtype)}[{','.join(map(str, value.shape))}]{form}"
+        return f"{where}{SHORT.get(value.dtype, value.dtype)}[{','.join(map(str, value.shape))}]{form}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(described, value))}]"
     if isinstance(value, float):

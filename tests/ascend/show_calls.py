@@ -28,7 +28,7 @@ def kind_of(config: ModelConfig, index: int) -> str:
     """What a layer is, as far as its calls depend on it."""
     window = config.windows[index]
     attention = "latent attention" if config.latent else f"a window of {window}" if window else "full attention"
-    return f"{attention}, {'experts' if config.mixture is not None and config.mixture.layers[index] else 'dense'}"
+    return f"{attention}, {'experts' if config.moe is not None and config.moe.layers[index] else 'dense'}"
 
 
 def shortened(model: Path, folder: Path) -> tuple[ModelConfig, Counter[str]]:

@@ -31,7 +31,7 @@ def on_cpu(weight: Quantized) -> Quantized:
 
 def answers(bench: Bench, stacks: tuple[Any, Any], ids: Tensor, experts: Any = None) -> tuple[Tensor, Tensor]:
     """Of the NPU, and of the cpu device."""
-    x, shares = bench.randn(len(ids), 64) / 4, torch.rand(ids.shape, generator=bench.generator).to(bench.place)
+    x, shares = bench.randn(len(ids), 64) / 4, torch.rand(ids.shape, generator=bench.generator).to(bench.torch_device)
     cpu, npu = CpuExperts(CpuOps(torch.float32)), experts or bench.experts
     if isinstance(stacks[0], Quantized):
         mine, theirs = npu.pack_quantized(*stacks), cpu.pack_quantized(*map(on_cpu, stacks))
@@ -46,7 +46,7 @@ def answers(bench: Bench, stacks: tuple[Any, Any], ids: Tensor, experts: Any = N
 def test_int8_with_and_without_the_fused_activation(bench: Bench, scheme: Int8, inner: int) -> None:
     """The fused one takes inner sizes that are multiples of 64."""
     stacks = random_weight(bench, scheme, 2 * inner, 64, (5,)), random_weight(bench, scheme, 64, inner, (5,))
-    ids = torch.randint(-2, 7, (20, 3), generator=bench.generator).to(bench.place)
+    ids = torch.randint(-2, 7, (20, 3), generator=bench.generator).to(bench.torch_device)
     found, wanted = answers(bench, stacks, ids)
     assert (found - wanted).abs().mean() < 5e-3 * wanted.abs().mean()
 
@@ -55,7 +55,7 @@ def test_int8_with_and_without_the_fused_activation(bench: Bench, scheme: Int8, 
 def test_one_expert_and_none(bench: Bench, count: int, low: int, high: int) -> None:
     """A rank with a single expert; steps in which nobody chooses an expert of this rank: then every row is another's memory."""
     stacks = bench.randn(count, 64, 64) / 8, bench.randn(count, 64, 32) / 6
-    found, wanted = answers(bench, stacks, torch.randint(low, high, (9, 2), generator=bench.generator).to(bench.place))
+    found, wanted = answers(bench, stacks, torch.randint(low, high, (9, 2), generator=bench.generator).to(bench.torch_device))
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_all_experts_here(bench: Bench) -> None:
     from runtime.devices.ascend.moe import AscendExperts
 
     stacks = bench.randn(8, 64, 64) / 8, bench.randn(8, 64, 32) / 6
-    ids = torch.randint(0, 8, (9, 2), generator=bench.generator).to(bench.place)
+    ids = torch.randint(0, 8, (9, 2), generator=bench.generator).to(bench.torch_device)
     found, wanted = answers(bench, stacks, ids, AscendExperts(torch.float32, is_spread=False))
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
@@ -80,7 +80,7 @@ def test_what_the_operator_chooses(bench: Bench, num_experts: int, routing: Rout
     assert is_fused(num_experts, routing) == is_taken
     logits, bias = (torch.randn(*shape, generator=bench.generator) for shape in ((7, num_experts), (num_experts,)))
     with_bias = routing.score == "sigmoid"
-    ids, weights = bench.experts.route(logits.to(bench.place), bias.to(bench.place) if with_bias else None, routing)
+    ids, weights = bench.experts.route(logits.to(bench.torch_device), bias.to(bench.torch_device) if with_bias else None, routing)
     wanted_ids, wanted = CpuExperts(CpuOps(torch.float32)).route(logits, bias if with_bias else None, routing)
     assert torch.equal(ids.cpu().sort().values, wanted_ids.sort().values)
     torch.testing.assert_close(weights.cpu().sort().values, wanted.sort().values)

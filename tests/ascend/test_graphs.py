@@ -118,7 +118,7 @@ def test_prompts_in_pieces_are_those_of_transformers(case: str, tmp_path: Path, 
     """Chunks of a prompt, with and without padding, beside a row that decodes."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
-    planner, executor = opened(folder, sizes=[], piece_sizes=[64, 128])
+    planner, executor = opened(folder, sizes=[], piecewise_sizes=[64, 128])
     assert [executor.capture(size, "tokens").error for size in (64, 128)] == ["", ""]
     graphs, replays = executor.loaded.device.graphs, []
     replay = graphs.replay

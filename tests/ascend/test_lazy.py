@@ -28,11 +28,11 @@ def test_work_is_done_when_the_host_waits() -> None:
     x = torch.ones(4, device="npu")
     torch.npu.synchronize()
     y = x * 3
-    place = torch.zeros(4).pin_memory()
-    place.copy_(y, non_blocking=True)
-    assert place.tolist() == [0, 0, 0, 0]
+    torch_device = torch.zeros(4).pin_memory()
+    torch_device.copy_(y, non_blocking=True)
+    assert torch_device.tolist() == [0, 0, 0, 0]
     torch.npu.current_stream().synchronize()
-    assert place.tolist() == [3, 3, 3, 3] and y.tolist() == [3, 3, 3, 3]
+    assert torch_device.tolist() == [3, 3, 3, 3] and y.tolist() == [3, 3, 3, 3]
 
 
 def test_pinned_memory_is_read_when_the_copy_runs() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.messages.memory import Occupy, Part, Renew
+from runtime.messages.memory import ChangeMemory, Part, UpdateWeights
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
 
@@ -23,11 +23,11 @@ def test_weights_pages_and_graphs_go_and_come_back(tmp_path: Path) -> None:
     assert executor.capture(1).error == "" and tokens() == expected
     states: list[tuple[Part, ...]] = [("kv_cache", "weights"), ("weights",), ()]
     for released in states:
-        told = executor.occupy(Occupy(1, released))
+        told = executor.change_memory(ChangeMemory(1, released))
         assert told.released == released and told.error == ""
         assert (told.weights_bytes > 0, told.pages_bytes > 0) == ("weights" not in released, "kv_cache" not in released)
     assert tokens() == expected
     assert executor.capture(1).error == "" and tokens() == expected
     for is_trial in (True, False):
-        assert executor.occupy(Renew(2, str(tmp_path), "auto", is_trial)).error == ""
+        assert executor.change_memory(UpdateWeights(2, str(tmp_path), "auto", is_trial)).error == ""
     assert tokens() == expected

@@ -126,7 +126,7 @@ def test_an_npu_without_the_other_operator_goes_in_steps(tmp_path: Path, monkeyp
 def test_captured_steps(launches: None, tmp_path: Path) -> None:
     """With all that there is: experts on two streams, and a step with a prompt in pieces, whose graphs know no attention plan."""
     folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
-    planner, executor = opened(folder, piece_sizes=[64], device_options={"mla_prolog": True, "nz_cache": True, "multi_stream": True})
+    planner, executor = opened(folder, piecewise_sizes=[64], device_options={"mla_prolog": True, "nz_cache": True, "multi_stream": True})
     assert executor.capture(64, "tokens").error == "" and executor.loaded.pieces.ready == [64]
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:252], sampling())
     planner.run([], [(short, len(SHORT))])

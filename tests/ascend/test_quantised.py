@@ -64,7 +64,7 @@ def test_other_schemes_are_refused(tmp_path: Path) -> None:
 def test_inputs_follow_an_order_of_equal_groups() -> None:
     bench = Bench("npu", torch.float32)
     plain = random_weight(bench, Codes(4, 32, has_zeros=True), 48, 96)
-    order = (torch.randperm(96, generator=bench.generator) // 32).int().to(bench.place)
+    order = (torch.randperm(96, generator=bench.generator) // 32).int().to(bench.torch_device)
     weight = Quantized(Codes(4, 32, has_zeros=True, is_ordered=True), plain.weight, plain.scale, plain.zeros, order)
     x = bench.randn(5, 96)
     bench.near(bench.ops.linear(x, bench.ops.pack_quantized(weight), None), expected(x, weight))

@@ -25,10 +25,10 @@ def test_a_step_reads_the_weights_once(name: str, ranks: int) -> None:
 def test_many_tokens_hit_all_experts(name: str, expert_ranks: int) -> None:
     model = shape(name)
     operators = step(model, Layout(attention_ranks=1, expert_ranks=expert_ranks), Load(tokens=1e5, context=1))
-    assert model.mixture is not None
+    assert model.moe is not None
     read = sum(o.count * o.num_bytes for o in operators if o.name.startswith("npu_grouped_matmul"))
-    own = model.mixture.num_experts // expert_ranks * 3 * model.hidden_size * model.mixture.intermediate_size
-    assert read == pytest.approx(2 * own * sum(model.mixture.layers))
+    own = model.moe.num_experts // expert_ranks * 3 * model.hidden_size * model.moe.intermediate_size
+    assert read == pytest.approx(2 * own * sum(model.moe.layers))
 
 
 def test_longer_contexts_and_fewer_devices_take_longer() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from runtime.cache.host import SAVES_PER_STEP, HostConfig
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.messages.steps import Moves
+from runtime.messages.steps import PageCopies
 from runtime.scheduling.sequence import Sequence
 from tests.cache.test_prefix import key, sequence
 
@@ -17,7 +17,7 @@ class Steps:
         self.cache = KVCache(num_pages, 2, CacheConfig(host=HostConfig(num_pages=num_host_pages, write_policy=policy)))
         self.step = 0
 
-    def plan(self, *newcomers: Sequence) -> Moves | None:
+    def plan(self, *newcomers: Sequence) -> PageCopies | None:
         """One plan that admits and computes `newcomers`."""
         self.step += 1
         self.cache.host.begin()
@@ -39,16 +39,16 @@ class Steps:
         self.cache.host.confirm(self.step)
 
 
-def counts(moves: Moves | None) -> tuple[int, int]:
-    return (0, 0) if moves is None else (len(moves.save_pages), len(moves.load_pages))
+def counts(page_copies: PageCopies | None) -> tuple[int, int]:
+    return (0, 0) if page_copies is None else (len(page_copies.save_pages), len(page_copies.load_pages))
 
 
 def test_write_through_saves_with_the_next_plan() -> None:
     it = Steps()
     first = sequence(1, 2, 3, 4, 5)
     assert it.plan(first) is None, "it is computed by this step"
-    moves = it.plan()
-    assert moves is not None and moves.save_pages.tolist() == first.pages[:2] and sorted(moves.save_hosts) == [1, 2]
+    page_copies = it.plan()
+    assert page_copies is not None and page_copies.save_pages.tolist() == first.pages[:2] and sorted(page_copies.save_hosts) == [1, 2]
     assert it.plan() is None, "once"
 
 
@@ -64,8 +64,8 @@ def test_write_back_saves_what_must_leave() -> None:
     it = Steps("write_back", num_pages=5)
     it.run(1, 2, 3, 4, 5)
     assert it.plan() is None
-    moves = it.plan(sequence(6, 6, 7, 7, 8))
-    assert counts(moves) == (1, 0), "one of the two cached pages had to go"
+    page_copies = it.plan(sequence(6, 6, 7, 7, 8))
+    assert counts(page_copies) == (1, 0), "one of the two cached pages had to go"
     assert it.cache.tree.num_pages == 1 + 2
 
 
@@ -77,8 +77,8 @@ def test_what_left_the_device_comes_back(policy: str) -> None:
     it.run(9, 9, 9, 9, 9)
     again = sequence(1, 2, 3, 4, 5)
     assert (it.cache.missing(again), it.cache.num_available) == (3, 4), "what is in host memory only needs pages as well"
-    moves = it.plan(again)
-    assert moves is not None and moves.load_pages.tolist() == again.pages[:2]
+    page_copies = it.plan(again)
+    assert page_copies is not None and page_copies.load_pages.tolist() == again.pages[:2]
     assert (again.cached_len, again.loaded_len, len(again.pages)) == (4, 4, 3)
     twin = sequence(1, 2, 3, 4, 5)
     assert counts(it.plan(twin))[1] == 0 and (twin.cached_len, twin.loaded_len) == (4, 0), "it is on the device now"
@@ -89,10 +89,10 @@ def test_no_plan_uses_a_host_page_twice() -> None:
     it = Steps("write_back", num_pages=5, num_host_pages=4)
     for base in range(10, 60, 10):
         it.run(base, base, base + 1, base + 1, base)
-    moves = it.plan(sequence(40, 40, 41, 41, 40))
-    assert moves is not None
-    touched = [*moves.save_hosts.tolist(), *moves.load_hosts.tolist()]
-    assert len(touched) == len(set(touched)) and len(moves.load_hosts) > 0
+    page_copies = it.plan(sequence(40, 40, 41, 41, 40))
+    assert page_copies is not None
+    touched = [*page_copies.save_hosts.tolist(), *page_copies.load_hosts.tolist()]
+    assert len(touched) == len(set(touched)) and len(page_copies.load_hosts) > 0
 
 
 def test_the_oldest_leaves_of_host_memory_go_first() -> None:

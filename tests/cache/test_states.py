@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.cache.audit import findings
-from runtime.messages.steps import StateMoves
+from runtime.messages.steps import StateCopies
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.test_scheduler import World
 
@@ -118,12 +118,12 @@ def test_who_gives_way_goes_on_from_its_last_state(interval: int, found: int) ->
 def test_plans_say_nothing_of_states_while_nothing_changes() -> None:
     world = World(num_pages=60, num_states=4, interval=2)
     world.add([1, 2, 3, 4, 5], max_new_tokens=20, ignore_eos=True)
-    moves: list[StateMoves | None] = []
+    page_copies: list[StateCopies | None] = []
     while (plan := world.scheduler.plan()) is not None:
-        moves.append(plan.states)
+        page_copies.append(plan.states)
         world.results.append(world.rank.execute(plan))
         world.receive()
-    told = {step: [np.asarray(getattr(said, name)).tolist() for name in said.__struct_fields__] for step, said in enumerate(moves) if said}
+    told = {step: [np.asarray(getattr(said, name)).tolist() for name in said.__struct_fields__] for step, said in enumerate(page_copies) if said}
     own = 1
     assert told[0] == [[0], [own], [0], [own], [own], [2]]  # the empty state is loaded, and that of the first page kept
     assert set(told) == {0, 4, 12, 20} and told[4] == told[12] == told[20] == [[], [], [], [], [own], [3]]

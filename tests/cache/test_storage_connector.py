@@ -4,54 +4,54 @@ import pytest
 
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig, KVCache
-from runtime.cache.storage_connector import Outside, Pin
+from runtime.cache.storage_connector import Pin, StorageConnector
 from tests.cache.test_host import Steps, counts
 from tests.cache.test_prefix import sequence
 
 PROMPT = (1, 1, 2, 2, 3, 3, 4)
 
 
-def storing(num_pages: int = 9, num_host_pages: int = 9) -> tuple[Steps, Outside]:
+def storing(num_pages: int = 9, num_host_pages: int = 9) -> tuple[Steps, StorageConnector]:
     it = Steps(num_pages=num_pages, num_host_pages=num_host_pages)
     it.cache.host.has_storage = True
-    return it, Outside(lambda: it.cache, b"model")
+    return it, StorageConnector(lambda: it.cache, b"model")
 
 
-def saved(it: Steps, outside: Outside, *tokens: int) -> list[Pin]:
+def saved(it: Steps, connector: StorageConnector, *tokens: int) -> list[Pin]:
     """Pins of the pages of a prompt that has just gone."""
     it.run(*tokens)
     it.plan()
     it.confirm()
-    return outside.confirmed()
+    return connector.confirmed()
 
 
 def test_keys_name_the_content() -> None:
-    it, outside = storing()
-    before = outside.wanted(sequence(*PROMPT))
-    pins = saved(it, outside, *PROMPT)
+    it, connector = storing()
+    before = connector.wanted(sequence(*PROMPT))
+    pins = saved(it, connector, *PROMPT)
     assert (before.first, before.keys) == (0, [pin.key for pin in pins]) and len({*before.keys}) == 3
-    after = outside.wanted(sequence(*PROMPT, 4, 5))
+    after = connector.wanted(sequence(*PROMPT, 4, 5))
     assert after.first == 3 and len(after.keys) == 1
-    assert Outside(lambda: KVCache(9, 2), b"model").wanted(sequence(*PROMPT)) == before, "in another process as well"
-    other_model, other_tokens = (Outside(lambda: KVCache(9, 2), name).wanted(sequence(9, *PROMPT)) for name in (b"other", b"model"))
-    other_namespace = outside.wanted(sequence(*PROMPT, namespace="n"))
+    assert StorageConnector(lambda: KVCache(9, 2), b"model").wanted(sequence(*PROMPT)) == before, "in another process as well"
+    other_model, other_tokens = (StorageConnector(lambda: KVCache(9, 2), name).wanted(sequence(9, *PROMPT)) for name in (b"other", b"model"))
+    other_namespace = connector.wanted(sequence(*PROMPT, namespace="n"))
     assert len({*before.keys, *other_model.keys, *other_tokens.keys, *other_namespace.keys}) == 12
 
 
 def test_a_long_path_is_no_deep_recursion() -> None:
-    it, outside = storing(4000, 4000)
+    it, connector = storing(4000, 4000)
     it.run(*range(6001))
     node = it.cache.tree.root
     while node.children:
         (node,) = node.children.values()
-    empty = Outside(lambda: KVCache(9, 2), b"model")
-    assert node.depth == 3000 and outside.key(node) == empty.wanted(sequence(*range(6001))).keys[-1]
+    empty = StorageConnector(lambda: KVCache(9, 2), b"model")
+    assert node.depth == 3000 and connector.key(node) == empty.wanted(sequence(*range(6001))).keys[-1]
 
 
 def test_confirmed_pages_are_told_once_and_pinned() -> None:
-    it, outside = storing(num_host_pages=3)
-    pins = saved(it, outside, 1, 1, 2, 2, 3)
-    assert [pin.host for pin in pins] == [1, 2] and outside.confirmed() == []
+    it, connector = storing(num_host_pages=3)
+    pins = saved(it, connector, 1, 1, 2, 2, 3)
+    assert [pin.host for pin in pins] == [1, 2] and connector.confirmed() == []
     it.run(5, 5, 6)
     assert it.plan() is None, "both host pages are being read"
     for pin in pins:
@@ -61,8 +61,8 @@ def test_confirmed_pages_are_told_once_and_pinned() -> None:
 
 
 def test_a_pinned_page_outlives_its_node() -> None:
-    it, outside = storing()
-    (pin,) = saved(it, outside, 1, 1, 2)
+    it, connector = storing()
+    (pin,) = saved(it, connector, 1, 1, 2)
     it.cache.tree.evict(9)
     it.cache.tree.drop_host(pin.node)
     assert not pin.is_current and it.cache.host.num_used == 1
@@ -71,45 +71,45 @@ def test_a_pinned_page_outlives_its_node() -> None:
 
 
 def test_adopted_pages_are_loaded() -> None:
-    it, outside = storing()
+    it, connector = storing()
     newcomer = sequence(*PROMPT)
-    reserved = outside.reserve(3)
-    assert outside.adopt(newcomer, 0, reserved, 2) == 2 and it.cache.host.num_used == 2
+    reserved = connector.reserve(3)
+    assert connector.adopt(newcomer, 0, reserved, 2) == 2 and it.cache.host.num_used == 2
     assert counts(it.plan(newcomer)) == (0, 2)
     assert (newcomer.loaded_len, newcomer.cached_len, newcomer.fetched_len) == (4, 4, 4)
 
 
 def test_what_was_computed_meanwhile_is_not_adopted_over() -> None:
-    it, outside = storing()
-    reserved = outside.reserve(3)
-    saved(it, outside, 1, 1, 2, 2, 7)
-    assert outside.adopt(sequence(*PROMPT), 0, reserved, 3) == 1, "two pages are there"
+    it, connector = storing()
+    reserved = connector.reserve(3)
+    saved(it, connector, 1, 1, 2, 2, 7)
+    assert connector.adopt(sequence(*PROMPT), 0, reserved, 3) == 1, "two pages are there"
     assert it.cache.host.num_used == 3
 
 
 def test_pages_whose_beginning_is_gone_come_back() -> None:
-    it, outside = storing()
-    for pin in saved(it, outside, 1, 1, 9):
+    it, connector = storing()
+    for pin in saved(it, connector, 1, 1, 9):
         pin.release()
     newcomer = sequence(*PROMPT)
-    assert outside.wanted(newcomer).first == 1
-    reserved = outside.reserve(2)
+    assert connector.wanted(newcomer).first == 1
+    reserved = connector.reserve(2)
     it.cache.flush()
-    assert outside.adopt(newcomer, 1, reserved, 2) == 0 and it.cache.host.num_used == 0
+    assert connector.adopt(newcomer, 1, reserved, 2) == 0 and it.cache.host.num_used == 0
     assert set(it.cache.tree.roots) == {""} and not it.cache.tree.root.children
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_what_is_of_another_host_memory_changes_nothing(count: int) -> None:
-    it, outside = storing()
-    pins = saved(it, outside, 1, 1, 2)
-    reserved = outside.reserve(2)
+    it, connector = storing()
+    pins = saved(it, connector, 1, 1, 2)
+    reserved = connector.reserve(2)
     it.cache = KVCache(9, 2, CacheConfig(host=HostConfig(num_pages=5)))
     pins[0].release()
-    assert outside.adopt(sequence(*PROMPT), 0, reserved, count) == 0
+    assert connector.adopt(sequence(*PROMPT), 0, reserved, count) == 0
     assert it.cache.host.num_used == 0 and it.cache.tree.hosts.num_free == 4
 
 
 def test_nothing_is_wanted_where_nothing_is_shared() -> None:
-    outside = Outside(lambda: KVCache(9, 2, CacheConfig(shares=False)), b"")
-    assert outside.wanted(sequence(*PROMPT)).keys == []
+    connector = StorageConnector(lambda: KVCache(9, 2, CacheConfig(shares=False)), b"")
+    assert connector.wanted(sequence(*PROMPT)).keys == []

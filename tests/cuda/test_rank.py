@@ -11,7 +11,7 @@ import torch
 import runtime
 from runtime.messages.ranks import Compiled
 from runtime.ranks import compile as compiling
-from tests.devices.drive import Planner, Row, moves, sampling, start
+from tests.devices.drive import Planner, Row, page_copies, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
@@ -50,7 +50,7 @@ def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
     """Chunks beside rows that decode, with and without padding, and one step that is too large for its pieces."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
-    executor, ready = start(folder, page_size=16, piece_sizes=[8, 16], **SMALL)
+    executor, ready = start(folder, page_size=16, piecewise_sizes=[8, 16], **SMALL)
     assert [executor.capture(size, "tokens").error for size in (8, 16)] == ["", ""]
     planner = Planner(executor, ready, 16)
     rows: list[Row] = []
@@ -69,8 +69,8 @@ def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Through inductor, without trying products: decodes and pieces."""
     monkeypatch.setattr(compiling, "HOW", {"backend": "inductor"})
     folder = make_checkpoint("qwen3", tmp_path)
-    executor, ready = start(folder, page_size=16, graph_sizes=[2], piece_sizes=[16], **SMALL,
-                            compiled=Compiled(max_rows=2, has_pieces=True))
+    executor, ready = start(folder, page_size=16, graph_sizes=[2], piecewise_sizes=[16], **SMALL,
+                            compiled=Compiled(max_rows=2, is_piecewise=True))
     assert (executor.capture(2).error, executor.capture(16, "tokens").error) == ("", "")
     planner = Planner(executor, ready, 16)
     row = planner.row(0, [5, 9, 100, 7], sampling())
@@ -126,11 +126,11 @@ def test_pages_go_to_host_memory_and_come_back(tmp_path: Path) -> None:
     planner = Planner(executor, ready, 16)
     first = planner.row(0, prompt, sampling())
     planner.prefill(first)
-    planner.moves = moves(saves={first.pages[0]: 5, first.pages[1]: 9})
+    planner.page_copies = page_copies(saves={first.pages[0]: 5, first.pages[1]: 9})
     planner.run([first], [])
     again = planner.row(1, prompt, sampling())
     again.pages, again.computed = [planner.free.pop(), planner.free.pop()], 32
-    planner.moves = moves(loads={5: again.pages[0], 9: again.pages[1]})
+    planner.page_copies = page_copies(loads={5: again.pages[0], 9: again.pages[1]})
     while len(again.tokens) < len(prompt) + 8:
         planner.run([again] if again.computed >= len(prompt) else [], [] if again.computed >= len(prompt) else [(again, 8)])
     assert again.tokens[len(prompt) :] == expected

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from runtime.devices.base import Executor, open_device
-from runtime.messages.lora import Seating
+from runtime.messages.lora import LoraAssignment
 from runtime.messages.ranks import RankReady, StartRank
-from runtime.messages.steps import Admit, Moves, PromptLogprobs, SlotSampling, StepPlan, StepResult, WindowPages
+from runtime.messages.steps import Admit, PageCopies, PromptLogprobs, SlotSampling, StepPlan, StepResult, WindowPages
 
 GREEDY: dict[str, Any] = {
     "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
@@ -48,7 +48,7 @@ class Row:
     computed: int = 0
     prompt_len: int = 0
     is_admitted: bool = False
-    seat: int = -1  # of its adapter
+    lora_slot: int = -1  # of its adapter
     window: dict[int, int] = field(default_factory=dict)  # pages of the windows' pool, by page-table row
     told: set[int] = field(default_factory=set)  # rows of them that the rank knows
     results: list[tuple[int, float, list[int], list[float]]] = field(default_factory=list)
@@ -60,8 +60,8 @@ class Planner:
 
     def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0, window: int = 0) -> None:
         self.executor = executor
-        self.moves: Moves | None = None  # of the next plan
-        self.seating: Seating | None = None  # of the next plan
+        self.page_copies: PageCopies | None = None  # of the next plan
+        self.lora_assignment: LoraAssignment | None = None  # of the next plan
         self.page_size = page_size
         self.free = [int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)]
         self.window = window  # of a model with two pools
@@ -83,7 +83,7 @@ class Planner:
         for row, count in rows:
             if not row.is_admitted:
                 row.is_admitted = True
-                admits.append(Admit(row.slot, row.sampling, row.prompt_len, np.array(row.tokens, dtype=np.int32), seat=row.seat))
+                admits.append(Admit(row.slot, row.sampling, row.prompt_len, np.array(row.tokens, dtype=np.int32), lora_slot=row.lora_slot))
             while len(row.pages) * self.page_size < row.computed + count:
                 row.pages.append(self.free.pop())
             updates += [(row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))]
@@ -100,8 +100,8 @@ class Planner:
             np.array([count for _, count in rows], dtype=np.int32),
             np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
             np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32),
-            moves=self.moves, window=self.window_pages(rows) if self.window else None, seating=self.seating)
-        self.moves = self.seating = None
+            page_copies=self.page_copies, window=self.window_pages(rows) if self.window else None, lora_assignment=self.lora_assignment)
+        self.page_copies = self.lora_assignment = None
         for row, count in rows:
             row.computed += count
         return read_only(plan)
@@ -152,10 +152,10 @@ class Planner:
             self.run([], [(row, min(chunk, total - row.computed))])
 
 
-def moves(saves: dict[int, int] | None = None, loads: dict[int, int] | None = None) -> Moves:
+def page_copies(saves: dict[int, int] | None = None, loads: dict[int, int] | None = None) -> PageCopies:
     """`saves`: host page by device page; `loads`: device page by host page."""
     saves, loads = saves or {}, loads or {}
-    return Moves(*(np.array(list(pages), dtype=np.int32) for pages in (saves.keys(), saves.values(), loads.keys(), loads.values())))
+    return PageCopies(*(np.array(list(pages), dtype=np.int32) for pages in (saves.keys(), saves.values(), loads.keys(), loads.values())))
 
 
 def read_only(plan: StepPlan) -> StepPlan:

@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.facts import FACTS
 from runtime.messages.ranks import StartRank
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 from tests.devices.taped import TapedRunner, executor
 
 
@@ -99,10 +99,10 @@ class Streams:
         pass
 
 
-class StreamedRunner(Runner):
+class StreamedRunner(TorchExecutor):
     """A rank on it; with `runner` of a kind that has graphs as well."""
 
-    def __init__(self, streams: Streams, kind: Callable[[], Runner] | None) -> None:
+    def __init__(self, streams: Streams, kind: Callable[[], TorchExecutor] | None) -> None:
         inner = None if kind is None else kind()
         self.inner = inner
 

@@ -23,7 +23,7 @@ from runtime.layers.attention.sdpa import AttentionPlan, DecodeGroup
 from runtime.layers.attention.sdpa import _locations as locations
 from runtime.messages.ranks import StartRank
 from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "bincount", "is_nonzero", "item",
@@ -190,7 +190,7 @@ class TapedExperts(CpuExperts):
         return out.to(x.dtype)
 
 
-class TapedRunner(Runner):
+class TapedRunner(TorchExecutor):
     """Captures what it is told to as soon as it has started."""
 
     def __init__(self, rank: int, *, draws: tuple[tuple[int, bool], ...]) -> None:
@@ -210,7 +210,7 @@ class TapedRunner(Runner):
         ready = super().start(start, progress)
         for size in start.graph_sizes:
             assert self.capture(size).error == ""
-        for size in start.piece_sizes:
+        for size in start.piecewise_sizes:
             assert self.capture(size, "tokens").error == ""
         return ready
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Draw, Experts, Ops
+from runtime.devices.base import Experts, Ops, SamplingInputs
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.operands import Fused, Seen
@@ -45,10 +45,10 @@ def ascend_ops(dtype: torch.dtype) -> Ops:
     from runtime.devices.ascend.device import import_npu, set_device
 
     import_npu()
-    place = set_device(start_rank(""), 0)
+    torch_device = set_device(start_rank(""), 0)
     from runtime.devices.ascend.ops import AscendOps
 
-    return AscendOps(dtype, 128, place)
+    return AscendOps(dtype, 128, torch_device)
 
 
 def ascend_experts(ops: Any) -> Experts:
@@ -81,13 +81,13 @@ class Bench:
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         self.ops = DEVICES[device][1](dtype)
-        self.place = torch.device(DEVICES[device][0])
+        self.torch_device = torch.device(DEVICES[device][0])
         self.experts = DEVICES[device][2](self.ops)
         self.dtype = dtype
         self.generator = torch.Generator().manual_seed(1)
 
     def randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator).to(self.dtype).to(self.place)
+        return torch.randn(*shape, generator=self.generator).to(self.dtype).to(self.torch_device)
 
     def near(self, found: Tensor, expected: Tensor) -> None:
         assert found.dtype == self.dtype and found.shape == expected.shape
@@ -125,7 +125,7 @@ def test_rotary(bench: Bench) -> None:
     x, angles = bench.randn(6, 3, 8), bench.randn(6, 4).double()
     pairs = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
-    tables = bench.ops.rotary_tables(cos.float().to(bench.place), sin.float().to(bench.place))
+    tables = bench.ops.rotary_tables(cos.float().to(bench.torch_device), sin.float().to(bench.torch_device))
     bench.near(bench.ops.rotary(x, *tables), torch.cat((pairs.real, pairs.imag), -1))
 
 
@@ -150,7 +150,7 @@ def test_store_kv(bench: Bench) -> None:
     """Only the named places change; keys may be a slice of a larger tensor."""
     caches = [bench.randn(256, 2, 8) for _ in range(2)]
     before = [cache.clone() for cache in caches]
-    fused, at = bench.randn(3, 4, 8), torch.tensor([7, 219, 0], device=bench.place)
+    fused, at = bench.randn(3, 4, 8), torch.tensor([7, 219, 0], device=bench.torch_device)
     bench.ops.store_kv(fused[:, :2], fused[:, 2:], *caches, at)
     for i, (cache, old) in enumerate(zip(caches, before, strict=True)):
         assert torch.equal(cache[at], fused[:, 2 * i : 2 * i + 2])
@@ -163,8 +163,8 @@ def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
     """As its parts, of which each is tested here."""
     ops, qkv, weight = bench.ops, bench.randn(3, 7 * 8), bench.randn(5, 8)
     norm = (weight, 1e-3) if has_norm else None
-    angles, at = bench.randn(3, 4).float().cpu(), torch.tensor([7, 219, 0], device=bench.place)
-    tables = ops.rotary_tables(angles.cos().to(bench.place), angles.sin().to(bench.place))
+    angles, at = bench.randn(3, 4).float().cpu(), torch.tensor([7, 219, 0], device=bench.torch_device)
+    tables = ops.rotary_tables(angles.cos().to(bench.torch_device), angles.sin().to(bench.torch_device))
     caches = [bench.randn(256, 2, 8) for _ in range(2)]
     expected = [cache.clone() for cache in caches]
     q = Unfused(ops).prepare_heads(qkv, norm, *tables, *expected, at)
@@ -184,8 +184,8 @@ def test_penalise(bench: Bench) -> None:
             if known or count:
                 wanted[row, token] *= repetition if wanted[row, token] < 0 else 1 / repetition
             wanted[row, token] -= count * frequency + (count > 0) * presence
-    found, rows, at = logits.to(bench.place), torch.tensor([2, 0], device=bench.place), torch.tensor([0, 3], device=bench.place)
-    fused(bench.ops).penalise(found, rows, Seen(*(x.to(bench.place) for x in (seen.generated, seen.in_prompt, seen.penalties))), at)
+    found, rows, at = logits.to(bench.torch_device), torch.tensor([2, 0], device=bench.torch_device), torch.tensor([0, 3], device=bench.torch_device)
+    fused(bench.ops).penalise(found, rows, Seen(*(x.to(bench.torch_device) for x in (seen.generated, seen.in_prompt, seen.penalties))), at)
     torch.testing.assert_close(found.double().cpu(), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -226,7 +226,7 @@ def test_attention(bench: Bench, device: str, case: str, window: int, shape: int
 def test_caps_and_sinks(bench: Bench, device: str, window: int, cap: float, has_sinks: bool) -> None:
     if device == "npu":
         pytest.skip("refused at start: its operator has neither over pages")
-    sinks = torch.linspace(-2, 2, SHAPES[device][1][0], device=bench.place) if has_sinks else None
+    sinks = torch.linspace(-2, 2, SHAPES[device][1][0], device=bench.torch_device) if has_sinks else None
     check_attention(bench, "mixed", SHAPES[device][1], Scores(0.7, window, cap, sinks))
 
 
@@ -235,8 +235,8 @@ def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], s
     heads, kv_heads, page_size, dim = shape
     num_pages = -(-1000 // page_size)
     order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
-    table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.place)
-    caches = [torch.full(((len(order) + 1) * page_size, kv_heads, dim), math.nan, dtype=bench.dtype, device=bench.place) for _ in range(2)]
+    table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.torch_device)
+    caches = [torch.full(((len(order) + 1) * page_size, kv_heads, dim), math.nan, dtype=bench.dtype, device=bench.torch_device) for _ in range(2)]
     for cache in caches:
         cache[:page_size] = 0
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
@@ -283,9 +283,9 @@ def test_latent_attention(bench: Bench, device: str, case: str, rank: int, nope_
     heads, page_size = LATENTS.get(device, (3, 8))
     num_pages = -(-1000 // page_size)
     order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
-    table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.place)
+    table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.torch_device)
     sizes = [((len(order) + 1) * page_size, 1, dim) for dim in (rank, rope_dim)]
-    caches = [torch.full(size, math.nan, dtype=bench.dtype, device=bench.place) for size in sizes]
+    caches = [torch.full(size, math.nan, dtype=bench.dtype, device=bench.torch_device) for size in sizes]
     for cache in caches:
         cache[:page_size] = 0
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
@@ -318,8 +318,8 @@ def test_latent_attention(bench: Bench, device: str, case: str, rank: int, nope_
 ], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
-    logits = torch.randn(9, 8, generator=bench.generator).to(bench.place)
-    bias = torch.randn(8, generator=bench.generator).to(bench.place) if has_bias else None
+    logits = torch.randn(9, 8, generator=bench.generator).to(bench.torch_device)
+    bias = torch.randn(8, generator=bench.generator).to(bench.torch_device) if has_bias else None
     ids, weights = bench.experts.route(logits, bias, routing)
     assert ids.dtype == torch.int64 and weights.dtype == torch.float32
     for row, chosen, found in zip(logits.double().cpu(), ids.tolist(), weights.double().cpu(), strict=True):
@@ -339,8 +339,8 @@ def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
 def test_moe(bench: Bench, first: int) -> None:
     """With `first` 3 the experts before and behind the five here are other ranks'; one is nobody's choice, one token has none here."""
     x, gate_up, down = bench.randn(7, 16), bench.randn(5, 48, 16) / 4, bench.randn(5, 16, 24) / 4
-    ids = torch.tensor([[0, 1], [4, 3], [3, 0], [1, 4], [8, 9], [6, 2], [3, 7]], device=bench.place) % (5 if not first else 10) - first
-    weights = torch.rand(7, 2, generator=bench.generator).to(bench.place)
+    ids = torch.tensor([[0, 1], [4, 3], [3, 0], [1, 4], [8, 9], [6, 2], [3, 7]], device=bench.torch_device) % (5 if not first else 10) - first
+    weights = torch.rand(7, 2, generator=bench.generator).to(bench.torch_device)
     expected = torch.zeros(7, 16, dtype=torch.float64)
     for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights.double().cpu(), strict=True)):
         for expert, share in zip(chosen, shares, strict=True):
@@ -355,8 +355,8 @@ def test_moe(bench: Bench, first: int) -> None:
 @pytest.mark.parametrize("known", [{}, {"largest_k": 2, "has_top_p": True}], ids=str)
 def test_sample(bench: Bench, known: dict[str, Any]) -> None:
     """A table of settings whose answer is certain; distributions are tests/layers/sampling/test_sampler.py's."""
-    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 5, device=bench.place)
-    draw = Draw(*(torch.tensor(column, dtype=kind, device=bench.place) for column, kind in (
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 5, device=bench.torch_device)
+    draw = SamplingInputs(*(torch.tensor(column, dtype=kind, device=bench.torch_device) for column, kind in (
         ([0.0, 1.0, 1.0, 1.0, 1.0], torch.float32), ([1.0, 0.1, 1.0, 1.0, 1.0], torch.float32), ([0, 0, 1, 0, 2], torch.int64),
         ([0.0, 0.0, 0.0, 0.9, 0.0], torch.float32), ([0.9, 0.9, 0.9, 0.9, 0.9999], torch.float64))), **known)
     assert bench.ops.sample(logits, draw).tolist() == [1, 1, 1, 1, 2]

@@ -66,7 +66,7 @@ def random_weight(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple
         if isinstance(scheme, Int8):
             tensors |= {"input_offset": integers(-9, 9, 1).float(), "sums": integers(-999, 999, outs).int()}
             tensors["scale"] *= tensors["input_scale"].unsqueeze(-1)
-    return Quantized(scheme, **{name: tensor.to(bench.place) for name, tensor in tensors.items()})
+    return Quantized(scheme, **{name: tensor.to(bench.torch_device) for name, tensor in tensors.items()})
 
 
 def meaning(weight: Quantized) -> Tensor:
@@ -130,7 +130,7 @@ def test_linear(bench: Bench, scheme: Scheme, rows: int, has_bias: bool) -> None
 def test_no_input_is_no_output(bench: Bench, scheme: Scheme) -> None:
     """A row of zeros has no largest value to divide by; what is beyond the largest float8 stays finite."""
     weight = random_weight(bench, scheme, 48, 64)
-    x = bench.randn(3, 64) * torch.tensor([[0.0], [1.0], [1000.0]], device=bench.place)
+    x = bench.randn(3, 64) * torch.tensor([[0.0], [1.0], [1000.0]], device=bench.torch_device)
     found = bench.ops.linear(x.to(bench.dtype), bench.ops.pack_quantized(weight), None)
     assert bool(found.isfinite().all())
     if scheme != Int8("tensor"):
@@ -141,8 +141,8 @@ def test_no_input_is_no_output(bench: Bench, scheme: Scheme) -> None:
 def test_experts(bench: Bench, scheme: Scheme) -> None:
     """Three experts of this rank, one of another."""
     x, gate_up, down = bench.randn(3, 64) / 4, random_weight(bench, scheme, 64, 64, (3,)), random_weight(bench, scheme, 64, 32, (3,))
-    ids = torch.tensor([[0, 1], [3, 1], [2, 0]], device=bench.place)
-    shares = torch.rand(3, 2, generator=bench.generator).to(bench.place)
+    ids = torch.tensor([[0, 1], [3, 1], [2, 0]], device=bench.torch_device)
+    shares = torch.rand(3, 2, generator=bench.generator).to(bench.torch_device)
     wanted = torch.zeros(3, 64, dtype=torch.float64)
     for token in range(3):
         for expert, share in zip(ids[token].tolist(), shares[token].tolist(), strict=True):

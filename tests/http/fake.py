@@ -15,14 +15,14 @@ from runtime.errors import InvalidRequest, RequestError
 from runtime.messages.memory import PARTS, Part
 from runtime.messages.ranks import ExpertCounts, Profile
 from runtime.messages.requests import (
-    NOTHING_LOADED,
+    NO_SOURCES,
     Ask,
+    CacheSources,
     Chat,
     Delta,
     Finish,
     FinishReason,
     Infill,
-    Loaded,
     Prompt,
     Sink,
     Text,
@@ -128,7 +128,7 @@ class FakeControls:
 
 
 @dataclass
-class FakeHoldings:
+class FakeMemorySaver:
     """Gives back and takes whatever it is told to."""
 
     controls: FakeControls
@@ -144,7 +144,7 @@ class FakeHoldings:
         self.released = tuple(part for part in self.released if parts is not None and part not in parts)
         return self.released
 
-    async def renew(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+    async def update_weights(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
         self.controls.tell(("renew", model_path, load_format, version, flushes))
 
 
@@ -174,7 +174,7 @@ class FakeService:
     preferred: dict[str, Any] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
     asks: list[Ask] = field(default_factory=list)
-    loaded: Loaded = NOTHING_LOADED  # of the three tokens that are always cached
+    loaded: CacheSources = NO_SOURCES  # of the three tokens that are always cached
     storage: str | None = None
     has_cache_report: bool = False
     aborted: list[str] = field(default_factory=list)
@@ -183,11 +183,11 @@ class FakeService:
     has_tags: bool = False
     says: list[str] | None = None  # instead: the tokens of every answer, which then ends
     controls: FakeControls = field(default_factory=FakeControls)
-    held: FakeHoldings = field(init=False)
+    held: FakeMemorySaver = field(init=False)
     adapters: FakeAdapters | None = field(default_factory=FakeAdapters)
 
     def __post_init__(self) -> None:
-        self.held = FakeHoldings(self.controls)
+        self.held = FakeMemorySaver(self.controls)
 
     @property
     def card(self) -> ModelCard:
@@ -251,10 +251,10 @@ class FakeService:
         told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
         return Delta(index, word, [token_id], told,
                      prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None,
-                     loaded=self.loaded if is_first else NOTHING_LOADED, hidden=hidden(params.hidden_states, len(prompt_ids), at, is_last))
+                     loaded=self.loaded if is_first else NO_SOURCES, hidden=hidden(params.hidden_states, len(prompt_ids), at, is_last))
 
     @property
-    def holdings(self) -> FakeHoldings:
+    def memory_saver(self) -> FakeMemorySaver:
         return self.held
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from runtime import log
 from runtime.http.access_log import level_of
 from runtime.http.app import http_app
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -27,7 +27,7 @@ def lines() -> Iterator[io.StringIO]:
 
 @pytest.mark.parametrize(("level", "told"), [("info", ["/generate", "/generate", "/nowhere"]), ("warning", ["/nowhere"]), (None, [])])
 async def test_requests_are_told(level: str | None, told: list[str], lines: io.StringIO) -> None:
-    app = http_app(FakeService(), Face(access_level=level, unlogged_paths=("/health", "/metrics")))
+    app = http_app(FakeService(), HttpSettings(access_level=level, unlogged_paths=("/health", "/metrics")))
     async with serving(app) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
         for is_stream in (False, True):
             answer = await http.post("/generate?key=secret", json={"text": "hi", "stream": is_stream}, headers={"x-request-id": "mine"})

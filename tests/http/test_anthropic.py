@@ -12,11 +12,11 @@ import pytest
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.http.anthropic.convert import chat_body
 from runtime.http.anthropic.message_request import MessagesBody
-from runtime.http.anthropic.messages import MessageDialect
+from runtime.http.anthropic.messages import MessageAnswerFormat
 from runtime.http.anthropic.writer import Writer
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.http.streaming.writer import Output
 from runtime.messages.constraint import StructuralTag
 from runtime.messages.requests import Chat, Finish, FinishReason
@@ -75,7 +75,7 @@ async def test_the_blocking_client() -> None:
 
 async def test_errors_arrive_as_the_clients_own() -> None:
     service = FakeService()
-    async with serving(http_app(service, Face(keys=Keys(("k",))))) as address, client(address, "k") as api:
+    async with serving(http_app(service, HttpSettings(keys=Keys(("k",))))) as address, client(address, "k") as api:
         with pytest.raises(anthropic.NotFoundError) as missing:
             await api.messages.create(**ASK | {"model": "claude-x"})
         assert missing.value.body["error"]["type"] == "not_found_error"
@@ -205,11 +205,11 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
 def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str | None]) -> None:
     output = Output()
     output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
-    message = MessageDialect("msg_1", "m", 4).body([output])
+    message = MessageAnswerFormat("msg_1", "m", 4).body([output])
     assert (message["stop_reason"], message["stop_sequence"]) == said
     assert message["usage"] == {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 4,
                                 "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard"}
-    cut = MessageDialect("msg_1", "m", 5).body([output])
+    cut = MessageAnswerFormat("msg_1", "m", 5).body([output])
     assert (cut["stop_reason"] == "model_context_window_exceeded") == (reason == "length")
 
 
@@ -241,13 +241,13 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         assert (await http.head("/")).status_code == 200
 
 
-@pytest.mark.parametrize(("edits", "thoughts"), [
+@pytest.mark.parametrize(("edits", "reasoning"), [
     ([], ["a", None, "b", "c"]), ([{"type": "clear_thinking_20251015", "keep": "all"}], ["a", None, "b", "c"]),
     ([{"type": "clear_thinking_20251015"}], [None, None, None, "c"]),
     ([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}], [None, None, "b", "c"]),
     ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], ["a", None, "b", "c"]),
 ])
-def test_thoughts_of_older_answers_are_left_out(edits: list[Any], thoughts: list[str | None]) -> None:
+def test_thoughts_of_older_answers_are_left_out(edits: list[Any], reasoning: list[str | None]) -> None:
     """Claude Code sends the second of these with everything."""
     turns: list[Any] = []
     for text in ("a", None, "b", "c"):
@@ -255,7 +255,7 @@ def test_thoughts_of_older_answers_are_left_out(edits: list[Any], thoughts: list
         turns += [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [*thought, {"type": "text", "text": "so"}]}]
     turns.append({"role": "user", "content": "and?"})
     body = msgspec.convert(ASK | {"messages": turns, "context_management": {"edits": edits}}, MessagesBody)
-    assert [message.reasoning_content for message in chat_body(body).messages if message.role == "assistant"] == thoughts
+    assert [message.reasoning_content for message in chat_body(body).messages if message.role == "assistant"] == reasoning
 
 
 async def test_other_edits_are_refused() -> None:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from runtime.http.app import _routes, http_app
 from runtime.http.auth import ADMIN, OPEN, Keys, guarded, is_loopback, level_of
 from runtime.http.openai.stored_objects import no_storage
-from runtime.http.settings import DEFAULT, Face
+from runtime.http.settings import DEFAULT, HttpSettings
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 
@@ -24,8 +24,8 @@ BODY = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]
 NONE: dict[str, str] = {}
 
 
-def client(face: Face, service: FakeService | None = None, **more: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(http_app(service or FakeService(), face), **more)
+def client(settings: HttpSettings, service: FakeService | None = None, **more: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(http_app(service or FakeService(), settings), **more)
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -48,7 +48,7 @@ def plain_routes() -> list[tuple[str, str]]:
 async def test_every_route_asks_for_its_key(method: str, path: str) -> None:
     """Also those that are added later: a new one is a user's route unless it is listed."""
     level = level_of(path)
-    async with client(Face(keys=Keys(("one", "two"), "admin"))) as http:
+    async with client(HttpSettings(keys=Keys(("one", "two"), "admin"))) as http:
         answers = {name: (await http.request(method, path, headers=headers)).status_code
                    for name, headers in {"none": NONE, "user": bearer("two"), "admin": bearer("admin"), "wrong": bearer("x")}.items()}
     if level == "open":
@@ -71,7 +71,7 @@ def test_the_lists_name_what_is_there() -> None:
     ({"authorization": b"Bearer \xff\xfe"}, False), ({"cookie": "one"}, False)])
 async def test_how_a_key_comes(headers: dict[str, Any], is_let_in: bool) -> None:
     service = FakeService()
-    async with client(Face(keys=Keys(("one", "two"))), service) as http:
+    async with client(HttpSettings(keys=Keys(("one", "two"))), service) as http:
         for path, body in BODY.items():
             answer = await http.post(path, headers=headers, json=body)
             assert answer.status_code == (200 if is_let_in else 401)
@@ -93,7 +93,7 @@ async def test_how_a_key_comes(headers: dict[str, Any], is_let_in: bool) -> None
     (Keys(("k",), "a"), (401, 200), (401, 401)),
 ])
 async def test_who_may_do_what(keys: Keys, user: tuple[int, int], admin: tuple[int, int]) -> None:
-    async with client(Face(keys=keys)) as http:
+    async with client(HttpSettings(keys=keys)) as http:
         for headers, for_user, for_admin in zip((NONE, bearer("k")), user, admin, strict=True):
             assert (await http.get("/health", headers=headers)).status_code == 200
             assert (await http.get("/v1/models", headers=headers)).status_code == for_user
@@ -107,24 +107,24 @@ async def test_pages_of_other_sites_give_no_orders() -> None:
     """A browser sends forms anywhere without asking, and this machine is somewhere."""
     for keys, headers, status in ((Keys(), {"sec-fetch-site": "cross-site"}, 403), (Keys(), {"sec-fetch-site": "same-origin"}, 200),
                                   (Keys((), "a"), {"sec-fetch-site": "cross-site"} | bearer("a"), 200)):
-        async with client(Face(keys=keys)) as http:
+        async with client(HttpSettings(keys=keys)) as http:
             assert (await http.post("/flush_cache", headers=headers)).status_code == status
             assert (await http.get("/v1/models", headers=headers)).status_code == 200
 
 
 async def test_paths_spelt_otherwise_open_nothing() -> None:
-    async with client(Face(keys=Keys(("k",), "a"))) as http:
+    async with client(HttpSettings(keys=Keys(("k",), "a"))) as http:
         for path in ("//flush_cache", "/flush_cache/", "/x/../flush_cache", "/%66lush_cache", "/FLUSH_CACHE", "/health/../flush_cache",
                      "/health%2f..%2fflush_cache", "/./flush_cache", "/flush_cache;x", "/health/x"):
             assert (await http.post(path)).status_code in (401, 404, 405, 307), path
-    mounted = Starlette(routes=[Mount("/health", http_app(FakeService(), Face(keys=Keys(("k",)))))])
+    mounted = Starlette(routes=[Mount("/health", http_app(FakeService(), HttpSettings(keys=Keys(("k",)))))])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(mounted), base_url="http://test") as http:
         assert (await http.get("/health/v1/models")).status_code == 401 and (await http.get("/health/health")).status_code == 200
 
 
 async def test_a_refused_body_is_read_and_thrown_away() -> None:
     """Else the client's write fails, and it never reads why."""
-    async with serving(http_app(FakeService(), Face(keys=Keys(("k",))))) as address, Raw.connected(address) as raw:
+    async with serving(http_app(FakeService(), HttpSettings(keys=Keys(("k",))))) as address, Raw.connected(address) as raw:
         await raw.send("/generate", b"x" * 1_000_000)
         assert b" 401 " in await raw.until(b"\r\n")
         assert b"invalid_api_key" in await raw.until(b"}}")
@@ -157,7 +157,7 @@ def test_what_is_this_machine_alone(host: str, is_so: bool) -> None:
 
 
 def test_keys_are_not_printed() -> None:
-    assert "s3cret" not in repr(Face(keys=Keys(("s3cret",), "s3cret")))
+    assert "s3cret" not in repr(HttpSettings(keys=Keys(("s3cret",), "s3cret")))
 
 
 async def test_every_answer_has_an_id() -> None:
@@ -182,10 +182,10 @@ async def test_streams_of_our_own_server_have_an_id() -> None:
 async def test_pages_of_other_origins_are_refused_unless_named() -> None:
     page = {"origin": "https://page.example"}
     ask = page | {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
-    async with client(Face(keys=Keys(("k",)))) as http:
+    async with client(HttpSettings(keys=Keys(("k",)))) as http:
         assert "access-control-allow-origin" not in (await http.get("/v1/models", headers=page | bearer("k"))).headers
         assert (await http.options("/v1/chat/completions", headers=ask)).status_code == 405
-    async with client(Face(keys=Keys(("k",)), cors_origins=("https://page.example",))) as http:
+    async with client(HttpSettings(keys=Keys(("k",)), cors_origins=("https://page.example",))) as http:
         before = await http.options("/v1/chat/completions", headers=ask)  # browsers send no key with this
         assert before.status_code == 200 and before.headers["access-control-allow-origin"] == "https://page.example"
         assert before.headers["access-control-allow-headers"]

@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 from runtime.errors import InvalidRequest
-from runtime.http.ollama.serve import LinesDialect, Writer
+from runtime.http.ollama.serve import LinesAnswerFormat, Writer
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Chat, Delta, Finish, FinishReason, Infill, Text
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event, Reasoning
@@ -135,17 +135,17 @@ def test_the_blocking_client_is_answered_in_lines() -> None:
     """Its parsing of lines is another one."""
     first: list[Event] = [Reasoning("hm"), Content("So"), CallBegin(0, "add", "c1"), Arguments(0, '{"a":'), Arguments(0, "1}")]
     finish = Finish(FinishReason.STOP, None, 5, 2, 0)
-    dialect = LinesDialect(FakeService(), Writer("m", 0, is_chat=True))
-    lines = [json.loads(line) for line in (dialect.events(0, Delta(0, "x", [1], events=first))
-                                           + dialect.events(0, Delta(0, "", [2], finish=finish, events=[CallEnd(0)]))
-                                           + dialect.tail()).splitlines()]
+    answer_format = LinesAnswerFormat(FakeService(), Writer("m", 0, is_chat=True))
+    lines = [json.loads(line) for line in (answer_format.events(0, Delta(0, "x", [1], events=first))
+                                           + answer_format.events(0, Delta(0, "", [2], finish=finish, events=[CallEnd(0)]))
+                                           + answer_format.tail()).splitlines()]
     call = {"id": "c1", "function": {"index": 0, "name": "add", "arguments": {"a": 1}}}
     assert lines[0]["message"] == {"role": "assistant", "content": "So", "thinking": "hm"}
     assert lines[1]["message"] == {"role": "assistant", "content": "", "tool_calls": [call]}
     assert (lines[2]["done"], lines[2]["done_reason"], len(lines)) == (True, "stop", 3)
     output = Output()
     output.text, output.finish, output.events = "x", finish, [*first, CallEnd(0)]
-    whole = LinesDialect(FakeService(), Writer("m", 0, is_chat=True)).body([output])
+    whole = LinesAnswerFormat(FakeService(), Writer("m", 0, is_chat=True)).body([output])
     assert whole["message"] == {"role": "assistant", "content": "So", "thinking": "hm", "tool_calls": [call]} and whole["done"]
     assert ollama.ChatResponse(**whole | {"created_at": "now"}).message.tool_calls
 
@@ -154,6 +154,6 @@ def test_an_answer_in_one_piece_tells_prompt_and_answer_apart() -> None:
     output = Output()
     output.add(Delta(0, "a", [1]))
     output.add(Delta(0, "b", [2], finish=Finish(FinishReason.STOP, None, 3, 2, 0)))
-    line = LinesDialect(FakeService(), Writer("m", output.first_ns - 1000, is_chat=True)).body([output])
+    line = LinesAnswerFormat(FakeService(), Writer("m", output.first_ns - 1000, is_chat=True)).body([output])
     assert (line["prompt_eval_duration"], line["message"]["content"]) == (1000, "ab")
     assert line["prompt_eval_duration"] + line["eval_duration"] == line["total_duration"]

@@ -11,7 +11,7 @@ import pytest
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError, TooLarge, Unavailable
 from runtime.http.app import http_app
 from runtime.http.errors import error_object
-from runtime.http.settings import DEFAULT, Face
+from runtime.http.settings import DEFAULT, HttpSettings
 from tests.http.fake import FakeService
 from tests.http.serving import Raw, serving
 
@@ -104,8 +104,8 @@ OWN: list[tuple[str, dict[str, Any], str]] = [
 CASES = [(path, fields, param) for path in OPENAI for fields, param in SHARED] + OWN
 
 
-def client(service: FakeService, face: Face = DEFAULT) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, face)), base_url="http://test")
+def client(service: FakeService, settings: HttpSettings = DEFAULT) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, settings)), base_url="http://test")
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -208,7 +208,7 @@ async def test_bodies_over_the_limit_on_the_wire() -> None:
 
 
 async def test_the_limit_is_an_option() -> None:
-    async with client(FakeService(), Face(max_body_bytes=10)) as http:
+    async with client(FakeService(), HttpSettings(max_body_bytes=10)) as http:
         error_of(await http.post(CHAT, json=BASE[CHAT]), 413)
 
 

@@ -15,7 +15,7 @@ import pytest
 from runtime.errors import StartError
 from runtime.http.app import http_app
 from runtime.http.server import tls_context
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -47,7 +47,7 @@ def trusting(certificate: Path) -> ssl.SSLContext:
 @pytest.mark.parametrize("http2", [True, False])
 async def test_both_protocols(certificate: Path, http2: bool) -> None:
     tls = tls_context(str(certificate), key_of(certificate), None, None)
-    async with (serving(http_app(FakeService(), Face(max_body_bytes=1_000)), tls=tls) as (host, port),
+    async with (serving(http_app(FakeService(), HttpSettings(max_body_bytes=1_000)), tls=tls) as (host, port),
                 httpx.AsyncClient(http2=http2, verify=trusting(certificate), base_url=f"https://{host}:{port}") as http):
         whole = await http.post("/generate", json={"text": "hi"})
         assert whole.http_version == ("HTTP/2" if http2 else "HTTP/1.1") and whole.headers["x-request-id"]

@@ -18,7 +18,7 @@ from runtime.http.auth import Keys
 from runtime.http.fields.headers import Origin
 from runtime.http.openai.completions import completions
 from runtime.http.server import listen, serve
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.websocket import Socket, payloads
 from tests.http.fake import FakeService
@@ -117,7 +117,7 @@ async def test_who_leaves_aborts_what_is_open() -> None:
 
 async def test_what_is_wrong_is_answered_and_harms_nobody() -> None:
     service = FakeService()
-    async with serving(http_app(service, Face(max_body_bytes=1000))) as address, socket(address) as connection:
+    async with serving(http_app(service, HttpSettings(max_body_bytes=1000))) as address, socket(address) as connection:
         for message, status, said in (
                 ('{"id": "x", "path": "/nowhere", "body": {}}', 400, "path"), ("nonsense", 400, "JSON"),
                 ('{"path": "/generate"}', 400, "id"),
@@ -194,7 +194,7 @@ async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
 
     slow = Slow()
     served = {"/v1/completions": completions, "/tokenize": lambda service, body: Response(b"[1]")}
-    carrier = Socket(FakeService(), Face(), served, slow, Origin())  # type: ignore[arg-type]
+    carrier = Socket(FakeService(), HttpSettings(), served, slow, Origin())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": 1.5}):
             await carrier._hear(json.dumps({"id": "a", "path": path, "body": body}).encode(), tasks)
@@ -208,7 +208,7 @@ async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
     ({"x-api-key": "k"}, "https://page.example", True), ({"x-api-key": "k"}, "https://other.example", False),
     ({"x-api-key": "k", "x-request-timeout": "soon"}, None, False)])
 async def test_who_may_come_in(headers: dict[str, str], origin: Any, is_let_in: bool) -> None:
-    app = http_app(FakeService(), Face(keys=Keys(("k",)), cors_origins=("https://page.example",)))
+    app = http_app(FakeService(), HttpSettings(keys=Keys(("k",)), cors_origins=("https://page.example",)))
     async with serving(app) as address:
         if is_let_in:
             async with socket(address, additional_headers=headers, origin=origin) as connection:

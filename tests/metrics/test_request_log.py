@@ -66,8 +66,8 @@ async def test_a_line_at_each_end_of_a_request(level: int, tmp_path: Path) -> No
 async def test_without_the_options_a_sink_is_what_it_was() -> None:
     async with running() as core:
         sink = ask(core, "one", max_new_tokens=4)
-        assert core._keeping.records.watch(Ask(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink) is sink
-        assert not core._keeping.records.open
+        assert core._request_logs.records.watch(Ask(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink) is sink
+        assert not core._request_logs.records.open
 
 
 @pytest.mark.parametrize(("prompt", "beginning", "whole"), [

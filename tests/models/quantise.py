@@ -55,8 +55,8 @@ def words(codes: Tensor, order: tuple[int, ...], bits: int) -> Tensor:
     """int [..., n] -> int32 [..., n / codes in a word]; `order`: the column in each place."""
     per_word = 32 // bits
     out = torch.zeros(*codes.shape[:-1], codes.shape[-1] // per_word, dtype=torch.int64)
-    for place, column in enumerate(order):
-        out |= codes.long()[..., column::per_word] << place * bits
+    for index, column in enumerate(order):
+        out |= codes.long()[..., column::per_word] << index * bits
     return out.to(torch.int32) if bits * per_word < 32 else (out & 0xFFFFFFFF).sub(2**32 * (out >= 2**31)).to(torch.int32)
 
 
@@ -226,9 +226,9 @@ def quantise(plain: Path, folder: Path, name: str, leave: tuple[str, ...] = ()) 
             meant[module + ".bias"] = one.bias
         meant[key] = one.means
         rounds[module], kinds[key] = one.rounds, settings
-    for place, content in (("quantised", written), ("meant", meant)):
-        copytree(plain, folder / place)
-        save_file(content, folder / place / "model.safetensors", metadata={"format": "pt"})
+    for index, content in (("quantised", written), ("meant", meant)):
+        copytree(plain, folder / index)
+        save_file(content, folder / index / "model.safetensors", metadata={"format": "pt"})
     if isinstance(settings, str):
         extra = {"group_size": GROUP} if "groups" in name else {}
         (folder / "quantised" / "quant_model_description.json").write_text(json.dumps(kinds | extra | {"model_quant_type": settings}))

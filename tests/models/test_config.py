@@ -62,23 +62,23 @@ def test_reads(changes: dict[str, Any], expected: dict[str, Any], tmp_path: Path
     ({"num_experts": None, "num_local_experts": 8}, (True, True, True)),
 ])
 def test_which_layers_have_experts(changes: dict[str, Any], layers: tuple[bool, ...], tmp_path: Path) -> None:
-    mixture = read(tmp_path, **(MOE | changes)).mixture
-    assert mixture is not None and (mixture.layers, mixture.num_experts, mixture.routing.top_k) == (layers, 8, 2)
-    assert read(tmp_path, **(MOE | changes | {"architectures": ["Qwen3ForCausalLM"]})).mixture is None
+    moe = read(tmp_path, **(MOE | changes)).moe
+    assert moe is not None and (moe.layers, moe.num_experts, moe.routing.top_k) == (layers, 8, 2)
+    assert read(tmp_path, **(MOE | changes | {"architectures": ["Qwen3ForCausalLM"]})).moe is None
 
 
 def test_latents_and_groups(tmp_path: Path) -> None:
     said = {"num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "topk_method": "noaux_tc",
             "scoring_func": "sigmoid", "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1}
     config = read(tmp_path, **(V3 | said))
-    assert config.mixture is not None and config.latent is not None
+    assert config.moe is not None and config.latent is not None
     assert (config.num_kv_heads, config.head_dim, config.draft_layers, config.latent.is_paired) == (1, 4, 1, True)
-    assert config.mixture.layers == (False, True, True) and config.mixture.has_bias and config.mixture.shared_size == 24
-    assert config.mixture.routing == Routing(top_k=2, score="sigmoid", num_groups=4, top_groups=2, group_score="two largest",
+    assert config.moe.layers == (False, True, True) and config.moe.has_bias and config.moe.shared_size == 24
+    assert config.moe.routing == Routing(top_k=2, score="sigmoid", num_groups=4, top_groups=2, group_score="two largest",
                                              normalizes=True, scale=2.5)
-    older = read(tmp_path, **(V2 | {"n_group": 4, "topk_group": 2, "topk_method": "greedy", "norm_topk_prob": False})).mixture
+    older = read(tmp_path, **(V2 | {"n_group": 4, "topk_group": 2, "topk_method": "greedy", "norm_topk_prob": False})).moe
     assert older is not None and older.routing == Routing(top_k=2)
-    grouped = read(tmp_path, **(V2 | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"})).mixture
+    grouped = read(tmp_path, **(V2 | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"})).moe
     assert grouped is not None and grouped.routing == Routing(top_k=2, num_groups=4, top_groups=2)
 
 

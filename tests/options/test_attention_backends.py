@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import OptionsError
-from runtime.models.moe import Mixture, Routing
+from runtime.models.moe import MoeConfig, Routing
 from runtime.options.attention_backends import BACKENDS, why_not, why_unsuited
 from runtime.options.facts import DEVICES
 from runtime.options.parse import from_argv
@@ -66,7 +66,7 @@ def test_models_that_kernels_do_not_know() -> None:
 @pytest.mark.parametrize(("words", "reason"), [
     ("--tp-size 2 --ep-size 2", "experts are on all ranks, split"), ("--tp-size 2 --moe-a2a-backend deepep", "this model's are split")])
 def test_experts_of_one_tensor(words: str, reason: str) -> None:
-    mixture = Mixture(num_experts=4, intermediate_size=8, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True,),
+    moe = MoeConfig(num_experts=4, intermediate_size=8, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True,),
                       routing=Routing(top_k=2), is_stacked=True)
     with pytest.raises(OptionsError, match=reason):
-        card(words, mixture=mixture)
+        card(words, moe=moe)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.models.moe import Mixture
+from runtime.models.moe import MoeConfig
 from runtime.options import derive
 from runtime.options.derive import Derived
 from runtime.options.facts import DEVICES, MachineFacts
@@ -14,7 +14,7 @@ CPU = DEVICES["cpu"]
 class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads, pooling = 4096, "bfloat16", 1000, 8, 4, None
     windows = (0, 1024)
-    mixture: Mixture | None = None
+    moe: MoeConfig | None = None
     latent = None
 
 

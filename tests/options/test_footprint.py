@@ -151,17 +151,17 @@ def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
 
 
 def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.messages.memory import Hosting, OffloadWish, chosen
+    from runtime.messages.memory import OffloadSpec, WeightOffload, chosen
     from runtime.options.footprint import offloaded_bytes
     from tests.devices.drive import start_rank as start_of
     from tests.devices.streams import StreamedRunner, Streams, install
 
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=6)
-    config, wish = read_config(folder), OffloadWish(0, 2, 1, 0)
+    config, wish = read_config(folder), OffloadSpec(0, 2, 1, 0)
     hosted, buffers = offloaded_bytes(wish, config, (1, 1, 1), 4)
     assert chosen(wish, [1] * 6) == (1, 3, 5) and hosted == 3 * buffers > 0
     install(monkeypatch, streams := Streams(is_late=False))
-    ready = StreamedRunner(streams, None).start(start_of(folder, hosting=Hosting(wish)), lambda phase, fraction: None)
+    ready = StreamedRunner(streams, None).start(start_of(folder, offload_setup=WeightOffload(wish)), lambda phase, fraction: None)
     assert ready.weights_bytes == pytest.approx(weight_count(config, 1) * 4 - hosted + buffers, rel=0.01)
 
 

@@ -64,7 +64,7 @@ def on_card(words: str) -> Plan:
     ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-max-tokens 70", [16, 32, 64, 70]),
     ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 7 100", [7, 100])])
 def test_tokens_of_steps_in_pieces(words: str, sizes: list[int]) -> None:
-    assert start_rank(on_card(words), MODEL).piece_sizes == sizes
+    assert start_rank(on_card(words), MODEL).piecewise_sizes == sizes
 
 
 @pytest.mark.parametrize(("words", "problem"), [
@@ -80,7 +80,7 @@ def test_what_pieces_cannot_be(words: str, problem: str) -> None:
 @pytest.mark.parametrize(("words", "compiled"), [
     ("", Compiled()), ("--enable-torch-compile", Compiled(max_rows=32)),
     ("--enable-torch-compile --torch-compile-max-bs 4 --enable-torch-compile-debug-mode", Compiled(max_rows=4, explains=True)),
-    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler inductor", Compiled(has_pieces=True))])
+    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler inductor", Compiled(is_piecewise=True))])
 def test_what_is_compiled(words: str, compiled: Compiled) -> None:
     assert start_rank(on_card(words), MODEL).compiled == compiled
     assert compiled.is_wanted == bool(words)

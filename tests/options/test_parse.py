@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from runtime.errors import OptionsError
-from runtime.options.parse import Given, from_argv, from_values
+from runtime.options.parse import ParsedOptions, from_argv, from_values
 from runtime.options.table import by_flag, by_name
 
 
-def value(given: Given, name: str) -> Any:
+def value(given: ParsedOptions, name: str) -> Any:
     return getattr(getattr(given.options, by_name()[name].group), name)
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
 from runtime.models.mla import Latent
-from runtime.models.moe import Mixture, Routing
+from runtime.models.moe import MoeConfig, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
 from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan, Provenance
@@ -22,7 +22,7 @@ class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads, pooling = 4096, "bfloat16", 1000, 8, 4, None
     num_recurrent_layers = 0
     windows = (0, 1024)
-    mixture: Mixture | None = None
+    moe: MoeConfig | None = None
     latent: Latent | None = None
     quantization = None
     head_dim, score_cap, has_sinks = 128, 0.0, False
@@ -99,7 +99,7 @@ def test_rules_about_the_model(words: str, sentence: str) -> None:
 
 
 class Sparse(Model):
-    mixture = Mixture(num_experts=6, intermediate_size=36, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True, True),
+    moe = MoeConfig(num_experts=6, intermediate_size=36, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True, True),
                       routing=Routing(top_k=2))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import OptionsError
-from runtime.messages.memory import OffloadWish
+from runtime.messages.memory import OffloadSpec
 from runtime.options.plan import Plan
 from tests.options.test_plan import plan
 
@@ -13,10 +13,10 @@ def cuda(words: str) -> Plan:
 
 
 @pytest.mark.parametrize(("words", "wish"), [
-    ("", None), ("--cpu-offload-gb 2", OffloadWish(2**31, -1, 1, 1)),
-    ("--cpu-offload-gb 1 --offload-prefetch-step 3", OffloadWish(2**30, -1, 1, 3)),
-    ("--offload-group-size 4 --offload-num-in-group 2", OffloadWish(0, 4, 2, 1))])
-def test_what_ranks_are_told(words: str, wish: OffloadWish | None) -> None:
+    ("", None), ("--cpu-offload-gb 2", OffloadSpec(2**31, -1, 1, 1)),
+    ("--cpu-offload-gb 1 --offload-prefetch-step 3", OffloadSpec(2**30, -1, 1, 3)),
+    ("--offload-group-size 4 --offload-num-in-group 2", OffloadSpec(0, 4, 2, 1))])
+def test_what_ranks_are_told(words: str, wish: OffloadSpec | None) -> None:
     assert cuda(words).offload == wish
 
 

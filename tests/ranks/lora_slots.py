@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from runtime.devices.base import Executor
-from runtime.messages.lora import AdapterSetup, LoadAdapter, Seating
+from runtime.messages.lora import AdapterSetup, LoadAdapter, LoraAssignment
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make_adapter import ALL, make_adapter, merge
 from tests.models.reference import Reference
@@ -14,20 +14,20 @@ from tests.models.reference import Reference
 PROMPT = [5, 9, 100, 7]
 
 
-def seated(**seats: int) -> Seating:
+def seated(**seats: int) -> LoraAssignment:
     """Adapter by seat, as `s0=2`."""
     pairs = [np.array(column, np.int32) for column in ([int(seat[1:]) for seat in seats], list(seats.values()))]
-    return Seating(*pairs, np.empty(0, np.int32))
+    return LoraAssignment(*pairs, np.empty(0, np.int32))
 
 
-def decode_with_adapters(folder: Path, place: Path, num_steps: int, page_size: int = 4, **wishes: Any) -> Executor:
+def decode_with_adapters(folder: Path, index: Path, num_steps: int, page_size: int = 4, **wishes: Any) -> Executor:
     """Adapters 1 and 2; then others sit where they sat, and nobody has one."""
     references, loads = [Reference(folder)], []
     for id in (1, 2):
-        adapter = make_adapter(folder, place / f"{id}", seed=id, targets=ALL if id == 1 else ("q_proj", "v_proj", "down_proj"))
-        references.append(Reference(merge(folder, adapter, place / f"{id}-merged", {"": 2.0})))
+        adapter = make_adapter(folder, index / f"{id}", seed=id, targets=ALL if id == 1 else ("q_proj", "v_proj", "down_proj"))
+        references.append(Reference(merge(folder, adapter, index / f"{id}-merged", {"": 2.0})))
         loads.append(LoadAdapter(id, str(adapter)))
-    setup = AdapterSetup(num_seats=2, max_rank=6, targets=ALL, loaded=loads)
+    setup = AdapterSetup(num_lora_slots=2, max_rank=6, targets=ALL, loaded=loads)
     executor, ready = start(folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **wishes)
     for size in wishes.get("graph_sizes", []):
         assert executor.capture(size).error == ""
@@ -40,7 +40,7 @@ def decode_with_adapters(folder: Path, place: Path, num_steps: int, page_size: i
         return row
 
     for turn, (first, second) in enumerate(((1, 2), (2, 1))):
-        planner.seating = seated(s0=first, s1=second)
+        planner.lora_assignment = seated(s0=first, s1=second)
         rows = [admit(4 * turn, 0, first), admit(4 * turn + 1, -1, 0), admit(4 * turn + 2, 1, second)]
         planner.run([], [(row, len(PROMPT)) for row in rows])
         for batch in (rows, rows[1:2], rows[1:]):

@@ -55,13 +55,13 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("compiled", "asked"), [
     (Compiled(max_rows=2), {("graphs", 2): True, ("graphs", 4): False, ("pieces", 8): False}),
-    (Compiled(has_pieces=True), {("graphs", 2): False, ("graphs", 4): False, ("pieces", 8): True})])
+    (Compiled(is_piecewise=True), {("graphs", 2): False, ("graphs", 4): False, ("pieces", 8): True})])
 def test_which_captures_are_compiled(compiled: Compiled, asked: dict[tuple[str, int], bool], tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[tuple[str, int], bool] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     executor, _ = start(make_checkpoint("llama", tmp_path), device="taped", max_len=64, compiled=compiled, graph_sizes=[2, 4],
-                        piece_sizes=[8])
+                        piecewise_sizes=[8])
     loaded: Any = executor.loaded  # type: ignore[attr-defined]
     kind = "graphs"
     inner = loaded.model.compiled

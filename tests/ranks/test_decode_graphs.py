@@ -12,7 +12,7 @@ import torch
 from runtime.devices import base
 from runtime.devices.base import ANY_K, open_device
 from tests.devices import taped
-from tests.devices.drive import Planner, Row, moves, sampling, start, start_rank
+from tests.devices.drive import Planner, Row, page_copies, sampling, start, start_rank
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
@@ -240,11 +240,11 @@ def test_saves_go_with_a_graph_and_loads_without(checkpoints: Any) -> None:
     planner, tapes = opened(checkpoints("llama")[0], host_ratio=1.0, host_fds=[fd], max_total_tokens=128)
     row = planner.row(0, prompts()[1], sampling())
     planner.prefill(row)
-    planner.moves = moves(saves={row.pages[0]: 3})
+    planner.page_copies = page_copies(saves={row.pages[0]: 3})
     planner.run([row], [])
     assert tapes.replays == 2
     page = planner.free.pop()
-    planner.moves = moves(loads={3: page})
+    planner.page_copies = page_copies(loads={3: page})
     planner.run([row], [])
     assert tapes.replays == 2
     for kept in (kept.view(-1, 4, *kept.shape[1:]) for pair in planner.executor.loaded.kv for kept in pair):  # type: ignore[attr-defined]

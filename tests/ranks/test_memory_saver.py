@@ -12,10 +12,10 @@ from runtime.devices import base
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.errors import ModelError
 from runtime.messages.lora import AdapterSetup, LoadAdapter
-from runtime.messages.memory import Occupied, Occupy, Part, Renew
-from runtime.ranks.executor import Runner
+from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
+from runtime.ranks.executor import TorchExecutor
 from tests.devices import taped
-from tests.devices.drive import Planner, moves, sampling, start
+from tests.devices.drive import Planner, page_copies, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.make_adapter import make_adapter
 
@@ -33,12 +33,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def opened(folder: Path, **wishes: Any) -> tuple[Any, Any]:
     executor, ready = start(folder, **({"max_total_tokens": 16384} | wishes))
-    assert isinstance(executor, Runner)
+    assert isinstance(executor, TorchExecutor)
     return executor, ready
 
 
-def say(executor: Any, *released: Part) -> Occupied:
-    answer = executor.occupy(Occupy(1, released))
+def say(executor: Any, *released: Part) -> MemoryReport:
+    answer = executor.change_memory(ChangeMemory(1, released))
     assert answer.error == "" and answer.released == released
     return answer
 
@@ -97,7 +97,7 @@ def test_host_pages_outlive_it(folders: dict[str, Path], memory: int) -> None:
     planner = Planner(executor, ready, 4)
     row = planner.row(0, PROMPT * 2, sampling())
     expected = planner.generate(row, 8)
-    planner.moves = moves(saves={page: 3 + i for i, page in enumerate(row.pages[:2])})
+    planner.page_copies = page_copies(saves={page: 3 + i for i, page in enumerate(row.pages[:2])})
     planner.run([], [])
     say(executor, "kv_cache")
     say(executor)
@@ -106,7 +106,7 @@ def test_host_pages_outlive_it(folders: dict[str, Path], memory: int) -> None:
     again.computed = 8
     again.pages = planner.free[:2]
     del planner.free[:2]
-    planner.moves = moves(loads={3: again.pages[0], 4: again.pages[1]})
+    planner.page_copies = page_copies(loads={3: again.pages[0], 4: again.pages[1]})
     assert planner.generate(again, 8) == expected
 
 
@@ -120,7 +120,7 @@ def test_what_finds_no_room_stays_given_back(folders: dict[str, Path], monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(CpuMemory, "allocate_cache", refuse)
-        answer = executor.occupy(Occupy(2, ()))
+        answer = executor.change_memory(ChangeMemory(2, ()))
     assert answer.released == ("kv_cache", "weights") and answer.error == "no room" and answer.pages_bytes == 0
     say(executor)
     assert tokens(executor, ready) == expected
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
     executor, ready = opened(folder)
     say(executor, "weights")
     os.rename(folder / "model.safetensors", folder / "elsewhere")
-    answer = executor.occupy(Occupy(2, ()))
+    answer = executor.change_memory(ChangeMemory(2, ()))
     assert "no weights" in answer.error and answer.released == ("weights",) and answer.pages_bytes == ready.pages_bytes
     os.rename(folder / "elsewhere", folder / "model.safetensors")
     say(executor)
@@ -140,28 +140,28 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
 
 def test_adapters_stay_seated(folders: dict[str, Path], tmp_path: Path) -> None:
     adapter = make_adapter(folders["one"], tmp_path / "adapter", seed=0, targets=("q_proj", "down_proj"))
-    setup = AdapterSetup(num_seats=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))])
+    setup = AdapterSetup(num_lora_slots=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))])
     executor, _ = opened(folders["one"], adapters=setup)
-    for seats in executor.loaded.adapters.seats.values():
-        seats.weights.a.fill_(0.5)
+    for lora_slots in executor.loaded.adapters.lora_slots.values():
+        lora_slots.weights.a.fill_(0.5)
     before = executor.loaded.adapters
     size = say(executor, "weights").weights_bytes
     assert size == before.num_bytes > 0, "seats are on the device still"
     say(executor)
     adapted = executor.loaded.model.layers[0].self_attn.qkv_proj.adapted
-    assert adapted is not None and adapted.__self__ is before.seats["layers.0.self_attn.qkv_proj"]
-    assert all((seats.weights.a == 0.5).all() for seats in executor.loaded.adapters.seats.values())
+    assert adapted is not None and adapted.__self__ is before.lora_slots["layers.0.self_attn.qkv_proj"]
+    assert all((lora_slots.weights.a == 0.5).all() for lora_slots in executor.loaded.adapters.lora_slots.values())
 
 
 def test_other_weights(folders: dict[str, Path]) -> None:
     executor, ready = opened(folders["one"])
     mine, theirs = tokens(executor, ready), tokens(*opened(folders["two"]))
     assert mine != theirs
-    assert executor.occupy(Renew(1, str(folders["two"]), "auto", True)).error == "" and tokens(executor, ready) == mine, "only a trial"
-    assert executor.occupy(Renew(2, str(folders["two"]), "auto", False)).weights_bytes == ready.weights_bytes
+    assert executor.change_memory(UpdateWeights(1, str(folders["two"]), "auto", True)).error == "" and tokens(executor, ready) == mine, "only a trial"
+    assert executor.change_memory(UpdateWeights(2, str(folders["two"]), "auto", False)).weights_bytes == ready.weights_bytes
     assert tokens(executor, ready) == theirs
     say(executor, "weights")
-    executor.occupy(Renew(3, str(folders["one"]), "auto", False))
+    executor.change_memory(UpdateWeights(3, str(folders["one"]), "auto", False))
     assert say(executor, "weights").weights_bytes == 0, "what is given back stays so"
     say(executor)
     assert tokens(executor, ready) == mine
@@ -171,7 +171,7 @@ def test_other_weights(folders: dict[str, Path]) -> None:
 def test_a_trial_finds_what_is_wrong(quantization: str | None, folders: dict[str, Path], tmp_path: Path) -> None:
     executor, ready = opened(folders["one"], quantization=quantization)
     expected = tokens(executor, ready)
-    assert "num_layers" in executor.occupy(Renew(1, str(folders["deep"]), "auto", True)).error
+    assert "num_layers" in executor.change_memory(UpdateWeights(1, str(folders["deep"]), "auto", True)).error
     config = (folders["one"] / "config.json").read_bytes()
     for name, source in (("short", folders["one"]), ("wide", make_checkpoint("qwen3", tmp_path / "other", **(BIG | {"head_dim": 64})))):
         broken = tmp_path / name
@@ -179,12 +179,12 @@ def test_a_trial_finds_what_is_wrong(quantization: str | None, folders: dict[str
         (broken / "config.json").write_bytes(config)
         weights = (source / "model.safetensors").read_bytes()
         (broken / "model.safetensors").write_bytes(weights[:-1000] if name == "short" else weights)
-        answer = executor.occupy(Renew(2, str(broken), "auto", True))
+        answer = executor.change_memory(UpdateWeights(2, str(broken), "auto", True))
         assert ("damaged" if name == "short" else "shape") in answer.error
         with pytest.raises(ModelError):
-            executor.occupy(Renew(3, str(broken), "auto", False))
-    assert executor.occupy(Renew(4, str(tmp_path / "nowhere"), "auto", True)).error
-    assert executor.occupy(Renew(5, str(folders["one"]), "auto", True)).error == ""
+            executor.change_memory(UpdateWeights(3, str(broken), "auto", False))
+    assert executor.change_memory(UpdateWeights(4, str(tmp_path / "nowhere"), "auto", True)).error
+    assert executor.change_memory(UpdateWeights(5, str(folders["one"]), "auto", True)).error == ""
     assert tokens(executor, ready) == expected
 
 

@@ -13,7 +13,7 @@ from runtime.devices.base import Executor
 from runtime.errors import StartError
 from runtime.messages.ranks import RankReady
 from runtime.ranks.host_memory import LAYOUTS, HostPages
-from tests.devices.drive import Planner, moves, sampling, start
+from tests.devices.drive import Planner, page_copies, sampling, start
 from tests.e2e.conftest import Generate, checkpoint, reference
 from tests.models.make import make_checkpoint
 
@@ -51,7 +51,7 @@ class Run(Planner):
 
     def save(self, pages: list[int], hosts: list[int]) -> None:
         """By a plan without rows."""
-        self.moves = moves(saves=dict(zip(pages, hosts, strict=True)))
+        self.page_copies = page_copies(saves=dict(zip(pages, hosts, strict=True)))
         result = self.run([], [])
         assert result is not None and result.step == self.step and len(result.token_ids) == 0 and result.width == -1
 
@@ -67,7 +67,7 @@ class Run(Planner):
         shared = len(hosts) * self.page_size
         row = self.row(3, PROMPT, sampling())
         row.pages, row.computed = [self.free.pop() for _ in hosts], shared
-        self.moves = moves(loads=dict(zip(hosts, row.pages, strict=True)))
+        self.page_copies = page_copies(loads=dict(zip(hosts, row.pages, strict=True)))
         return self.generate(row, num_new)
 
 
@@ -87,7 +87,7 @@ def test_a_prefix_comes_back(device: str, layout: str, alone: bool, folder: Path
     run.free[:0] = [page for page in range(1, ready.num_pages) if page not in run.free]
     if alone:
         pages = [run.free.pop() for _ in hosts]
-        run.moves = moves(loads=dict(zip(hosts, pages, strict=True)))
+        run.page_copies = page_copies(loads=dict(zip(hosts, pages, strict=True)))
         assert run.run([], []) is not None
         row = run.row(3, PROMPT, sampling())
         row.pages, row.computed = pages, 20
@@ -114,7 +114,7 @@ def test_moves_change_no_token_whatever_the_dtype_of_pages(device: str, layout: 
     row.pages, row.computed = pages, 20
     other = run.row(4, OTHERS[:20], sampling())
     other.pages = first.pages[:5]  # given away by the plan that saves them
-    run.moves = moves(saves=dict(zip(first.pages[:5], hosts, strict=True)), loads=dict(zip(hosts, pages, strict=True)))
+    run.page_copies = page_copies(saves=dict(zip(first.pages[:5], hosts, strict=True)), loads=dict(zip(hosts, pages, strict=True)))
     run.run([], [(other, 20), (row, 2)])
     for _ in range(5):
         run.run([row], [])
@@ -160,11 +160,11 @@ def test_the_outside_sees_what_was_saved_and_the_next_rank_too(device: str, layo
     expected = reference(family, PROMPT, 8)
     assert run.generate(first, 8) == expected
     run.save(first.pages[:5], [1, 2, 3, 4, 5])
-    outside = HostPages(memory, ready.num_host_pages, ready.host_part_bytes, layout)
+    connector = HostPages(memory, ready.num_host_pages, ready.host_part_bytes, layout)
     keys = executor.loaded.kv[0][0].view(ready.num_pages, -1).cpu().numpy()  # type: ignore[attr-defined]
-    assert b"".join(outside.views(2))[: outside.part_bytes[0]] == keys[first.pages[1]].tobytes()
+    assert b"".join(connector.views(2))[: connector.part_bytes[0]] == keys[first.pages[1]].tobytes()
     for page in range(1, 6):
-        for old, new in zip(outside.views(page), outside.views(page + 20), strict=True):
+        for old, new in zip(connector.views(page), connector.views(page + 20), strict=True):
             new[:] = old
             old[:] = bytes(len(old))
     executor.close()
@@ -178,15 +178,15 @@ def test_the_outside_sees_what_was_saved_and_the_next_rank_too(device: str, layo
 def test_what_goes_wrong_in_a_copy_surfaces_in_the_step(folder: Path, memory: int) -> None:
     executor, ready = open_rank(folder, memory)
     run = Run(executor, ready, 4)
-    for wrong in (moves(loads={10**6: 1}), moves(saves={1: ready.num_host_pages}), moves(saves={-1: 1})):
-        run.moves = wrong
+    for wrong in (page_copies(loads={10**6: 1}), page_copies(saves={1: ready.num_host_pages}), page_copies(saves={-1: 1})):
+        run.page_copies = wrong
         with pytest.raises(IndexError):
             run.run([], [])
     cache, _ = executor.loaded.copies._layers[1][0]  # type: ignore[attr-defined]
     cache.flags.writeable = False  # so the copy itself fails, in the thread that makes it
     row = run.row(0, PROMPT, sampling())
     for rows in ([], [(row, len(PROMPT))]):
-        run.moves = moves(loads={1: 1})
+        run.page_copies = page_copies(loads={1: 1})
         with pytest.raises(ValueError, match="read-only"):
             run.run([], rows)
 
@@ -205,7 +205,7 @@ def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> N
     for cache in caches:
         cache[:] = -1
     back = {20: 8, 21: 9, 3: 2, 4: 3, 5: 4, 6: 30, 31: 31, 7: 12, 1: 32}
-    run.moves = moves(loads=back)
+    run.page_copies = page_copies(loads=back)
     run.run([], [])
     came = {back[host]: page for page, host in there.items()}
     for i, cache in enumerate(caches):
@@ -228,7 +228,7 @@ def test_null_has_a_host_tier(memory: int) -> None:
     executor, ready = start("", device="null", host_ratio=2.0, host_fds=[memory], max_total_tokens=400, num_threads=None)
     assert ready.num_host_pages == 200 and sum(ready.host_part_bytes) == ready.host_page_bytes
     planner = Planner(executor, ready, 4)
-    planner.moves = moves(saves={1: 1}, loads={2: 3})
+    planner.page_copies = page_copies(saves={1: 1}, loads={2: 3})
     result = planner.run([], [])
     assert result is not None and len(result.token_ids) == 0
 

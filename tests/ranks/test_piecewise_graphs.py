@@ -14,7 +14,7 @@ from runtime.devices import base
 from runtime.messages.ranks import Captured, Profile, RankReady
 from runtime.ranks.piecewise_graphs import Crossings, Walk
 from tests.devices import taped
-from tests.devices.drive import Planner, Row, moves, sampling, start
+from tests.devices.drive import Planner, Row, page_copies, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.ranks.lora_slots import decode_with_adapters
@@ -110,7 +110,7 @@ def test_padding_is_stored_nowhere_but_on_the_padding_page(llama: tuple[Path, Re
     used = [row.pages[0] * 4 + i for i in range(3)]
     for before, after in zip(kept, (x for pair in executor.loaded.kv for x in pair), strict=True):
         changed = (before != after).flatten(1).any(1).nonzero().flatten().tolist()
-        assert [place for place in changed if place >= 4] == used, "page 0 is the padding page"
+        assert [index for index in changed if index >= 4] == used, "page 0 is the padding page"
         assert after.isfinite().all()
 
 
@@ -124,8 +124,8 @@ def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Referen
         assert (executor.tapes.replays > 0) == bool(wishes["piece_sizes"])
         return row.tokens, [x for part in row.prompt for x in part.logprobs.tolist()], [result[1] for result in row.results]
 
-    tokens, chosen, top = run(piece_sizes=[1, 16], graph_sizes=[])
-    expected = run(piece_sizes=[], graph_sizes=[])
+    tokens, chosen, top = run(piecewise_sizes=[1, 16], graph_sizes=[])
+    expected = run(piecewise_sizes=[], graph_sizes=[])
     assert (tokens, chosen, top) == (expected[0], pytest.approx(expected[1], abs=1e-5, nan_ok=True), pytest.approx(expected[2], abs=1e-5))
 
 
@@ -133,7 +133,7 @@ def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Referen
     ([8, 16], 5, 8), ([8, 16], 16, 16), ([8, 16], 17, None), ([128], 1, 128), ([160], 128, 160), ([160], 127, None), ([], 4, None)])
 def test_the_size_of_a_step(ready: list[int], count: int, size: int | None, llama: tuple[Path, Reference]) -> None:
     """As padding is free up to 128 tokens, and may be a quarter beyond."""
-    _, executor = opened(llama[0], piece_sizes=[8])
+    _, executor = opened(llama[0], piecewise_sizes=[8])
     pieces = executor.loaded.pieces
     pieces.ready = ready
     tokens = torch.zeros(count, dtype=torch.int64)
@@ -187,12 +187,12 @@ def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path,
     fd = os.memfd_create("host-test")
     planner, executor = opened(llama[0], host_ratio=1.0, host_fds=[fd], max_total_tokens=128)
     row = planner.row(0, PROMPTS[1], sampling())
-    planner.moves = None
+    planner.page_copies = None
     planner.prefill(row, chunk=16)
-    planner.moves = moves(saves={page: i for i, page in enumerate(row.pages[:4])})
+    planner.page_copies = page_copies(saves={page: i for i, page in enumerate(row.pages[:4])})
     planner.run([row], [])
     loaded = [planner.free.pop() for _ in range(4)]
-    planner.moves = moves(loads=dict(enumerate(loaded)))
+    planner.page_copies = page_copies(loads=dict(enumerate(loaded)))
     second = planner.row(1, PROMPTS[1], sampling())
     second.pages, second.computed = loaded, 16
     before = executor.tapes.replays
@@ -204,7 +204,7 @@ def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path,
 
 def test_steps_with_adapters_are_launched(llama: tuple[Path, Reference], tmp_path: Path) -> None:
     """Those without are not, and what is captured behind a step with adapters knows none."""
-    executor: Any = decode_with_adapters(llama[0], tmp_path, 2, device="taped", graph_sizes=[], piece_sizes=[4])
+    executor: Any = decode_with_adapters(llama[0], tmp_path, 2, device="taped", graph_sizes=[], piecewise_sizes=[4])
     assert executor.tapes.replays == 2 * 2 * pieces_of(executor), "of the row without, alone"
     assert executor.capture(4, "tokens").error == ""
     planner = Planner(executor, RankReady(rank=0, num_pages=65, weights_bytes=0, pages_bytes=0, device_name="taped", phases_s={}), 4)

@@ -12,7 +12,7 @@ from runtime.devices.cpu.device import open_cpu
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 from runtime.ranks.profile_run import largest_step
 from tests.devices.drive import Planner, sampling, start_rank
 from tests.models.make import make_checkpoint
@@ -50,7 +50,7 @@ class Measured:
         return self.taken
 
 
-def runner(free: int, peak: int) -> tuple[Runner, list[Measured]]:
+def runner(free: int, peak: int) -> tuple[TorchExecutor, list[Measured]]:
     opened: list[Measured] = []
 
     def open_measured(start: Any, rank: int, dtype: torch.dtype) -> Any:
@@ -58,7 +58,7 @@ def runner(free: int, peak: int) -> tuple[Runner, list[Measured]]:
         opened.append(Measured(device.memory, free, peak))
         return replace(device, memory=opened[0])
 
-    return Runner(0, open_measured, FACTS), opened
+    return TorchExecutor(0, open_measured, FACTS), opened
 
 
 @pytest.mark.parametrize(("fraction", "peak", "part"), [(1.0, 3 * MIB, 1.0), (1.0, 2 * MIB, 2.0), (0.5, MIB, 2.0), (0.5, 3 * MIB, 1.0)])
@@ -83,16 +83,16 @@ def test_a_step_that_cannot_fit_is_told_at_start(folder: Path, monkeypatch: pyte
         runner(4 * MIB, 0)[0].start(start_rank(folder), lambda phase, done: None)
 
 
-@pytest.mark.parametrize("place", ["act_and_mul", "sample"])
-def test_a_step_is_launched_again_when_memory_is_short(place: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("index", ["act_and_mul", "sample"])
+def test_a_step_is_launched_again_when_memory_is_short(index: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens, penalties and log probabilities are those of a rank that has enough."""
     wishes = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.5, "frequency_penalty": 1.0, "top_logprobs": 2}
 
     def run(step: int) -> list[Any]:
-        executor = Runner(0, open_cpu, FACTS)
+        executor = TorchExecutor(0, open_cpu, FACTS)
         planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
         row = planner.row(0, [5, 6, 7, 5, 6], sampling(**wishes))
-        own, calls = getattr(CpuOps, place), iter(range(100))
+        own, calls = getattr(CpuOps, index), iter(range(100))
 
         def call(self: Any, *rest: Any) -> Any:
             if next(calls) == step:
@@ -100,7 +100,7 @@ def test_a_step_is_launched_again_when_memory_is_short(place: str, folder: Path,
             return own(self, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(CpuOps, place, call)
+            patch.setattr(CpuOps, index, call)
             planner.generate(row, 8)
         return [row.tokens, row.results]
 
@@ -111,7 +111,7 @@ def test_a_step_is_launched_again_when_memory_is_short(place: str, folder: Path,
 
 
 def test_tokens_that_are_told_are_not_chosen_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = Runner(0, open_cpu, FACTS)
+    executor = TorchExecutor(0, open_cpu, FACTS)
     planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
     row = planner.row(0, [5, 6, 7], sampling())
     planner.prefill(row)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runtime.errors import StartError
-from runtime.messages.memory import Hosting, Occupy, OffloadWish, chosen
-from runtime.ranks.executor import Runner
+from runtime.messages.memory import ChangeMemory, OffloadSpec, WeightOffload, chosen
+from runtime.ranks.executor import TorchExecutor
 from runtime.ranks.weight_offload import span, tensors
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.devices.streams import StreamedRunner, Streams, install, taped
@@ -17,7 +17,7 @@ from tests.models.make import make_checkpoint
 
 PROMPT = [5, 9, 100, 7, 7, 31]
 MANY: dict[str, Any] = {"num_hidden_layers": 5, "hidden_size": 64}
-EVERY = OffloadWish(0, 1, 1, 1)
+EVERY = OffloadSpec(0, 1, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def tokens(executor: Any, ready: Any, count: int = 6) -> list[list[int]]:
     return [first.tokens, second.tokens]
 
 
-def opened(folder: Path, patch: pytest.MonkeyPatch, *, is_late: bool, kind: Callable[[], Runner] | None = None,
+def opened(folder: Path, patch: pytest.MonkeyPatch, *, is_late: bool, kind: Callable[[], TorchExecutor] | None = None,
            **wishes: Any) -> tuple[StreamedRunner, Any, Streams]:
     streams = Streams(is_late=is_late)
     install(patch, streams)
@@ -47,24 +47,24 @@ def opened(folder: Path, patch: pytest.MonkeyPatch, *, is_late: bool, kind: Call
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
 @pytest.mark.parametrize(("family", "wish"), [
-    ("qwen3", EVERY), ("qwen3", OffloadWish(0, 2, 1, 0)), ("qwen3", OffloadWish(0, 1, 1, 3)), ("qwen3", OffloadWish(400_000, -1, 1, 1)),
-    ("deepseek_v3", OffloadWish(0, 1, 1, 1)), ("qwen2_moe", OffloadWish(0, 1, 1, 0))], ids=str)
-def test_tokens_are_the_same(is_late: bool, family: str, wish: OffloadWish, folder: Path, tmp_path: Path,
+    ("qwen3", EVERY), ("qwen3", OffloadSpec(0, 2, 1, 0)), ("qwen3", OffloadSpec(0, 1, 1, 3)), ("qwen3", OffloadSpec(400_000, -1, 1, 1)),
+    ("deepseek_v3", OffloadSpec(0, 1, 1, 1)), ("qwen2_moe", OffloadSpec(0, 1, 1, 0))], ids=str)
+def test_tokens_are_the_same(is_late: bool, family: str, wish: OffloadSpec, folder: Path, tmp_path: Path,
                              monkeypatch: pytest.MonkeyPatch) -> None:
     model = folder if family == "qwen3" else make_checkpoint(family, tmp_path)
     plain, plain_ready = start(model, max_total_tokens=512)
     expected = tokens(plain, plain_ready)
-    executor, ready, _ = opened(model, monkeypatch, is_late=is_late, hosting=Hosting(wish))
+    executor, ready, _ = opened(model, monkeypatch, is_late=is_late, offload_setup=WeightOffload(wish))
     assert tokens(executor, ready) == expected
-    assert executor.residence is not None and ready.weights_bytes < plain_ready.weights_bytes
-    kept = executor.residence.weights.device.homes
+    assert executor.memory_saver is not None and ready.weights_bytes < plain_ready.weights_bytes
+    kept = executor.memory_saver.weights.device.homes
     held = {t.untyped_storage().data_ptr() for i in kept for t in tensors(executor.loaded.model.layers[i])}  # type: ignore[union-attr]
     assert len(held) == wish.ahead + 1, "layers share the buffers"
 
 
 def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five layers with two buffers: each waits for its own copy, and the next copy for who used its buffer."""
-    executor, ready, streams = opened(folder, monkeypatch, is_late=False, hosting=Hosting(EVERY))
+    executor, ready, streams = opened(folder, monkeypatch, is_late=False, offload_setup=WeightOffload(EVERY))
     planner = Planner(executor, ready, 4)
     row = planner.row(0, PROMPT, sampling())
     planner.prefill(row)
@@ -86,7 +86,7 @@ def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
 def test_a_step_that_broke_off_harms_no_other(is_late: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens(*start(folder, max_total_tokens=512))
-    executor, ready, _ = opened(folder, monkeypatch, is_late=is_late, hosting=Hosting(EVERY))
+    executor, ready, _ = opened(folder, monkeypatch, is_late=is_late, offload_setup=WeightOffload(EVERY))
     planner = Planner(executor, ready, 4)
     layer = executor.loaded.model.layers[3]  # type: ignore[union-attr]
     with monkeypatch.context() as patch:
@@ -98,7 +98,7 @@ def test_a_step_that_broke_off_harms_no_other(is_late: bool, folder: Path, monke
 
 def test_captured_steps_bring_their_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens(*start(folder, max_total_tokens=512))
-    executor, ready, _ = opened(folder, monkeypatch, is_late=False, kind=taped, hosting=Hosting(EVERY), graph_sizes=[1, 2])
+    executor, ready, _ = opened(folder, monkeypatch, is_late=False, kind=taped, offload_setup=WeightOffload(EVERY), graph_sizes=[1, 2])
     for size in (1, 2):
         assert executor.capture(size).error == ""
     tapes = executor.inner.tapes  # type: ignore[union-attr]
@@ -106,10 +106,10 @@ def test_captured_steps_bring_their_weights(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_offloaded_layers_go_and_come_back_with_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, ready, _ = opened(folder, monkeypatch, is_late=True, hosting=Hosting(EVERY))
+    executor, ready, _ = opened(folder, monkeypatch, is_late=True, offload_setup=WeightOffload(EVERY))
     expected = tokens(executor, ready)
-    assert executor.occupy(Occupy(1, ("weights",))).weights_bytes == 0
-    assert executor.occupy(Occupy(2, ())).weights_bytes == ready.weights_bytes
+    assert executor.change_memory(ChangeMemory(1, ("weights",))).weights_bytes == 0
+    assert executor.change_memory(ChangeMemory(2, ())).weights_bytes == ready.weights_bytes
     assert tokens(executor, ready) == expected
 
 
@@ -117,39 +117,39 @@ def test_offloaded_layers_go_and_come_back_with_the_rest(folder: Path, monkeypat
 def test_a_backup_needs_no_checkpoint(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_checkpoint(family, tmp_path)
     steps = 4 if "moe" in family else None
-    executor, ready, _ = opened(folder, monkeypatch, is_late=True, hosting=Hosting(has_backup=True), expert_steps=steps)
+    executor, ready, _ = opened(folder, monkeypatch, is_late=True, offload_setup=WeightOffload(has_backup=True), expert_steps=steps)
     expected = tokens(executor, ready)
     (folder / "model.safetensors").unlink()
     for _ in range(2):
-        answer = executor.occupy(Occupy(1, ("weights",)))
+        answer = executor.change_memory(ChangeMemory(1, ("weights",)))
         assert answer.weights_bytes == 0 and answer.error == ""
-        assert executor.occupy(Occupy(2, ())).weights_bytes == ready.weights_bytes
+        assert executor.change_memory(ChangeMemory(2, ())).weights_bytes == ready.weights_bytes
         assert tokens(executor, ready) == expected
     if executor.loaded is not None and executor.loaded.load is not None:
         assert int(executor.loaded.load.total.sum()) > 0, "experts are counted as before"
 
 
 def test_a_parked_model_has_nothing_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, _, _ = opened(folder, monkeypatch, is_late=False, hosting=Hosting(has_backup=True))
+    executor, _, _ = opened(folder, monkeypatch, is_late=False, offload_setup=WeightOffload(has_backup=True))
     model = executor.loaded.model  # type: ignore[union-attr]
     before = {t.untyped_storage().data_ptr() for t in tensors(model)}
-    executor.occupy(Occupy(1, ("weights",)))
+    executor.change_memory(ChangeMemory(1, ("weights",)))
     after = {t.untyped_storage().data_ptr() for t in tensors(model)}
     assert len(before) > 20 and len(after) == 1 and not before & after
 
 
 @pytest.mark.parametrize(("wish", "layers"), [
-    (OffloadWish(0, 4, 1, 0), (3, 7, 11)), (OffloadWish(0, 4, 3, 1), (1, 2, 3, 5, 6, 7, 9, 10, 11)),
-    (OffloadWish(0, 1, 1, 1), tuple(range(12))), (OffloadWish(300, -1, 1, 1), (3, 7, 11)), (OffloadWish(301, -1, 1, 1), (2, 5, 8, 11)),
-    (OffloadWish(1200, -1, 1, 1), tuple(range(12)))])
-def test_which_layers(wish: OffloadWish, layers: tuple[int, ...]) -> None:
+    (OffloadSpec(0, 4, 1, 0), (3, 7, 11)), (OffloadSpec(0, 4, 3, 1), (1, 2, 3, 5, 6, 7, 9, 10, 11)),
+    (OffloadSpec(0, 1, 1, 1), tuple(range(12))), (OffloadSpec(300, -1, 1, 1), (3, 7, 11)), (OffloadSpec(301, -1, 1, 1), (2, 5, 8, 11)),
+    (OffloadSpec(1200, -1, 1, 1), tuple(range(12)))])
+def test_which_layers(wish: OffloadSpec, layers: tuple[int, ...]) -> None:
     assert chosen(wish, [100] * 12) == layers
 
 
 @pytest.mark.parametrize(("wish", "words"), [
-    (OffloadWish(1201, -1, 1, 1), "--cpu-offload-gb asks for"), (OffloadWish(200, -1, 1, 1), "nothing is gained"),
-    (OffloadWish(0, 12, 1, 0), "--offload-group-size 12"), (OffloadWish(0, 4, 1, 2), "lower --offload-prefetch-step")])
-def test_what_gains_nothing_is_refused(wish: OffloadWish, words: str) -> None:
+    (OffloadSpec(1201, -1, 1, 1), "--cpu-offload-gb asks for"), (OffloadSpec(200, -1, 1, 1), "nothing is gained"),
+    (OffloadSpec(0, 12, 1, 0), "--offload-group-size 12"), (OffloadSpec(0, 4, 1, 2), "lower --offload-prefetch-step")])
+def test_what_gains_nothing_is_refused(wish: OffloadSpec, words: str) -> None:
     with pytest.raises(StartError, match=words):
         chosen(wish, [100] * 12)
 

@@ -17,7 +17,7 @@ from runtime.errors import InternalFault, InvalidRequest, Overloaded, StartError
 from runtime.http.app import http_app
 from runtime.http.auth import Keys
 from runtime.http.server import tls_context
-from runtime.http.settings import DEFAULT, Face
+from runtime.http.settings import DEFAULT, HttpSettings
 from runtime.rpc.schema import SERVICE, SOURCE, load, read
 from runtime.rpc.server import Rpc, credentials_of
 from tests.http.fake import FakeService
@@ -55,9 +55,9 @@ class Client:
 
 
 @asynccontextmanager
-async def talking(service: FakeService, face: Face = DEFAULT) -> AsyncIterator[Client]:
+async def talking(service: FakeService, settings: HttpSettings = DEFAULT) -> AsyncIterator[Client]:
     shutdown = anyio.Event()
-    rpc = Rpc(service, face, "127.0.0.1", 0)
+    rpc = Rpc(service, settings, "127.0.0.1", 0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(rpc.serve, shutdown)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc.port}") as channel:
@@ -150,7 +150,7 @@ async def test_health_and_abort_reach_the_service() -> None:
 
 async def test_keys_are_those_of_http() -> None:
     service = FakeService()
-    async with talking(service, Face(keys=Keys(("k",), "a"), tenant_is="key")) as client:
+    async with talking(service, HttpSettings(keys=Keys(("k",), "a"), tenant_is="key")) as client:
         await client.health(TYPES["HealthRequest"]())
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -216,7 +216,7 @@ async def test_bytes_that_are_no_message_are_refused_behind_the_door() -> None:
                 assert [message async for message in client.generate(data)] == []
             async with refused(grpc.StatusCode.INVALID_ARGUMENT, "no EmbedRequest of runtime.proto"):
                 await client.embed(data)
-    async with talking(FakeService(), Face(keys=Keys(("secret",)))) as client, refused(grpc.StatusCode.UNAUTHENTICATED):
+    async with talking(FakeService(), HttpSettings(keys=Keys(("secret",)))) as client, refused(grpc.StatusCode.UNAUTHENTICATED):
         await client.embed(b"\xff")
 
 

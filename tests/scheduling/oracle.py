@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from runtime.messages.steps import Moves, PromptLogprobs, StepPlan, StepResult
+from runtime.messages.steps import PageCopies, PromptLogprobs, StepPlan, StepResult
 
 VOCAB = 50
 
@@ -35,7 +35,7 @@ class OracleRank:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.host = np.full((num_host_pages, page_size), -1)
-        self.unknown: dict[int, Moves] = {}  # by step: what nobody has heard of yet
+        self.unknown: dict[int, PageCopies] = {}  # by step: what nobody has heard of yet
         self.window = window  # of the layers with a pool of their own; 0: there are none
         self.window_pages = np.zeros((num_window_pages, page_size), dtype=object)
         self.window_table = np.zeros((max_slots, num_pages + 1), dtype=int)
@@ -51,10 +51,10 @@ class OracleRank:
     def execute(self, plan: StepPlan) -> StepResult:
         assert plan.step == self.step + 1
         self.step = plan.step
-        if plan.moves is not None:
-            self._move(plan.moves)
-            self.unknown[plan.step] = plan.moves
-        assert plan.moves is not None or len(plan.slots), "a plan of nothing"
+        if plan.page_copies is not None:
+            self._move(plan.page_copies)
+            self.unknown[plan.step] = plan.page_copies
+        assert plan.page_copies is not None or len(plan.slots), "a plan of nothing"
         for admit in plan.admits:
             self.table[admit.slot] = self.window_table[admit.slot] = 0
             self.last_token[admit.slot] = -1
@@ -79,23 +79,23 @@ class OracleRank:
 
     def touched(self, last_step: int, *, loads: bool) -> set[int]:
         """Host pages that steps after `last_step` save to, or load from."""
-        flying = [moves for step, moves in self.unknown.items() if step > last_step]
-        return {host for moves in flying for host in (*moves.save_hosts.tolist(), *(moves.load_hosts.tolist() if loads else ()))}
+        flying = [page_copies for step, page_copies in self.unknown.items() if step > last_step]
+        return {host for page_copies in flying for host in (*page_copies.save_hosts.tolist(), *(page_copies.load_hosts.tolist() if loads else ()))}
 
     def die(self, last_step: int) -> None:
         """What was to be saved by steps after `last_step` may be there, or half of it."""
-        for step, moves in self.unknown.items():
+        for step, page_copies in self.unknown.items():
             if step > last_step:
-                self.host[moves.save_hosts, ::2] = -1
+                self.host[page_copies.save_hosts, ::2] = -1
         self.unknown.clear()
 
-    def _move(self, moves: Moves) -> None:
-        for pages in (moves.save_hosts, moves.save_pages, moves.load_pages):
+    def _move(self, page_copies: PageCopies) -> None:
+        for pages in (page_copies.save_hosts, page_copies.save_pages, page_copies.load_pages):
             assert len(set(pages.tolist())) == len(pages) and 0 not in pages
-        assert self.pages[moves.save_pages].min(initial=0) >= 0, "a page is saved that nobody wrote"
-        self.host[moves.save_hosts] = self.pages[moves.save_pages]
-        assert self.host[moves.load_hosts].min(initial=0) >= 0, "a page is loaded that nobody saved"
-        self.pages[moves.load_pages] = self.host[moves.load_hosts]
+        assert self.pages[page_copies.save_pages].min(initial=0) >= 0, "a page is saved that nobody wrote"
+        self.host[page_copies.save_hosts] = self.pages[page_copies.save_pages]
+        assert self.host[page_copies.load_hosts].min(initial=0) >= 0, "a page is loaded that nobody saved"
+        self.pages[page_copies.load_pages] = self.host[page_copies.load_hosts]
 
     def _store(self, plan: StepPlan) -> None:
         written: set[tuple[int, int]] = set()
@@ -132,23 +132,23 @@ class OracleRank:
 
     def _recur(self, plan: StepPlan) -> None:
         """Each row must start from the state of all tokens before it."""
-        moves = plan.states
-        if moves is not None:
-            self.state_slot[moves.slots] = moves.owned
-            assert self.states[0] is None and 0 not in moves.load_to and 0 not in moves.keep_to
-            for written in (moves.load_to.tolist(), moves.keep_to.tolist()):
+        page_copies = plan.states
+        if page_copies is not None:
+            self.state_slot[page_copies.slots] = page_copies.owned
+            assert self.states[0] is None and 0 not in page_copies.load_to and 0 not in page_copies.keep_to
+            for written in (page_copies.load_to.tolist(), page_copies.keep_to.tolist()):
                 assert len(set(written)) == len(written)
-            assert set(moves.load_to.tolist()) <= set(moves.owned.tolist())
-            self._copy_states([b"" if source == 0 else self.states[source] for source in moves.load_from], moves.load_to)
+            assert set(page_copies.load_to.tolist()) <= set(page_copies.owned.tolist())
+            self._copy_states([b"" if source == 0 else self.states[source] for source in page_copies.load_from], page_copies.load_to)
         owned = self.state_slot[plan.slots].tolist()
         assert 0 not in owned and len(set(owned)) == len(owned)
         for slot, start, count, state in zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), owned, strict=True):
             tokens = bytes(self._context(slot, start + count))
             assert self.states[state] == tokens[:start], "a row starts from another state than its own"
             self.states[state] = tokens
-        if moves is not None:
-            assert not set(moves.keep_to.tolist()) & set(owned) and set(moves.keep_from.tolist()) <= set(owned)
-            self._copy_states([self.states[source] for source in moves.keep_from], moves.keep_to)
+        if page_copies is not None:
+            assert not set(page_copies.keep_to.tolist()) & set(owned) and set(page_copies.keep_from.tolist()) <= set(owned)
+            self._copy_states([self.states[source] for source in page_copies.keep_from], page_copies.keep_to)
 
     def _copy_states(self, contents: list[bytes | None], places: np.ndarray) -> None:
         for content, place in zip(contents, places.tolist(), strict=True):

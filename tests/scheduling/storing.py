@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from runtime.cache.storage_connector import Outside, Pin, Reserved
+from runtime.cache.storage_connector import Pin, Reserved, StorageConnector
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from tests.scheduling.oracle import OracleRank
@@ -15,14 +15,14 @@ class Shelf:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.outside = Outside(lambda: scheduler.cache, b"a model")
+        self.connector = StorageConnector(lambda: scheduler.cache, b"a model")
         self.pages: dict[bytes, np.ndarray] = {}
         self.pins: list[Pin] = []
         self.fetches: list[tuple[Sequence, int, list[bytes], Reserved]] = []
         self.num_adopted = 0
 
     def watch(self) -> None:
-        self.pins += self.outside.confirmed()
+        self.pins += self.connector.confirmed()
 
     def write(self, rank: OracleRank) -> None:
         """The oldest page that waits for it."""
@@ -36,13 +36,13 @@ class Shelf:
 
     def fetch(self, sequence: Sequence, rank: OracleRank) -> None:
         """Holds the sequence back until `arrive`."""
-        wanted = self.outside.wanted(sequence)
+        wanted = self.connector.wanted(sequence)
         found = 0
         while found < len(wanted.keys) and wanted.keys[found] in self.pages:
             found += 1
-        reserved = self.outside.reserve(found)
+        reserved = self.connector.reserve(found)
         assert not set(reserved.hosts) & rank.touched(self.scheduler.last_step, loads=True), "a step in flight uses what is written to"
-        self.scheduler.roster.waiting.hold(sequence)
+        self.scheduler.roster.waiting.suspend(sequence)
         self.fetches.append((sequence, wanted.first, wanted.keys[:len(reserved.hosts)], reserved))
 
     def arrive(self, rank: OracleRank, part: float = 1.0) -> None:
@@ -52,7 +52,7 @@ class Shelf:
         if reserved.tier is self.scheduler.cache.host:
             for host, key in zip(reserved.hosts[:count], keys, strict=False):
                 rank.host[host] = self.pages[key]
-        self.num_adopted += self.outside.adopt(sequence, first, reserved, count)
+        self.num_adopted += self.connector.adopt(sequence, first, reserved, count)
         self.scheduler.roster.waiting.release(sequence)
 
     def finish(self, rank: OracleRank) -> None:

@@ -3,7 +3,7 @@
 from runtime.cache.prefix import PrefixTree
 from runtime.messages.requests import AdapterRef, Request
 from runtime.messages.sampling import SamplingParams
-from runtime.scheduling.lora_slots import PATIENCE, SeatConfig, Seats
+from runtime.scheduling.lora_slots import PATIENCE, LoraSlotConfig, LoraSlots
 from runtime.scheduling.order import Now
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
@@ -13,8 +13,8 @@ from runtime.scheduling.waiting import OrderConfig, WaitingQueue
 class Hall:
     """Seats and a queue; sequences come, start and leave."""
 
-    def __init__(self, num_seats: int, eviction: str = "lru") -> None:
-        self.seats = Seats(SeatConfig(num_seats=num_seats, eviction=eviction))
+    def __init__(self, num_lora_slots: int, eviction: str = "lru") -> None:
+        self.lora_slots = LoraSlots(LoraSlotConfig(num_lora_slots=num_lora_slots, eviction=eviction))
         self.queue = WaitingQueue(OrderConfig(), Now(PrefixTree(1), {}), Shares(is_on=False, weights={}))
         self.count = 0
 
@@ -28,34 +28,34 @@ class Hall:
 
     def start(self) -> list[Sequence]:
         """All that may start now do."""
-        self.seats.release(self.queue)
+        self.lora_slots.release(self.queue)
         started = []
-        while (sequence := self.seats.head(self.queue)) is not None:
+        while (sequence := self.lora_slots.head(self.queue)) is not None:
             self.queue.take(sequence)
-            self.seats.sit(sequence)
+            self.lora_slots.sit(sequence)
             started.append(sequence)
         return started
 
     def moved(self) -> dict[int, int]:
-        seating = self.seats.take()
-        return {} if seating is None else dict(zip(seating.seats.tolist(), seating.ids.tolist(), strict=True))
+        lora_assignment = self.lora_slots.take()
+        return {} if lora_assignment is None else dict(zip(lora_assignment.lora_slots.tolist(), lora_assignment.ids.tolist(), strict=True))
 
 
 def test_the_plain_model_needs_no_seat() -> None:
     hall = Hall(0)
     one = hall.come(0)
-    assert hall.start() == [one] and hall.seats.index(one) == -1 and hall.seats.take() is None
+    assert hall.start() == [one] and hall.lora_slots.index(one) == -1 and hall.lora_slots.take() is None
 
 
 def test_who_finds_none_waits_and_others_pass() -> None:
     hall = Hall(2)
     a, b, c, again, plain = (hall.come(adapter) for adapter in (1, 2, 3, 1, 0))
     assert hall.start() == [a, b, again, plain]
-    assert hall.moved() == {hall.seats.index(a): 1, hall.seats.index(b): 2} and hall.seats.index(again) == hall.seats.index(a)
+    assert hall.moved() == {hall.lora_slots.index(a): 1, hall.lora_slots.index(b): 2} and hall.lora_slots.index(again) == hall.lora_slots.index(a)
     assert hall.start() == [] and hall.moved() == {}
-    hall.seats.leave(b)
-    seat = hall.seats.index(b)
-    assert hall.start() == [c] and hall.moved() == {seat: 3}
+    hall.lora_slots.leave(b)
+    lora_slot = hall.lora_slots.index(b)
+    assert hall.start() == [c] and hall.moved() == {lora_slot: 3}
 
 
 def test_an_unused_adapter_stays_until_another_wants_its_seat() -> None:
@@ -64,15 +64,15 @@ def test_an_unused_adapter_stays_until_another_wants_its_seat() -> None:
         for adapter in (1, 2, 1):
             (sequence,) = (hall.come(adapter),)
             hall.start()
-            hall.seats.leave(sequence)
+            hall.lora_slots.leave(sequence)
         assert sorted(hall.moved().values()) == [1, 2]
         hall.come(3)
         hall.start()
         hall.come(3 - gone)
         hall.start()
         assert list(hall.moved().values()) == [3], eviction
-        seats = hall.seats
-        assert (seats.num_taken, seats.num_used, seats.num_placed, seats.num_evicted) == (2, 2, 3, 1)
+        lora_slots = hall.lora_slots
+        assert (lora_slots.num_taken, lora_slots.num_used, lora_slots.num_placed, lora_slots.num_evicted) == (2, 2, 3, 1)
 
 
 def test_nobody_waits_for_ever() -> None:
@@ -84,9 +84,9 @@ def test_nobody_waits_for_ever() -> None:
         running += hall.start()
         if waiting in running:
             break
-        hall.seats.leave(running.pop(0))
+        hall.lora_slots.leave(running.pop(0))
     assert running == [waiting]
-    hall.seats.leave(waiting)
+    hall.lora_slots.leave(waiting)
     assert hall.start(), "those who lined up behind take their turn"
 
 
@@ -95,12 +95,12 @@ def test_pinned_adapters_stay() -> None:
     pinned, other = hall.come(1, is_pinned=True), hall.come(2)
     hall.start()
     for sequence in (pinned, other):
-        hall.seats.leave(sequence)
+        hall.lora_slots.leave(sequence)
     hall.moved()
     hall.come(3)
     hall.start()
-    seat = hall.seats.index(other) if 2 in hall.seats._taken else None
-    assert seat is None and list(hall.moved().values()) == [3] and 1 in hall.seats._taken
+    lora_slot = hall.lora_slots.index(other) if 2 in hall.lora_slots._taken else None
+    assert lora_slot is None and list(hall.moved().values()) == [3] and 1 in hall.lora_slots._taken
 
 
 def test_unloaded_when_its_last_sequence_has_ended() -> None:
@@ -108,9 +108,9 @@ def test_unloaded_when_its_last_sequence_has_ended() -> None:
     one = hall.come(1)
     hall.start()
     hall.moved()
-    hall.seats.unload(1, [one])
-    assert hall.seats.take() is None
-    hall.seats.leave(one)
-    hall.seats.ended(1, [])
-    seating = hall.seats.take()
-    assert seating is not None and seating.gone.tolist() == [1]
+    hall.lora_slots.unload(1, [one])
+    assert hall.lora_slots.take() is None
+    hall.lora_slots.leave(one)
+    hall.lora_slots.ended(1, [])
+    lora_assignment = hall.lora_slots.take()
+    assert lora_assignment is not None and lora_assignment.gone.tolist() == [1]

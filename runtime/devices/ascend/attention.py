@@ -61,9 +61,9 @@ class AttentionPlan:
     called: list[tuple[str, int]] = field(default_factory=list)  # calls for rows of one token, in order: see graphs.py
 
 
-def triangle(place: torch.device) -> Tensor:
+def triangle(torch_device: torch.device) -> Tensor:
     """The mask of sparse modes 2 to 4: true above the diagonal."""
-    return torch.ones(TRIANGLE, TRIANGLE, dtype=torch.bool, device=place).triu_(1)
+    return torch.ones(TRIANGLE, TRIANGLE, dtype=torch.bool, device=torch_device).triu_(1)
 
 
 def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor) -> AttentionPlan:
@@ -112,9 +112,9 @@ def singles_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int, 
     return Singles(where_of(queries, page_table.device), seen.table(page_table), seen.lengths.tolist(), mask)
 
 
-def where_of(queries: np.ndarray, place: torch.device) -> slice | Tensor:
+def where_of(queries: np.ndarray, torch_device: torch.device) -> slice | Tensor:
     first, last = int(queries[0]), int(queries[-1])
-    return slice(first, last + 1) if last - first + 1 == len(queries) else to_device(queries, place)
+    return slice(first, last + 1) if last - first + 1 == len(queries) else to_device(queries, torch_device)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:

@@ -10,22 +10,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.rendezvous import Meeting
+from runtime.devices.rendezvous import Rendezvous
 from runtime.errors import StartError
 
 
 class Hccl:
     """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, place: torch.device) -> None:
+    def __init__(self, rank: int, size: int, rendezvous: str, torch_device: torch.device) -> None:
         """Raises StartError where the ranks do not find each other."""
         self.rank = rank
         self.size = size
         store = dist.FileStore(rendezvous, size)
-        self.outcomes = Meeting(store, rank, size).outcomes
+        self.outcomes = Rendezvous(store, rank, size).outcomes
         try:
             dist.init_process_group("hccl", store=store, rank=rank, world_size=size)
-            self.all_reduce(torch.zeros(1, device=place)).cpu()
+            self.all_reduce(torch.zeros(1, device=torch_device)).cpu()
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise StartError(f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check doctor, "

@@ -9,15 +9,15 @@ import torch
 from runtime.devices.ascend.facts import FACTS
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
-from runtime.devices.single_rank import Alone
+from runtime.devices.single_rank import SingleRank
 from runtime.errors import StartError
-from runtime.layers.side_stream import Beside
+from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import StepPlan
 from runtime.models.config import read_config
 from runtime.models.mla import Latent
 from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
@@ -67,41 +67,41 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
-    place = set_device(start, rank)
-    ranks: Collectives = Alone() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, place)
+    torch_device = set_device(start, rank)
+    ranks: Collectives = SingleRank() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, torch_device)
     said = start.device_options
     is_nz = said.get("nz_cache", False)
     prologs = Prologs(start.page_size, is_whole=said.get("mla_prolog", False), needs_whole=said.get("needs_prolog", True), is_nz=is_nz)
-    ops = AscendOps(dtype, start.page_size, place, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
-    check_model(start, ops, dtype, place)
+    ops = AscendOps(dtype, start.page_size, torch_device, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
+    check_model(start, ops, dtype, torch_device)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
     exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
                                lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
-    return Device(FACTS, place, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
+    return Device(FACTS, torch_device, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
                   exchanges, streams=torch.npu, prologs=prologs,
-                  beside=Beside(torch.npu) if said.get("multi_stream", False) else None,
+                  beside=SideStream(torch.npu) if said.get("multi_stream", False) else None,
                   joins_latents=said.get("gather_after_q", False))
 
 
-def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, place: torch.device) -> None:
+def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device) -> None:
     """Raises StartError where the attention of the model, or any attention if there is no model, does not work here."""
     if not start.model_path:
-        return check_attention(ops, dtype, start.page_size, place)
+        return check_attention(ops, dtype, start.page_size, torch_device)
     config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
                          overrides=start.config_overrides)
     if config.score_cap or config.has_sinks:
         raise StartError("this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages")
     if config.latent is None:
-        check_attention(ops, dtype, start.page_size, place)
+        check_attention(ops, dtype, start.page_size, torch_device)
     elif config.num_heads % start.tp_size == 0:
-        check_latents(ops, dtype, start.page_size, place, config.latent, config.num_heads // start.tp_size)
+        check_latents(ops, dtype, start.page_size, torch_device, config.latent, config.num_heads // start.tp_size)
     return None
 
 
-def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.device) -> None:
+def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, torch_device: torch.device) -> None:
     """Attends one token. A CANN without the operator, or one that does not take this dtype, is a StartError, not the death of a step."""
-    page = torch.zeros(page_size, 1, 128, dtype=dtype, device=place)
-    tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=place)
+    page = torch.zeros(page_size, 1, 128, dtype=dtype, device=torch_device)
+    tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
     try:
         ops.attention(page[:1], page, page, ops.plan_attention(fresh_rows([1]), tables, page_size, (0,)), Scores(128**-0.5))
         torch.npu.synchronize()
@@ -111,14 +111,14 @@ def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, place: torch.d
                          "take --dtype bfloat16 and --page-size 128, and look at the versions of CANN and torch_npu") from error
 
 
-def check_latents(ops: "AscendOps", dtype: torch.dtype, page_size: int, place: torch.device, latent: Latent, num_heads: int) -> None:
+def check_latents(ops: "AscendOps", dtype: torch.dtype, page_size: int, torch_device: torch.device, latent: Latent, num_heads: int) -> None:
     """The same for latent attention in its three forms, in the sizes of the model."""
     made = latent.nope_dim + latent.value_dim
-    up = ops.pack_latent(torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=place), latent.nope_dim)
+    up = ops.pack_latent(torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=torch_device), latent.nope_dim)
     counts = sorted({1, 2, min(ops.most_absorbed, MOST_ASKED) + 1})
-    q = torch.zeros(sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=place)
-    caches = [torch.zeros(page_size, 1, size, dtype=dtype, device=place) for size in (latent.kv_rank, latent.rope_dim)]
-    tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=place)  # the same page again and again
+    q = torch.zeros(sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=torch_device)
+    caches = [torch.zeros(page_size, 1, size, dtype=dtype, device=torch_device) for size in (latent.kv_rank, latent.rope_dim)]
+    tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=torch_device)  # the same page again and again
     try:
         plan = ops.plan_attention(fresh_rows(counts), tables, page_size, (0,))
         ops.latent_attention(*q.split((latent.nope_dim, latent.rope_dim), 2), *caches, up, plan, 1.0)
@@ -140,6 +140,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def executor(rank: int) -> Runner:
+def executor(rank: int) -> TorchExecutor:
     """One rank's share of a model on an NPU."""
-    return Runner(rank, open_ascend, FACTS)
+    return TorchExecutor(rank, open_ascend, FACTS)

@@ -85,8 +85,8 @@ def plan_latents(plan: StepPlan, page_table: Tensor, page_size: int, mask: Tenso
         many=_plan_many(plan, many, counts, offsets, page_size, page_table, is_nz) if len(many) else None)
 
 
-def _queries(rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, place: torch.device) -> slice | Tensor:
-    return where_of(np.concatenate([np.arange(offsets[row], offsets[row] + counts[row]) for row in rows]), place)
+def _queries(rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, torch_device: torch.device) -> slice | Tensor:
+    return where_of(np.concatenate([np.arange(offsets[row], offsets[row] + counts[row]) for row in rows]), torch_device)
 
 
 def _plan_few(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, page_size: int, page_table: Tensor) -> Several:
@@ -110,10 +110,10 @@ def _plan_many(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np
     row_of = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(len(row_of)) - np.repeat(lengths.cumsum() - lengths, lengths)
     slots = plan.slots[rows].astype(np.int64)[row_of]
-    place = page_table.device
-    pages = page_table[to_device(slots, place), to_device(position // page_size, place)].long()
-    within = to_device(position % page_size, place)
-    return Many(_queries(rows, counts, offsets, place), (pages, within) if is_nz else pages * page_size + within,
+    torch_device = page_table.device
+    pages = page_table[to_device(slots, torch_device), to_device(position // page_size, torch_device)].long()
+    within = to_device(position % page_size, torch_device)
+    return Many(_queries(rows, counts, offsets, torch_device), (pages, within) if is_nz else pages * page_size + within,
                 counts[rows].cumsum().tolist(), lengths.cumsum().tolist())
 
 

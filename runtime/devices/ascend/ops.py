@@ -13,7 +13,7 @@ from runtime.devices.ascend.grouped_scales import Coded, multiply_coded, pack_co
 from runtime.devices.ascend.quantized import Int8Weight, multiply, pack_int8
 from runtime.devices.ascend.sampling import CUTS, choose
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Draw, Gate, Quantized
+from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.layers.sampling.sampler import mask
 from runtime.messages.steps import StepPlan
 from runtime.models.schemes import Codes
@@ -24,13 +24,13 @@ WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ
 class AscendOps:
     """Ops of one NPU. Nothing here reads the device, so that a step can be captured."""
 
-    def __init__(self, dtype: torch.dtype, page_size: int, place: torch.device, *, is_nz: bool = False, sampling: str = "ascend") -> None:
+    def __init__(self, dtype: torch.dtype, page_size: int, torch_device: torch.device, *, is_nz: bool = False, sampling: str = "ascend") -> None:
         """`is_nz`: latents are kept in NZ; `sampling`: of CUTS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
         self.cut = CUTS[sampling]
-        self.triangle = attention.triangle(place)
+        self.triangle = attention.triangle(torch_device)
         self.most_absorbed = 0  # queries of a row whose latent attention is absorbed; 0: the model's attention is another
         self._ones: dict[int, Tensor] = {}  # by size
 
@@ -94,7 +94,7 @@ class AscendOps:
             return multiply_coded(x, packed, bias)
         return multiply(x, packed, bias) if isinstance(packed, Int8Weight) else F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+    def sample(self, logits: Tensor, draw: SamplingInputs) -> Tensor:
         return choose(logits, draw, self.cut)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:

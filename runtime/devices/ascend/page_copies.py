@@ -49,12 +49,12 @@ class AscendCopies:
         self._check(pages, hosts)
         events = []
         with self._beside():
-            place = self._layers[0][0][0].device
-            index = torch.from_numpy(pages.astype(np.int64)).to(place)
+            torch_device = self._layers[0][0][0].device
+            index = torch.from_numpy(pages.astype(np.int64)).to(torch_device)
             for layer in self._layers:
                 for cache, memory in layer:
                     locked = torch.from_numpy(memory[hosts]).pin_memory().view(cache.dtype)
-                    cache.index_copy_(0, index, locked.to(place, non_blocking=True))
+                    cache.index_copy_(0, index, locked.to(torch_device, non_blocking=True))
                 events.append(self._stream.record_event())
         return LayersArriving(events)
 

@@ -18,15 +18,15 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.facts import MOST_K
-from runtime.devices.base import Draw
+from runtime.devices.base import SamplingInputs
 
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1: a product with it is less than the other factor
 
 
-Cut = Callable[[Tensor, Draw], tuple[Tensor, Tensor | None]]
+Cut = Callable[[Tensor, SamplingInputs], tuple[Tensor, Tensor | None]]
 
 
-def choose(logits: Tensor, draw: Draw, cut: Cut) -> Tensor:
+def choose(logits: Tensor, draw: SamplingInputs, cut: Cut) -> Tensor:
     """A token id, int64 [N], for each row of finite float32 logits [N, V]."""
     best, greedy = logits.max(dim=1, keepdim=True)
     is_random = (draw.temperature > 0).unsqueeze(1)
@@ -41,7 +41,7 @@ def choose(logits: Tensor, draw: Draw, cut: Cut) -> Tensor:
     return torch.where(is_random & (found > 0), tokens, greedy).squeeze(1)
 
 
-def by_filter(scaled: Tensor, draw: Draw) -> tuple[Tensor, None]:
+def by_filter(scaled: Tensor, draw: SamplingInputs) -> tuple[Tensor, None]:
     """Weights, of which the largest is 1; 0 where top_k, then top_p leave a token out."""
     if draw.largest_k > MOST_K:
         scaled = _sorted_by_k(scaled, draw.top_k)
@@ -53,7 +53,7 @@ def by_filter(scaled: Tensor, draw: Draw) -> tuple[Tensor, None]:
     return scaled.exp(), None
 
 
-def by_sort(scaled: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
+def by_sort(scaled: Tensor, draw: SamplingInputs) -> tuple[Tensor, Tensor | None]:
     """The same, and the tokens that they belong to: of rows with top_k or top_p from the largest down."""
     weights = scaled.exp()
     if draw.largest_k == 0 and not draw.has_top_p:

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.devices.rendezvous import Meeting
+from runtime.devices.rendezvous import Rendezvous
 
 
 class Gloo:
@@ -14,7 +14,7 @@ class Gloo:
         self.rank = rank
         self.size = size
         store = dist.FileStore(rendezvous, size)
-        self.outcomes = Meeting(store, rank, size).outcomes
+        self.outcomes = Rendezvous(store, rank, size).outcomes
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -10,21 +10,21 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.devices.single_rank import Alone
+from runtime.devices.single_rank import SingleRank
 from runtime.messages.ranks import StartRank
 from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 
 def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
-    ranks = Alone() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
+    ranks = SingleRank() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype)
     experts = CpuExperts(ops)
     return Device(FACTS, torch.device("cpu"), ops, experts, CpuMemory(start.tp_size), ranks, None, start.ep_size,
                   open_exchanges(start.exchange, start.exchange_mode, ranks, experts))
 
 
-def executor(rank: int) -> Runner:
+def executor(rank: int) -> TorchExecutor:
     """One rank's share of a model on the cpu."""
-    return Runner(rank, open_cpu, FACTS)
+    return TorchExecutor(rank, open_cpu, FACTS)

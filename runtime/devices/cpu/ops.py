@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Draw, Gate, Quantized
+from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cpu.mla import Up, attend_latents
 from runtime.devices.cpu.quantized import multiply
 from runtime.layers.attention.kv_dtype import store_as
@@ -81,7 +81,7 @@ class CpuOps:
             return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+    def sample(self, logits: Tensor, draw: SamplingInputs) -> Tensor:
         return choose(logits, draw)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:

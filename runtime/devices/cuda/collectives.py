@@ -5,20 +5,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.devices.cuda.symmetric_memory import SymmetricSums
-from runtime.devices.rendezvous import Meeting
+from runtime.devices.rendezvous import Rendezvous
 
 
 class Nccl:
     """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, place: torch.device, *, shares: bool = False) -> None:
+    def __init__(self, rank: int, size: int, rendezvous: str, torch_device: torch.device, *, shares: bool = False) -> None:
         """`shares`: small sums go through memory that the cards share."""
         self.rank = rank
         self.size = size
         store = dist.FileStore(rendezvous, size)
-        self.outcomes = Meeting(store, rank, size).outcomes
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=place)
-        self.sums = SymmetricSums.open(dist.group.WORLD.group_name, size, place) if shares else None
+        self.outcomes = Rendezvous(store, rank, size).outcomes
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=torch_device)
+        self.sums = SymmetricSums.open(dist.group.WORLD.group_name, size, torch_device) if shares else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.sums is not None and (found := self.sums.sum(x)) is not None:

@@ -4,11 +4,11 @@ import torch
 
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
-from runtime.devices.single_rank import Alone
+from runtime.devices.single_rank import SingleRank
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 
 INSTALL = "install a torch that is built for CUDA, and triton (the extra runtime[cuda])"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
@@ -34,7 +34,7 @@ def set_device(start: StartRank, rank: int) -> torch.device:
 
 
 def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-    place = set_device(start, rank)
+    torch_device = set_device(start, rank)
     try:
         from runtime.devices.cuda.attention_backends import open_phases
         from runtime.devices.cuda.fused import CudaFused
@@ -50,17 +50,17 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
-    ranks: Collectives = Alone() if start.tp_size == 1 else Nccl(
-        rank, start.tp_size, start.rendezvous, place, shares=start.device_options.get("shares", False))
-    card, options = card_of(place), start.device_options
+    ranks: Collectives = SingleRank() if start.tp_size == 1 else Nccl(
+        rank, start.tp_size, start.rendezvous, torch_device, shares=start.device_options.get("shares", False))
+    card, options = card_of(torch_device), start.device_options
     phases = open_phases(options.get("prefill", "triton"), options.get("decode", "triton"), dtype, card, torch.cuda.get_device_capability())
-    graphs = CudaGraphs(place, collects=options.get("collects", False), phases=phases) if start.graph_sizes else None
+    graphs = CudaGraphs(torch_device, collects=options.get("collects", False), phases=phases) if start.graph_sizes else None
     ops, experts = CudaOps(dtype, card, options.get("fp8_gemm", "by_rows"), phases), CudaExperts(card)
-    adapters = None if start.adapters is None else CudaAdapters(card, place, start.adapters.num_seats)
-    return Device(FACTS, place, ops, experts, CudaMemory(start.tp_size, place), ranks, graphs, start.ep_size,
+    adapters = None if start.adapters is None else CudaAdapters(card, torch_device, start.adapters.num_lora_slots)
+    return Device(FACTS, torch_device, ops, experts, CudaMemory(start.tp_size, torch_device), ranks, graphs, start.ep_size,
                   open_exchanges(start.exchange, start.exchange_mode, ranks, experts), adapters, CudaFused(), torch.cuda)
 
 
-def executor(rank: int) -> Runner:
+def executor(rank: int) -> TorchExecutor:
     """One rank's share of a model on a card."""
-    return Runner(rank, open_cuda, FACTS)
+    return TorchExecutor(rank, open_cuda, FACTS)

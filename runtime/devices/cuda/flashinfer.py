@@ -138,27 +138,27 @@ class FlashInfer:
             ends, last = spans(keys, planned.page_size)
             scheduled.plan(kind, Pages(ends, last, planned.pages[kind.window].ids), None, planned.page_size)
 
-    def space(self, place: torch.device) -> Tensor:
+    def space(self, torch_device: torch.device) -> Tensor:
         if self.workspace is None:
-            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=place)
+            self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=torch_device)
         return self.workspace
 
-    def open(self, kind: Kind, place: torch.device, is_decode: bool) -> Scheduled:
+    def open(self, kind: Kind, torch_device: torch.device, is_decode: bool) -> Scheduled:
         """The one that all steps take which are not captured: each follows on the one before, in the order of the device."""
         key = kind, is_decode
         if key not in self.kept:
-            space = self.space(place)
+            space = self.space(torch_device)
             self.kept[key] = Scheduled(self.decode(space, "NHD", use_tensor_cores=kind.heads >= GROUP * kind.kv_heads) if is_decode else
                                        self.prefill(space, "NHD"))
         return self.kept[key]
 
     def fixed(self, kind: Kind, pages: Pages) -> Scheduled:
         """One whose buffers stay where they are."""
-        place = pages.ids.device
+        torch_device = pages.ids.device
         return Scheduled(self.decode(
-            self.space(place), "NHD", use_cuda_graph=True, use_tensor_cores=kind.heads >= GROUP * kind.kv_heads,
-            paged_kv_indptr_buffer=torch.zeros(len(pages.ends), dtype=torch.int32, device=place), paged_kv_indices_buffer=pages.ids,
-            paged_kv_last_page_len_buffer=torch.ones(len(pages.last), dtype=torch.int32, device=place)))
+            self.space(torch_device), "NHD", use_cuda_graph=True, use_tensor_cores=kind.heads >= GROUP * kind.kv_heads,
+            paged_kv_indptr_buffer=torch.zeros(len(pages.ends), dtype=torch.int32, device=torch_device), paged_kv_indices_buffer=pages.ids,
+            paged_kv_last_page_len_buffer=torch.ones(len(pages.last), dtype=torch.int32, device=torch_device)))
 
 
 def spans(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,8 +172,8 @@ def pages_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) ->
     ends, last = spans(keys, page_size)
     rows = np.repeat(np.arange(len(keys)), np.diff(ends))
     columns = np.arange(len(rows)) - ends[rows] + first[rows]
-    place = page_table.device
-    return Pages(ends, last, page_table[to_device(plan.slots[rows], place), to_device(columns, place)])
+    torch_device = page_table.device
+    return Pages(ends, last, page_table[to_device(plan.slots[rows], torch_device), to_device(columns, torch_device)])
 
 
 def flatten(table: Tensor, keys: Tensor, page_size: int, ids: Tensor) -> None:

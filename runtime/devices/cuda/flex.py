@@ -41,12 +41,12 @@ class Flex:
         return {window: self.line(plan, page_tables[-1 if window else 0], page_size, window) for window in windows}
 
     def line(self, plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> Line:
-        starts, counts, place = plan.starts.astype(np.int64), plan.counts.astype(np.int64), page_table.device
+        starts, counts, torch_device = plan.starts.astype(np.int64), plan.counts.astype(np.int64), page_table.device
         begins = np.maximum(starts - window + 1, 0) if window else np.zeros_like(starts)
         q_rows, q_places = spread(starts, counts)
         k_rows, k_places = spread(begins, starts + counts - begins)
-        query_rows, query_places, key_rows, key_places = (to_device(x, place) for x in (q_rows, q_places, k_rows, k_places))
-        slots = to_device(plan.slots[k_rows], place)
+        query_rows, query_places, key_rows, key_places = (to_device(x, torch_device) for x in (q_rows, q_places, k_rows, k_places))
+        slots = to_device(plan.slots[k_rows], torch_device)
         pages = page_table[slots, key_places // page_size].long()
 
         def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Flex:
             seen = (query_rows[q] == key_rows[k]) & (distance >= 0)
             return seen & (distance < window) if window else seen
 
-        mask = create_block_mask(sees, None, None, len(q_rows), len(k_rows), device=str(place), _compile=self.compiles)
+        mask = create_block_mask(sees, None, None, len(q_rows), len(k_rows), device=str(torch_device), _compile=self.compiles)
         return Line(pages * page_size + key_places % page_size, mask)
 
     def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:

@@ -28,14 +28,14 @@ class Graph:
 class CudaGraphs:
     """See devices/base.py."""
 
-    def __init__(self, place: torch.device, *, collects: bool = False, phases: Phases | None = None) -> None:
+    def __init__(self, torch_device: torch.device, *, collects: bool = False, phases: Phases | None = None) -> None:
         """`collects`: Python's garbage collector may run during a capture; `phases`: attention by other kernels than ours."""
-        self.place = place
+        self.torch_device = torch_device
         self.phases = phases
         self.parts: tuple[Part, ...] = ()  # that the latest body has planned
         self.collects = collects
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(place)
+        self.stream = torch.cuda.Stream(torch_device)
 
     def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
         if self.phases is None:
@@ -63,7 +63,7 @@ class CudaGraphs:
     def _capture(self, body: Callable[[], None]) -> "Graph":
         self.parts = ()
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.place)
+        torch.cuda.synchronize(self.torch_device)
         with _still(self.collects), torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
@@ -87,9 +87,9 @@ class CudaGraphs:
 
     def _leave_pool(self) -> None:
         """After an invalid capture torch's allocator still believes in it, and would never again reuse what other streams have read."""
-        torch._C._cuda_endAllocateToPool(self.place.index, self.pool)
+        torch._C._cuda_endAllocateToPool(self.torch_device.index, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(self.place)
+        self.stream = torch.cuda.Stream(self.torch_device)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ def table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) ->
     """int32 [R, width] and [R]: pages, and keys in them. Columns behind a row's last page repeat what is there; they are not read."""
     first, lengths = seen(plan.starts, plan.counts, page_size, window)
     columns = np.minimum(first[:, None] + np.arange(-(-int(lengths.max()) // page_size)), page_table.shape[1] - 1)
-    place = page_table.device
-    return page_table[to_device(plan.slots, place).unsqueeze(1), to_device(columns, place)], upload(lengths.astype(np.int32), place)
+    torch_device = page_table.device
+    return page_table[to_device(plan.slots, torch_device).unsqueeze(1), to_device(columns, torch_device)], upload(lengths.astype(np.int32), torch_device)
 
 
 def table_of_decodes(slots: Tensor, lengths: Tensor, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:

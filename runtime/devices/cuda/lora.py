@@ -9,7 +9,7 @@ from torch import Tensor
 from runtime.devices.cuda.kernels.launch import Card, dot_type, power
 from runtime.devices.cuda.kernels.lora import expand, shrink
 from runtime.devices.cuda.kernels.moe_permute import Tiles, spread
-from runtime.devices.lora import SeatWeights
+from runtime.devices.lora import LoraWeights
 from runtime.layers.upload import upload
 
 COLUMNS = 64  # of a program that expands
@@ -21,19 +21,19 @@ SPLIT_INPUTS = 512  # that a split has at least
 class CudaAdapters:
     """See devices/lora.py for what each one means."""
 
-    def __init__(self, card: Card, place: torch.device, num_seats: int) -> None:
+    def __init__(self, card: Card, torch_device: torch.device, num_lora_slots: int) -> None:
         self.card = card
-        self.place = place
-        self.num_seats = num_seats
-        self.pieces: dict[tuple[tuple[int, int], ...], Tensor] = {}  # by SeatWeights.parts
+        self.torch_device = torch_device
+        self.num_lora_slots = num_lora_slots
+        self.pieces: dict[tuple[tuple[int, int], ...], Tensor] = {}  # by LoraWeights.parts
 
-    def plan(self, seats: np.ndarray) -> Tiles:
-        return self.plan_rows(upload(seats.astype(np.int64), self.place))
+    def plan(self, lora_slots: np.ndarray) -> Tiles:
+        return self.plan_rows(upload(lora_slots.astype(np.int64), self.torch_device))
 
-    def plan_rows(self, seats: Tensor) -> Tiles:
-        return spread(seats.unsqueeze(1), self.num_seats, min(MOST_ROWS, power(triton.cdiv(len(seats), self.num_seats), 16)))
+    def plan_rows(self, lora_slots: Tensor) -> Tiles:
+        return spread(lora_slots.unsqueeze(1), self.num_lora_slots, min(MOST_ROWS, power(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)))
 
-    def add(self, out: Tensor, x: Tensor, weights: SeatWeights, plan: Tiles) -> None:
+    def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: Tiles) -> None:
         num_rows, ins = x.shape
         rank, width = weights.a.shape[2], weights.a.shape[1] * weights.a.shape[2]
         splits = max(1, min(16, ins // SPLIT_INPUTS)) if num_rows <= SPLIT_ROWS else 1
@@ -54,5 +54,5 @@ class CudaAdapters:
             for index, (offset, size) in enumerate(parts):
                 found += [(index, first + at, offset + at, min(COLUMNS, size - at)) for at in range(0, size, COLUMNS)]
                 first += size
-            self.pieces[parts] = upload(np.array(found, np.int32), self.place)
+            self.pieces[parts] = upload(np.array(found, np.int32), self.torch_device)
         return self.pieces[parts]

@@ -13,15 +13,15 @@ from runtime.ranks.host_memory import HostPages, available_bytes
 class CudaMemory:
     """Memory of this rank's card, which it shares with no other rank; host memory is shared by `num_ranks`."""
 
-    def __init__(self, num_ranks: int, place: torch.device) -> None:
+    def __init__(self, num_ranks: int, torch_device: torch.device) -> None:
         self.num_ranks = num_ranks
-        self.place = place
+        self.torch_device = torch_device
 
     def free_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self.place)[0])
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
     def taken_bytes(self) -> int:
-        return int(torch.cuda.memory_reserved(self.place))
+        return int(torch.cuda.memory_reserved(self.torch_device))
 
     def expect_weights(self) -> None:
         """The card's allocator gives back what nobody holds."""
@@ -32,16 +32,16 @@ class CudaMemory:
     def peak(self, run: Callable[[], None]) -> int:
         """With what the allocator takes beyond what is asked of it."""
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.place)
-        before = torch.cuda.memory_reserved(self.place)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_reserved(self.torch_device)
         run()
-        torch.cuda.synchronize(self.place)
-        peak = torch.cuda.max_memory_reserved(self.place) - before
+        torch.cuda.synchronize(self.torch_device)
+        peak = torch.cuda.max_memory_reserved(self.torch_device) - before
         torch.cuda.empty_cache()
         return peak
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=self.place)
+        return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device=self.torch_device)
 
     def free_host_bytes(self, cache_bytes: int) -> int:
         return available_bytes() // self.num_ranks

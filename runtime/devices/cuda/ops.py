@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Draw, Gate, Quantized
+from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.devices.cuda import attention as paged
 from runtime.devices.cuda import gemm as products
 from runtime.devices.cuda.attention import AttentionPlan
@@ -83,7 +83,7 @@ class CudaOps:
             return products.linear(x, packed, bias, self.card, self.fp8_gemm)
         return F.linear(x, packed, bias)
 
-    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+    def sample(self, logits: Tensor, draw: SamplingInputs) -> Tensor:
         return sample(logits, draw)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:

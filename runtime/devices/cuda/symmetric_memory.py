@@ -32,12 +32,12 @@ class SymmetricSums:
         self.ops = ops
 
     @classmethod
-    def open(cls, group: str, size: int, place: torch.device) -> "SymmetricSums":
+    def open(cls, group: str, size: int, torch_device: torch.device) -> "SymmetricSums":
         """All ranks together. Raises StartError where the cards cannot read each other's memory."""
         from torch.distributed import _symmetric_memory
 
         try:
-            buffer = _symmetric_memory.empty(BUFFER, dtype=torch.uint8, device=place)
+            buffer = _symmetric_memory.empty(BUFFER, dtype=torch.uint8, device=torch_device)
             _symmetric_memory.rendezvous(buffer, group)
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -28,7 +28,7 @@ from runtime.devices.base import Progress
 from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
-from runtime.messages.memory import Occupied, Occupy, Part, Renew
+from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
 from runtime.messages.steps import Admit, PromptLogprobs, StepPlan, StepResult
 from runtime.ranks.host_memory import open_host
@@ -144,10 +144,10 @@ class NullExecutor:
     def load_adapter(self, load: LoadAdapter) -> None:
         """Tokens are the same with it."""
 
-    def occupy(self, wish: Occupy | Renew) -> Occupied:
+    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
         """There is nothing to give back, and other weights say the same."""
-        self._released = wish.released if isinstance(wish, Occupy) else self._released
-        return Occupied(wish.id, self._rank, self._released, 0, 0, 0, "")
+        self._released = wish.released if isinstance(wish, ChangeMemory) else self._released
+        return MemoryReport(wish.id, self._rank, self._released, 0, 0, 0, "")
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -14,7 +14,7 @@ from runtime.errors import InvalidRequest
 from runtime.http.errors import ModelNotFound
 from runtime.http.json_routes import taking
 from runtime.http.native.native_response import Adapters
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.service import AdapterControls, ModelCard, Service
 
 LoraPath = str | list[str | None] | None
@@ -62,7 +62,7 @@ class UnloadBody(Struct, frozen=True):
     lora_int_id: int | None = None
 
 
-def routes(service: Service, face: Face) -> list[Route]:
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
     def controls() -> AdapterControls:
         if service.adapters is None:
             raise InvalidRequest("this server has no adapters; start it with --enable-lora or --lora-paths")
@@ -90,7 +90,7 @@ def routes(service: Service, face: Face) -> list[Route]:
         await unload(body)
         return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
 
-    size = face.max_body_bytes
+    size = settings.max_body_bytes
     return [
         Route("/load_lora_adapter", taking(LoadBody, Adapters, load, size), methods=["POST"]),
         Route("/unload_lora_adapter", taking(UnloadBody, Adapters, unload, size), methods=["POST"]),

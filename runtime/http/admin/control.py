@@ -12,7 +12,7 @@ from starlette.routing import Route
 from runtime.errors import InvalidRequest, RequestError, Unavailable
 from runtime.http.json_routes import taking, telling
 from runtime.http.native.native_response import Aborted, Done, Loads, OldLoad, Probed, Profiled
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.messages.ranks import Profile
@@ -67,7 +67,7 @@ class NoBody(Struct, frozen=True):
     """Whatever is sent is as good as nothing."""
 
 
-class ProbeDialect:
+class ProbeAnswerFormat:
     """The answer of /health_generate."""
 
     gives = Probed
@@ -94,10 +94,10 @@ def probe(service: Service) -> Answer:
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     ask = Ask(id=f"probe-{uuid4().hex}", prompt=Tokens([PROBE_TOKEN]), params=params, arrival_s=time.monotonic(),
               pools=service.card.pooling is not None)
-    return Answer(service, [ask], ProbeDialect(), is_stream=False, names={})
+    return Answer(service, [ask], ProbeAnswerFormat(), is_stream=False, names={})
 
 
-def routes(service: Service, face: Face) -> list[Route]:
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
     control = service.control
 
     async def pause(body: PauseBody) -> Any:
@@ -137,7 +137,7 @@ def routes(service: Service, face: Face) -> list[Route]:
     async def stop_profile(_: NoBody) -> Any:
         return {"message": "The ranks write what they recorded, which takes a moment.", "output_dir": control.stop_profile()}
 
-    size = face.max_body_bytes
+    size = settings.max_body_bytes
     return [
         Route("/pause_generation", taking(PauseBody, Done, pause, size), methods=["POST"]),
         Route("/continue_generation", taking(NoBody, Done, go_on, size), methods=["POST"]),

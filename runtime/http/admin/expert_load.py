@@ -8,7 +8,7 @@ from starlette.routing import Route
 from runtime.http.admin.control import EITHER, NoBody
 from runtime.http.json_routes import taking
 from runtime.http.native.native_response import ExpertRecord
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.service import Service
 
 
@@ -18,7 +18,7 @@ class DumpBody(Struct, frozen=True):
     output_dir: str | None = None  # None: a fresh one
 
 
-def routes(service: Service, face: Face) -> list[Route]:
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
     experts = service.control.experts
 
     async def start(_: NoBody) -> Any:
@@ -35,6 +35,6 @@ def routes(service: Service, face: Face) -> list[Route]:
         return {"message": "Dump expert distribution record.", "num_steps": found.num_steps, "file": found.file,
                 "layers": found.layers, "total_count": counts}
 
-    size = face.max_body_bytes
+    size = settings.max_body_bytes
     return [Route(f"/{word}_expert_distribution_record", taking(kind, ExpertRecord, serve, size), methods=EITHER)
             for word, kind, serve in (("start", NoBody, start), ("stop", NoBody, stop), ("dump", DumpBody, dump))]

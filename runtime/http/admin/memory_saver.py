@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
 from runtime.http.json_routes import taking
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.messages.memory import Part
 from runtime.service import Service
 
@@ -52,12 +52,12 @@ class Updated(Struct, forbid_unknown_fields=True):
     weight_version: str
 
 
-def routes(service: Service, face: Face) -> list[Route]:
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
     async def release(body: OccupationBody) -> Any:
-        return told(list(await service.holdings.release(body.tags)))
+        return told(list(await service.memory_saver.release(body.tags)))
 
     async def resume(body: OccupationBody) -> Any:
-        return told(list(await service.holdings.resume(body.tags)))
+        return told(list(await service.memory_saver.resume(body.tags)))
 
     def told(released: list[Part]) -> dict[str, Any]:
         return {"success": True, "message": f"given back: {', '.join(released) or 'nothing'}", "released": released}
@@ -68,12 +68,12 @@ def routes(service: Service, face: Face) -> list[Route]:
                                  param="is_async" if body.manifest is None else "manifest")
         if body.abort_all_requests:
             service.control.abort("")
-        await service.holdings.renew(body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache)
+        await service.memory_saver.update_weights(body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache)
         waiting = service.load()
         return {"success": True, "message": "The weights were replaced.", "num_paused_requests": waiting.running + waiting.waiting,
                 "weight_version": service.card.weight_version}
 
-    size = face.max_body_bytes
+    size = settings.max_body_bytes
     return [
         Route("/release_memory_occupation", taking(OccupationBody, Occupation, release, size), methods=["GET", "POST"]),
         Route("/resume_memory_occupation", taking(OccupationBody, Occupation, resume, size), methods=["GET", "POST"]),

@@ -118,11 +118,11 @@ def messages_of(body: CountBody) -> list[Message]:
                 raise InvalidRequest(f"{place} ends with a tool_use; its tool_result must follow", param=place)
         else:
             messages += _user(turn, turn.content, place)
-    _clear_thoughts(body, messages)
+    _clear_reasoning(body, messages)
     return messages
 
 
-def _clear_thoughts(body: CountBody, messages: list[Message]) -> None:
+def _clear_reasoning(body: CountBody, messages: list[Message]) -> None:
     """As the request's context_management has it."""
     for edit in body.context_management.edits if body.context_management is not None else ():
         if isinstance(edit.keep, Turns):
@@ -131,18 +131,18 @@ def _clear_thoughts(body: CountBody, messages: list[Message]) -> None:
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> Message:
-    texts, thoughts, calls = [], [], []
+    texts, reasoning, calls = [], [], []
     for i, block in enumerate(blocks):
         match block:
             case TextBlock(text=text):
                 texts.append(text)
             case ThinkingBlock(thinking=text):
-                thoughts.append(text)
+                reasoning.append(text)
             case ToolUseBlock(id=call_id, name=name, input=value):
                 calls.append(ToolCall(Function(name, msgspec.json.encode(value).decode()), call_id))
             case _:
                 _refuse(block, "an answer", f"{place}[{i}]")
-    return Message(role="assistant", content=SEPARATOR.join(texts), reasoning_content=SEPARATOR.join(thoughts) or None,
+    return Message(role="assistant", content=SEPARATOR.join(texts), reasoning_content=SEPARATOR.join(reasoning) or None,
                    tool_calls=calls or None)
 
 

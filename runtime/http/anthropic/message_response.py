@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 
-class ThoughtTokens(Struct, forbid_unknown_fields=True):
+class ReasoningTokens(Struct, forbid_unknown_fields=True):
     """Of the output tokens."""
 
     thinking_tokens: int
@@ -18,7 +18,7 @@ class MessageUsage(Struct, forbid_unknown_fields=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: ThoughtTokens
+    output_tokens_details: ReasoningTokens
     service_tier: str
 
 

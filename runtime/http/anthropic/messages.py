@@ -39,8 +39,8 @@ def messages(service: Service, body: bytes) -> Answer:
         raise renamed(error, NAMES) from None
     is_stream = bool(wish.stream)
     omits = isinstance(wish.thinking, Enabled | Adaptive) and wish.thinking.display == "omitted"
-    dialect = MessageDialect(message_id, told_model(service.card, wish.model), wish.max_tokens, is_stream=is_stream, omits_thoughts=omits)
-    return Answer(service, [ask], dialect, is_stream=is_stream, names=names | NAMES, reading=reading)
+    answer_format = MessageAnswerFormat(message_id, told_model(service.card, wish.model), wish.max_tokens, is_stream=is_stream, omits_reasoning=omits)
+    return Answer(service, [ask], answer_format, is_stream=is_stream, names=names | NAMES, reading=reading)
 
 
 async def count_tokens(service: Service, wish: CountBody) -> Any:
@@ -59,18 +59,18 @@ def model_fields(card: ModelCard) -> Payload:
             "max_input_tokens": card.limits.longest_prompt, "max_tokens": card.limits.longest}
 
 
-class MessageDialect:
+class MessageAnswerFormat:
     """One message, or the events of its growth."""
 
     gives = Message
 
-    def __init__(self, message_id: str, model: str, max_tokens: int, *, is_stream: bool = False, omits_thoughts: bool = False) -> None:
+    def __init__(self, message_id: str, model: str, max_tokens: int, *, is_stream: bool = False, omits_reasoning: bool = False) -> None:
         self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
                                  "stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None,
                                  "usage": usage(0, 0, 0, 0)}
         self.max_tokens = max_tokens
-        self.omits_thoughts = omits_thoughts
-        self.thought_tokens = 0
+        self.omits_reasoning = omits_reasoning
+        self.reasoning_tokens = 0
         self.writer = Writer(self.message["content"], is_stream=is_stream)
         self.finish: Finish | None = None
         self.has_begun = False
@@ -91,7 +91,7 @@ class MessageDialect:
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
         self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events,
-                                         thought_tokens=output.thought_tokens)))
+                                         reasoning_tokens=output.reasoning_tokens)))
         self.writer.close()
         self._end()
         return self.message
@@ -103,14 +103,14 @@ class MessageDialect:
 
     def _read(self, delta: Delta) -> list[Event]:
         self.finish = delta.finish or self.finish
-        self.thought_tokens += delta.thought_tokens
+        self.reasoning_tokens += delta.reasoning_tokens
         events = events_of(delta)
-        return [event for event in events if not isinstance(event, Reasoning)] if self.omits_thoughts else events
+        return [event for event in events if not isinstance(event, Reasoning)] if self.omits_reasoning else events
 
     def _end(self) -> None:
         end = self.finish
         assert end is not None
-        self.message["usage"] = usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.thought_tokens)
+        self.message["usage"] = usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.reasoning_tokens)
         is_matched = end.reason is FinishReason.STOP and isinstance(end.matched, str)
         if end.reason is FinishReason.LENGTH:
             reason = "max_tokens" if end.completion_tokens >= self.max_tokens else "model_context_window_exceeded"
@@ -121,10 +121,10 @@ class MessageDialect:
         self.message |= {"stop_reason": reason, "stop_sequence": end.matched if reason == "stop_sequence" else None}
 
 
-def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, thought_tokens: int) -> Payload:
+def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int) -> Payload:
     """Input tokens are those that were not found in the cache."""
     return {"input_tokens": prompt_tokens - cached_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens,
-            "output_tokens": output_tokens, "output_tokens_details": {"thinking_tokens": thought_tokens}, "service_tier": "standard"}
+            "output_tokens": output_tokens, "output_tokens_details": {"thinking_tokens": reasoning_tokens}, "service_tier": "standard"}
 
 
 def _sse(payloads: list[Payload]) -> bytes:

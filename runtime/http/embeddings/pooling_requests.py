@@ -42,7 +42,7 @@ class Common(Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: A[str, Meta(min_length=1, max_length=256)] | None = None
 
 
-class WholeDialect:
+class PooledAnswerFormat:
     """Answers in one piece, never streamed: `tell` makes it of the outputs."""
 
     gives = Any
@@ -70,7 +70,7 @@ def answer(service: Service, prompts: Sequence[Prompt], tell: Callable[[list[Out
     asks = [Ask(id=id if len(prompts) == 1 else f"{id}-{i}", prompt=prompt, params=params or SamplingParams(), arrival_s=arrival_s,
                 pools=pools, truncate=truncate, priority=common.priority, cache_salt=common.cache_salt or "")
             for i, prompt in enumerate(prompts)]
-    return Answer(service, asks, WholeDialect(tell), is_stream=False, names=names)
+    return Answer(service, asks, PooledAnswerFormat(tell), is_stream=False, names=names)
 
 
 def pooling_of(service: Service, task: Literal["embed", "classify"] | None = None) -> Pooling:

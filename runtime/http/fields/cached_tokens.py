@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from runtime.messages.requests import Loaded
+from runtime.messages.requests import CacheSources
 
 
-def tiers(cached_tokens: int, loaded: Iterable[Loaded], storage: str | None) -> dict[str, Any]:
+def tiers(cached_tokens: int, loaded: Iterable[CacheSources], storage: str | None) -> dict[str, Any]:
     """In SGLang's words. `storage`: the backend, where there is one."""
     loaded = list(loaded)
     host, fetched = sum(one.host for one in loaded), sum(one.storage for one in loaded)

@@ -16,7 +16,7 @@ from runtime.http.fields.cached_tokens import tiers
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.processor import processor_of
 from runtime.http.fields.request_id import ask_ids
-from runtime.http.native.generate_request import LATER, GenerateBody, HiddenWish, SamplingBody, refuse_later
+from runtime.http.native.generate_request import LATER, GenerateBody, HiddenOptions, SamplingBody, refuse_later
 from runtime.http.native.native_response import Generated
 from runtime.http.native.prompts import prompts_of
 from runtime.http.streaming import sse
@@ -39,7 +39,7 @@ _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
     "logprob_ids": "token_ids_logprob", "hidden_states": "return_hidden_states"}
 
 
-class LogprobWish(msgspec.Struct, frozen=True):
+class LogprobOptions(msgspec.Struct, frozen=True):
     """What one prompt's answers tell about log probabilities. `start` is -1 without those of the prompt."""
 
     is_on: bool
@@ -59,12 +59,12 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         raise InvalidRequest("a session takes one prompt at a time", param="session_params")
     sampling = _each(wish.sampling_params, SamplingBody(), count, "sampling_params")
     logprobs = [
-        LogprobWish(*one) for one in zip(
+        LogprobOptions(*one) for one in zip(
             _each(wish.return_logprob, False, count, "return_logprob"),
             _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
             _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
     ]
-    shown: Sequence[HiddenWish] = _each(wish.return_hidden_states, False, count, "return_hidden_states")
+    shown: Sequence[HiddenOptions] = _each(wish.return_hidden_states, False, count, "return_hidden_states")
     params = [_params(*wishes, service.card.preferred, wish.custom_logit_processor)
               for wishes in zip(sampling, logprobs, shown, strict=True)]
     silent = [one.max_new_tokens == 0 for one in sampling]
@@ -78,10 +78,10 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         for id, prompt, one, salt, adapter in zip(
             ids, prompts, params, salts(wish, count), adapters_of(service.card, None, wish.lora_path, count), strict=True)
     ]
-    dialect = GenerateDialect(service, asks, logprobs, silent, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
+    answer_format = GenerateAnswerFormat(service, asks, logprobs, silent, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
                               is_disjoint=is_disjoint)
     names = _NAMES | wheres | {"prompt": field} | ({} if field == "input_embeds" else {"input_ids": field})
-    return Answer(service, asks, dialect, is_stream=bool(wish.stream), names=names)
+    return Answer(service, asks, answer_format, is_stream=bool(wish.stream), names=names)
 
 
 def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequence[T]:
@@ -102,7 +102,7 @@ def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int
     return value  # type: ignore[return-value]
 
 
-def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, preferred: Mapping[str, Any],
+def _params(body: SamplingBody, logprobs: LogprobOptions, shown: HiddenOptions, preferred: Mapping[str, Any],
             processor: str | None) -> SamplingParams:
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
@@ -133,12 +133,12 @@ def _params(body: SamplingBody, logprobs: LogprobWish, shown: HiddenWish, prefer
     return convert(wished, SamplingParams, _NAMES | where)
 
 
-class GenerateDialect:
+class GenerateAnswerFormat:
     """Answers {"text", "output_ids", "meta_info"}; in a batch, events have the `index` of their answer."""
 
     gives = Generated | list[Generated]
 
-    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobWish], silent: Sequence[bool], *, is_batch: bool,
+    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobOptions], silent: Sequence[bool], *, is_batch: bool,
                  with_texts: bool, is_disjoint: bool = False) -> None:
         """`silent`, of each ask: its answers are as if nothing had been generated, but for log probabilities."""
         self.service = service
@@ -202,7 +202,7 @@ class GenerateDialect:
         """None where nothing was cached, as SGLang has it."""
         return tiers(output.cached_tokens, [output.loaded], self.service.card.storage) if output.cached_tokens else None
 
-    def _logprobs(self, side: str, tokens: list[TokenLogprob], wish: LogprobWish) -> dict[str, Any]:
+    def _logprobs(self, side: str, tokens: list[TokenLogprob], wish: LogprobOptions) -> dict[str, Any]:
         fields: dict[str, Any] = {f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]}
         if wish.num_top:
             fields[f"{side}_top_logprobs"] = [self._triples(token.top) for token in tokens]

@@ -45,7 +45,7 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None  # for the request's custom_logit_processor
 
 
-HiddenWish = bool | Literal["last"]  # true: of each token; last: of the last one
+HiddenOptions = bool | Literal["last"]  # true: of each token; last: of the last one
 
 
 class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[int | list[int]] | None = None  # tokens whose log probabilities are told at every place
     return_text_in_logprobs: bool | None = None
-    return_hidden_states: HiddenWish | A[list[HiddenWish], Batch] | None = None
+    return_hidden_states: HiddenOptions | A[list[HiddenOptions], Batch] | None = None
     # SGLang's clients send these; they change nothing here
     log_metrics: bool | None = None
     no_logs: bool | None = None

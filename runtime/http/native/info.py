@@ -8,7 +8,7 @@ from starlette.routing import Route
 from runtime.errors import InvalidRequest
 from runtime.http.json_routes import taking, telling
 from runtime.http.native.native_response import Detokenized, ModelInfo, Tokenized, Version
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
 
@@ -38,8 +38,8 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
 
 
-def routes(service: Service, face: Face) -> list[Route]:
-    size = face.max_body_bytes
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
+    size = settings.max_body_bytes
 
     async def tokenize(body: TokenizeBody) -> Any:
         return await tokens_of(service, body)

@@ -101,7 +101,7 @@ class ParsedCalls(Struct, forbid_unknown_fields=True):
     calls: list[ParsedCall]
 
 
-class ParsedThoughts(Struct, forbid_unknown_fields=True):
+class ParsedReasoning(Struct, forbid_unknown_fields=True):
     """The answer of /separate_reasoning."""
 
     reasoning_text: str

@@ -8,9 +8,9 @@ from starlette.routing import Route
 
 from runtime.errors import InvalidRequest, OptionsError
 from runtime.http.json_routes import taking
-from runtime.http.native.native_response import ParsedCalls, ParsedThoughts
+from runtime.http.native.native_response import ParsedCalls, ParsedReasoning
 from runtime.http.openai.tools import schemas_of
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.parsing.channels import FRAMINGS
 from runtime.parsing.detect import Formats, choose, open_parser
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
@@ -25,14 +25,14 @@ class CallBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_parser: str | None = None  # left out: the server's
 
 
-class ThoughtBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /separate_reasoning"""
 
     text: str
     reasoning_parser: str | None = None  # left out: the server's
 
 
-def routes(service: Service, face: Face) -> list[Route]:
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
     async def calls(wish: CallBody) -> Any:
         name = _named(wish.tool_call_parser or service.card.formats.tools, "tool_call_parser")
         thinking = name if name in FRAMINGS else None
@@ -46,14 +46,14 @@ def routes(service: Service, face: Face) -> list[Route]:
                     found[-1]["parameters"] += text
         return {"normal_text": _joined(events, Content), "calls": found}
 
-    async def thoughts(wish: ThoughtBody) -> Any:
+    async def reasoning(wish: ReasoningBody) -> Any:
         name = _named(wish.reasoning_parser or service.card.formats.thinking, "reasoning_parser")
         events = await run_sync(_read, _formats(None, name, "reasoning_parser"), wish.text, {})
         return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
 
     return [
-        Route("/parse_function_call", taking(CallBody, ParsedCalls, calls, face.max_body_bytes), methods=["POST"]),
-        Route("/separate_reasoning", taking(ThoughtBody, ParsedThoughts, thoughts, face.max_body_bytes), methods=["POST"]),
+        Route("/parse_function_call", taking(CallBody, ParsedCalls, calls, settings.max_body_bytes), methods=["POST"]),
+        Route("/separate_reasoning", taking(ReasoningBody, ParsedReasoning, reasoning, settings.max_body_bytes), methods=["POST"]),
     ]
 
 

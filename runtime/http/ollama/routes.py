@@ -16,7 +16,7 @@ from runtime.http.native.native_response import Version
 from runtime.http.ollama.ollama_request import NamedBody
 from runtime.http.ollama.ollama_response import Processes, Shown, Tags
 from runtime.http.ollama.serve import check_name
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.service import Service
 
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # when the model is unloaded
@@ -24,7 +24,7 @@ CHANGES = {"/api/pull": ["POST"], "/api/push": ["POST"], "/api/create": ["POST"]
            "/api/blobs/{digest}": ["POST", "HEAD"]}
 
 
-def routes(service: Service, face: Face) -> list[Route]:
+def routes(service: Service, settings: HttpSettings) -> list[Route]:
     async def show(body: NamedBody) -> Any:
         check_name(service.card, body.model or body.name or "")
         return shown(service)
@@ -33,7 +33,7 @@ def routes(service: Service, face: Face) -> list[Route]:
         Route("/api/tags", telling(Tags, lambda _: {"models": [described(service)]})),
         Route("/api/ps", telling(Processes, lambda _: {"models": [running(service)]})),
         Route("/api/version", telling(Version, lambda _: {"version": service.server_info()["version"]})),
-        Route("/api/show", taking(NamedBody, Shown, show, face.max_body_bytes), methods=["POST"]),
+        Route("/api/show", taking(NamedBody, Shown, show, settings.max_body_bytes), methods=["POST"]),
         *[Route(path, _refusing(path), methods=methods) for path, methods in CHANGES.items()],
     ]
 

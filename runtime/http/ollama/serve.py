@@ -104,7 +104,7 @@ def _prepared(service: Service, wish: Shared, messages: list[types.Message], nam
 def _answer(service: Service, wish: Shared, writer: "Writer", names: dict[str, str], ask: Ask, reading: Reading | None,
             more: dict[str, str]) -> Answer:
     is_stream = wish.stream is not False
-    return Answer(service, [ask], LinesDialect(service, writer), is_stream=is_stream, names=more | names, headers=HEADERS, reading=reading)
+    return Answer(service, [ask], LinesAnswerFormat(service, writer), is_stream=is_stream, names=more | names, headers=HEADERS, reading=reading)
 
 
 def _fields(wish: Shared) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class Writer:
                 "eval_count": finish.completion_tokens, "eval_duration": now - self.first}
 
 
-class LinesDialect:
+class LinesAnswerFormat:
     """One object, or lines of JSON: each with what is new, calls whole, the last one with how long it all took."""
 
     def __init__(self, service: Service, writer: Writer) -> None:

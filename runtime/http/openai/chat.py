@@ -53,8 +53,8 @@ def chat(service: Service, body: bytes) -> Answer:
     envelope = Envelope("chatcmpl", "chat.completion", name, 1, wish.stream_options, rid, service.card.cache_report)
     ask, reading, names = prepare(service, wish, envelope.id)
     envelope.meter.n = ask.params.n
-    dialect = ChatDialect(service, envelope, wish, is_text=reading is None)
-    answer = Answer(service, [ask], dialect, is_stream=bool(wish.stream), names=names, reading=reading)
+    answer_format = ChatAnswerFormat(service, envelope, wish, is_text=reading is None)
+    answer = Answer(service, [ask], answer_format, is_stream=bool(wish.stream), names=names, reading=reading)
     answer.interval = wish.stream_interval or 1
     return answer
 
@@ -74,7 +74,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     params = sampling_params(
         wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens, logprobs=wish.logprobs,
         top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs,
-        **_behind_thoughts(formats, rule, is_demanded=demands(wish)))
+        **_behind_reasoning(formats, rule, is_demanded=demands(wish)))
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
     ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0],
               adapter=adapter, marks=marks_of(formats.tools if tools else None, formats.thinking))
@@ -102,23 +102,23 @@ def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
         return None
     return Reading(service=service, formats=formats, tools=tools, one_call=wish.parallel_tool_calls is False,
                    is_continued=bool(wish.continue_final_message), is_demanded=demands(wish),
-                   shows_thoughts=wish.include_reasoning is not False, streams_thoughts=wish.stream_reasoning is not False)
+                   shows_reasoning=wish.include_reasoning is not False, streams_reasoning=wish.stream_reasoning is not False)
 
 
-def _behind_thoughts(formats: Formats, rule: Rule | None, *, is_demanded: bool) -> dict[str, tuple[Free, ...]]:
+def _behind_reasoning(formats: Formats, rule: Rule | None, *, is_demanded: bool) -> dict[str, tuple[Free, ...]]:
     """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or not."""
     if rule is None:
         return {}
     if formats.thinking in FRAMINGS:
         return {} if is_demanded else {"constraint_after": (Free(FRAMINGS[formats.thinking].final),)}
-    if (thoughts := formats.thoughts) is None:
+    if (reasoning := formats.reasoning) is None:
         return {}
-    begun = tuple([Free(end, begin) for begin, end in thoughts.pairs])
-    is_sure = formats.is_told or thoughts.is_forced
-    return {"constraint_after": (*begun, *[Free(end) for end in thoughts.ends]) if is_sure else begun}
+    begun = tuple([Free(end, begin) for begin, end in reasoning.pairs])
+    is_sure = formats.is_told or reasoning.is_forced
+    return {"constraint_after": (*begun, *[Free(end) for end in reasoning.ends]) if is_sure else begun}
 
 
-class ChatDialect:
+class ChatAnswerFormat:
     """Messages, or chunks whose first brings the role and whose last brings the finish reason."""
 
     gives = ChatCompletion

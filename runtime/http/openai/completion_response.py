@@ -31,7 +31,7 @@ class CachedTokens(Struct, forbid_unknown_fields=True):
     cached_tokens_details: Tiers | UnsetType = UNSET
 
 
-class ThoughtTokens(Struct, forbid_unknown_fields=True):
+class ReasoningTokens(Struct, forbid_unknown_fields=True):
     """Of the answer."""
 
     reasoning_tokens: int
@@ -44,7 +44,7 @@ class Usage(Struct, forbid_unknown_fields=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ThoughtTokens | UnsetType = UNSET  # of what generates
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET  # of what generates
 
 
 class Likely(Struct, forbid_unknown_fields=True):

@@ -58,7 +58,7 @@ def completions(service: Service, body: bytes) -> Answer:
             ask_ids(rid or envelope.id, len(prompts)), prompts, salts(wish, len(prompts)), adapters, strict=True)
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
-    answer = Answer(service, asks, CompletionDialect(service, envelope, told, echoes), is_stream=bool(wish.stream), names=names)
+    answer = Answer(service, asks, CompletionAnswerFormat(service, envelope, told, echoes), is_stream=bool(wish.stream), names=names)
     answer.interval = wish.stream_interval or 1
     return answer
 
@@ -149,7 +149,7 @@ def _text(service: Service, prompt: Text | Tokens | Infill) -> str:
     return service.decode(prompt.ids)
 
 
-class CompletionDialect:
+class CompletionAnswerFormat:
     """Texts; with `echo` each begins with its prompt. `echoes` has that beginning for each prompt."""
 
     gives = Completion

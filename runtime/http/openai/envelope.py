@@ -9,7 +9,7 @@ from runtime.http.fields.cached_tokens import tiers
 from runtime.http.openai.completion_request import StreamOptions
 from runtime.http.streaming import sse
 from runtime.http.streaming.writer import Output
-from runtime.messages.requests import Delta, Finish, Loaded
+from runtime.messages.requests import CacheSources, Delta, Finish
 from runtime.service import CacheReport
 
 _MARK = "f3b0c5e2-text"  # stands for the text while a chunk is cut in two
@@ -21,16 +21,16 @@ class Meter:
     def __init__(self, n: int, report: CacheReport | None = None) -> None:
         self.n = n
         self.report = report
-        self.loaded: dict[int, Loaded] = {}  # by prompt
+        self.loaded: dict[int, CacheSources] = {}  # by prompt
         self.prompt_tokens: dict[int, int] = {}  # by prompt
         self.cached_tokens: dict[int, int] = {}
         self.completion_tokens = 0
-        self.thought_tokens = 0
+        self.reasoning_tokens = 0
 
     def add(self, choice: int, delta: Delta) -> None:
         prompt = choice // self.n
         self.completion_tokens += len(delta.token_ids)
-        self.thought_tokens += delta.thought_tokens
+        self.reasoning_tokens += delta.reasoning_tokens
         if delta.prompt_tokens:
             self.prompt_tokens[prompt] = delta.prompt_tokens
             self._cached(prompt, delta.cached_tokens, delta.loaded)
@@ -40,15 +40,15 @@ class Meter:
 
     def usage(self) -> dict[str, Any]:
         return usage(sum(self.prompt_tokens.values()), self.completion_tokens, sum(self.cached_tokens.values()),
-                     self.thought_tokens, self.report, self.loaded.values())
+                     self.reasoning_tokens, self.report, self.loaded.values())
 
-    def _cached(self, prompt: int, tokens: int, loaded: Loaded) -> None:
+    def _cached(self, prompt: int, tokens: int, loaded: CacheSources) -> None:
         if tokens >= self.cached_tokens.get(prompt, 0):
             self.cached_tokens[prompt], self.loaded[prompt] = tokens, loaded
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, thought_tokens: int, report: CacheReport | None,
-          loaded: Iterable[Loaded]) -> dict[str, Any]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int, report: CacheReport | None,
+          loaded: Iterable[CacheSources]) -> dict[str, Any]:
     """`loaded`: of the cached tokens, by prompt."""
     details: dict[str, Any] = {"cached_tokens": cached_tokens}
     if report is not None:
@@ -58,7 +58,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, though
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": details,
-        "completion_tokens_details": {"reasoning_tokens": thought_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 
@@ -71,7 +71,7 @@ def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[
         sum(prompt[0].prompt_tokens for prompt in prompts),
         sum(end.completion_tokens for end in ends),
         sum(end.cached_tokens for end in most),
-        sum(output.thought_tokens for output in outputs),
+        sum(output.reasoning_tokens for output in outputs),
         report,
         [end.loaded for end in most],
     )

@@ -55,8 +55,8 @@ def _template_args(body: ChatBody) -> dict[str, Any]:
 def _message(message: Message, place: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role  # templates know the older name
     result: dict[str, Any] = {"role": role, "content": _content(message, place)}
-    thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id), ("reasoning_content", thoughts)):
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id), ("reasoning_content", reasoning)):
         if value is not None:
             result[name] = value
     if message.tool_calls:

@@ -25,7 +25,7 @@ from runtime.http.openai.completions import completions
 from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, aside, page_of
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.options.plan import Plan
 from runtime.service import Service
 
@@ -50,8 +50,8 @@ class Kept:
             if self.storage is not None:
                 tasks.start_soon(self.storage.run)
 
-    def routes(self, face: Face) -> list[Route]:
-        return [*self.responses.routes(face), *(no_storage() if self.storage is None else self.storage.routes())]
+    def routes(self, settings: HttpSettings) -> list[Route]:
+        return [*self.responses.routes(settings), *(no_storage() if self.storage is None else self.storage.routes())]
 
 
 class Storage:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from runtime.http.admin import adapters
 from runtime.http.admin import control as admin
 from runtime.http.admin import expert_load as experts
-from runtime.http.admin import memory_saver as holdings
+from runtime.http.admin import memory_saver as memory_saver
 from runtime.http.anthropic import message_request as anthropic
 from runtime.http.embeddings.embeddings import EmbeddingBody, EncodeBody
 from runtime.http.embeddings.scores import ClassifyBody, RerankBody, ScoreBody
@@ -100,7 +100,7 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
           for prefix in ("", "/v1")],
         Operation("POST", "/parse_function_call", "Tool calls in a text", parse.CallBody,
                   {"text": "Hello!", "tools": [], "tool_call_parser": "hermes"}),
-        Operation("POST", "/separate_reasoning", "Thoughts in a text", parse.ThoughtBody, {"text": "Hello!", "reasoning_parser": "qwen3"}),
+        Operation("POST", "/separate_reasoning", "Thoughts in a text", parse.ReasoningBody, {"text": "Hello!", "reasoning_parser": "qwen3"}),
         *[Operation("GET", path, "About the served model") for path in ("/get_model_info", "/model_info")],
         *[Operation("GET", path, "Options in force, and the server's state") for path in ("/server_info", "/get_server_info")],
         Operation("GET", "/version", "Version of this server"),
@@ -135,9 +135,9 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
         Operation("GET POST", "/flush_cache", "Empty the prefix cache", answer="text"),
         Operation("GET POST", "/clear_hicache_storage_backend", "Empty the storage tier", answer="text"),
         Operation("POST", "/abort_request", "End requests by the beginning of their ids", admin.AbortBody, {"rid": "x"}),
-        Operation("GET POST", "/release_memory_occupation", "Give the ranks' memory back", holdings.OccupationBody, {"tags": ["kv_cache"]}),
-        Operation("GET POST", "/resume_memory_occupation", "Take it again", holdings.OccupationBody, {"tags": ["kv_cache"]}),
-        Operation("POST", "/update_weights_from_disk", "Other weights of the same model", holdings.UpdateBody, {"model_path": "/models/x"}),
+        Operation("GET POST", "/release_memory_occupation", "Give the ranks' memory back", memory_saver.OccupationBody, {"tags": ["kv_cache"]}),
+        Operation("GET POST", "/resume_memory_occupation", "Take it again", memory_saver.OccupationBody, {"tags": ["kv_cache"]}),
+        Operation("POST", "/update_weights_from_disk", "Other weights of the same model", memory_saver.UpdateBody, {"model_path": "/models/x"}),
         Operation("POST", "/load_lora_adapter", "Load an adapter", adapters.LoadBody, {"lora_name": "x", "lora_path": "/adapters/x"}),
         Operation("POST", "/unload_lora_adapter", "Unload an adapter, when its requests have ended", adapters.UnloadBody,
                   {"lora_name": "x"}),

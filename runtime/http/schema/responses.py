@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from runtime.http.admin import memory_saver as holdings
+from runtime.http.admin import memory_saver as memory_saver
 from runtime.http.anthropic import message_response as anthropic
 from runtime.http.embeddings import embedding_response as vectors
 from runtime.http.errors import AnthropicError, OllamaError, OpenAIError
@@ -68,7 +68,7 @@ ANSWERS: dict[str, Told] = {  # by path; a method before it where another one an
     "/detokenize": _TEXT,
     "/v1/detokenize": _TEXT,
     "/parse_function_call": Told((native.ParsedCalls,)),
-    "/separate_reasoning": Told((native.ParsedThoughts,)),
+    "/separate_reasoning": Told((native.ParsedReasoning,)),
     "/get_model_info": _MODEL,
     "/model_info": _MODEL,
     "/server_info": _OPTIONS,
@@ -96,9 +96,9 @@ ANSWERS: dict[str, Told] = {  # by path; a method before it where another one an
     "/abort_request": Told((native.Aborted,)),
     "/load_lora_adapter": Told((native.Adapters,)),
     "/unload_lora_adapter": Told((native.Adapters,)),
-    "/release_memory_occupation": Told((holdings.Occupation,)),
-    "/resume_memory_occupation": Told((holdings.Occupation,)),
-    "/update_weights_from_disk": Told((holdings.Updated,)),
+    "/release_memory_occupation": Told((memory_saver.Occupation,)),
+    "/resume_memory_occupation": Told((memory_saver.Occupation,)),
+    "/update_weights_from_disk": Told((memory_saver.Updated,)),
     "/start_profile": Told((native.Profiled,)),
     "/stop_profile": Told((native.Profiled,)),
     **dict.fromkeys((f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump")), Told((native.ExpertRecord,))),

@@ -43,8 +43,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     one_call: bool = False  # calls after the first are not told
     is_continued: bool = False
     is_demanded: bool = False  # the answer is a list of calls
-    shows_thoughts: bool = True
-    streams_thoughts: bool = True  # else they are told at once, when they are complete
+    shows_reasoning: bool = True
+    streams_reasoning: bool = True  # else they are told at once, when they are complete
 
 
 class Reader:
@@ -70,7 +70,7 @@ class Reader:
         if delta.finish is not None:
             events = events + self.parser.flush()
         if reading.formats.thinking is not None:
-            delta.thought_tokens = self._count(events, len(delta.token_ids), delta.finish is not None)
+            delta.reasoning_tokens = self._count(events, len(delta.token_ids), delta.finish is not None)
         delta.events = self._shown(events, delta.finish is not None)
 
     def _count(self, events: list[Event], count: int, is_end: bool) -> int:
@@ -92,7 +92,7 @@ class Reader:
             events = [event for event in events if not getattr(event, "index", 0)]
         if self.id_chars:
             events = [_with_id(event, self.id_chars) for event in events]
-        if reading.shows_thoughts and reading.streams_thoughts:
+        if reading.shows_reasoning and reading.streams_reasoning:
             return events
         shown: list[Event] = []
         for event in events:
@@ -106,7 +106,7 @@ class Reader:
         return shown
 
     def _tell(self, shown: list[Event]) -> None:
-        if self.thought and self.reading.shows_thoughts:
+        if self.thought and self.reading.shows_reasoning:
             shown.append(Reasoning(self.thought))
         self.thought = ""
 

@@ -25,7 +25,7 @@ from runtime.http.streaming.answer_reader import Reader, Reading
 from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import Pace, Take
 from runtime.http.streaming.stream import Stream
-from runtime.http.streaming.writer import Dialect, Output
+from runtime.http.streaming.writer import AnswerFormat, Output
 from runtime.messages.requests import Ask, Delta
 from runtime.service import Service
 
@@ -120,18 +120,18 @@ class AskSink:
 class Answer:
     """ASGI application that serves one request: as a stream of events, or in one piece."""
 
-    def __init__(self, service: Service, asks: list[Ask], dialect: Dialect, *, is_stream: bool, names: Mapping[str, str],
+    def __init__(self, service: Service, asks: list[Ask], answer_format: AnswerFormat, *, is_stream: bool, names: Mapping[str, str],
                  headers: list[tuple[bytes, bytes]] = sse.HEADERS, reading: Reading | None = None) -> None:
         """`names` maps the service's field names to those of the client, for refusals. `headers` are those of a stream. `reading` is
         how the answers are read, where they are more than text."""
         self.headers = headers
-        self.dialect = dialect
+        self.answer_format = answer_format
         self.is_stream = is_stream
         self.names = names
         num_choices = sum(ask.params.n for ask in asks)
         self.readers = [] if reading is None else [Reader(reading) for _ in range(num_choices)]
         self.exchange = Exchange(service, asks)
-        self.stream = Stream(dialect, num_choices, self.exchange.wake)
+        self.stream = Stream(answer_format, num_choices, self.exchange.wake)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
         self.is_large = any([ask.params.hidden_states is not None for ask in asks])  # written beside the event loop
@@ -196,7 +196,7 @@ class Answer:
         return await self._aside(self.stream.written, waiting) if waiting else b""
 
     def _body(self) -> Any:
-        return convert(self.dialect.body(self.outputs), self.dialect.gives)
+        return convert(self.answer_format.body(self.outputs), self.answer_format.gives)
 
     async def tell(self, say: Callable[[bytes], Awaitable[None]]) -> None:
         """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError for one that failed before its
@@ -255,7 +255,7 @@ class Answer:
     async def _last(self) -> bytes:
         """What waits, and only then the end: dialects count while they write."""
         waiting = await self._events()
-        return waiting + (self.dialect.failure(self.exchange.failure) if self.exchange.failure else self.dialect.tail())
+        return waiting + (self.answer_format.failure(self.exchange.failure) if self.exchange.failure else self.answer_format.tail())
 
     async def _relay(self, send: Send) -> bool:
         """Sends what waits through ASGI until all is produced. False: the client takes nothing; leaving closes its connection."""

@@ -23,7 +23,7 @@ def merged(first: Delta, second: Delta) -> Delta:
         loaded=first.loaded if first.cached_tokens else second.loaded,
         prompt_ids=first.prompt_ids or second.prompt_ids,
         events=joined(first.events, second.events),
-        thought_tokens=first.thought_tokens + second.thought_tokens,
+        reasoning_tokens=first.reasoning_tokens + second.reasoning_tokens,
         hidden=joined(first.hidden, second.hidden),
     )
 

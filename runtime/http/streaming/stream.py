@@ -5,7 +5,7 @@ from collections.abc import Callable
 from runtime.http.streaming import sse
 from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import merged
-from runtime.http.streaming.writer import Dialect
+from runtime.http.streaming.writer import AnswerFormat
 from runtime.messages.requests import Delta
 
 MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above: the client is cut off
@@ -14,9 +14,9 @@ MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above
 class Stream:
     """Deltas on their way to a client: written at once where the connection is ours and has room, else kept and coalesced."""
 
-    def __init__(self, dialect: Dialect, num_choices: int, wake: Callable[[], None]) -> None:
+    def __init__(self, answer_format: AnswerFormat, num_choices: int, wake: Callable[[], None]) -> None:
         """`wake` is called when something waits that only the request's task can send, or when too much waits."""
-        self.dialect = dialect
+        self.answer_format = answer_format
         self.wake = wake
         self.waiting: dict[int, Delta] = {}
         self.num_waiting = 0
@@ -36,7 +36,7 @@ class Stream:
             self._keep(choice, delta)
             if self.is_overrun:
                 self.wake()
-        elif data := self.dialect.events(choice, delta):
+        elif data := self.answer_format.events(choice, delta):
             connection.write(sse.chunked(data))
 
     def open(self, connection: Connection) -> None:
@@ -58,7 +58,7 @@ class Stream:
 
     def written(self, deltas: dict[int, Delta]) -> bytes:
         """Their events."""
-        return b"".join([self.dialect.events(choice, delta) for choice, delta in deltas.items()])
+        return b"".join([self.answer_format.events(choice, delta) for choice, delta in deltas.items()])
 
     def _drain(self) -> None:
         assert self.connection is not None

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from runtime.errors import RequestError
 from runtime.http.streaming.pace import joined
-from runtime.messages.requests import NOTHING_LOADED, Delta, Finish, FinishReason, TokenLogprob
+from runtime.messages.requests import NO_SOURCES, Delta, Finish, FinishReason, TokenLogprob
 from runtime.parsing.events import Event
 
 
@@ -26,10 +26,10 @@ class Output:
         self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.loaded = NOTHING_LOADED
+        self.loaded = NO_SOURCES
         self.prompt_ids: list[int] = []
         self.events: list[Event] | None = None
-        self.thought_tokens = 0
+        self.reasoning_tokens = 0
         self.finish: Finish | None = None
         self.vector: np.ndarray | None = None
         self.hidden: list[np.ndarray] = []  # of the prompt's tokens, then a row for each token but the last
@@ -45,7 +45,7 @@ class Output:
             self.cached_tokens, self.loaded = delta.cached_tokens, delta.loaded
         self.prompt_ids = delta.prompt_ids or self.prompt_ids
         self.events = joined(self.events, delta.events)
-        self.thought_tokens += delta.thought_tokens
+        self.reasoning_tokens += delta.reasoning_tokens
         self.finish = delta.finish or self.finish
         if delta.vector is not None:
             self.vector = delta.vector
@@ -67,7 +67,7 @@ def _nothing(finish: Finish) -> Finish:
     return Finish(reason, None, finish.prompt_tokens, 0, finish.cached_tokens, finish.loaded)
 
 
-class Dialect(Protocol):
+class AnswerFormat(Protocol):
     """How a route writes its answers. One object per request; choices are numbered over all its prompts."""
 
     gives: Any  # the type of the answer in one piece, as the OpenAPI document tells it

@@ -37,7 +37,7 @@ class Rows:
     groups: list[Group]
 
 
-def plan_rows(counts: np.ndarray, place: torch.device) -> Rows:
+def plan_rows(counts: np.ndarray, torch_device: torch.device) -> Rows:
     """`counts`: tokens of each row, int64 [R]."""
     starts = counts.cumsum() - counts
     order = np.argsort(-counts, kind="stable")
@@ -46,20 +46,20 @@ def plan_rows(counts: np.ndarray, place: torch.device) -> Rows:
         longest = int(counts[order[at]])
         like = int(np.searchsorted(-counts[order[at:]], -longest * LIKE, side="right"))
         rows = order[at : at + min(like, max(1, GROUP_TOKENS // longest))]
-        groups.append(_group(starts[rows], counts[rows], longest, place))
+        groups.append(_group(starts[rows], counts[rows], longest, torch_device))
         at += len(rows)
     return Rows(groups)
 
 
-def _group(starts: np.ndarray, counts: np.ndarray, longest: int, place: torch.device) -> Group:
+def _group(starts: np.ndarray, counts: np.ndarray, longest: int, torch_device: torch.device) -> Group:
     offsets = np.arange(longest)
     exists = offsets < counts[:, None]
     tokens = np.where(exists, starts[:, None] + offsets, starts[:, None]).ravel()
     is_full = bool(exists.all())
     kept = np.flatnonzero(exists)
-    return Group(len(counts), longest, upload(tokens, place),
-                 None if is_full else upload(exists[:, None, None], place),
-                 None if is_full else upload(kept, place), upload(tokens[kept], place))
+    return Group(len(counts), longest, upload(tokens, torch_device),
+                 None if is_full else upload(exists[:, None, None], torch_device),
+                 None if is_full else upload(kept, torch_device), upload(tokens[kept], torch_device))
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
@@ -94,7 +94,7 @@ class Picks:
         return sums / self.counts.unsqueeze(1)
 
 
-def plan_picks(mode: Mode, counts: np.ndarray, rows: np.ndarray, place: torch.device) -> Picks:
+def plan_picks(mode: Mode, counts: np.ndarray, rows: np.ndarray, torch_device: torch.device) -> Picks:
     """`rows`: those that are complete, of all with `counts` tokens."""
     starts = counts.cumsum() - counts
-    return Picks(mode, upload(starts[rows], place), upload(counts[rows], place))
+    return Picks(mode, upload(starts[rows], torch_device), upload(counts[rows], torch_device))

@@ -61,7 +61,7 @@ class LatentAttention:
         self.value_dim = latent.rope_dim
         self.scale = scale
 
-    def place(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def cache_targets(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """This layer's caches, and where the step's tokens go in them."""
         return batch.kv[self.index], batch.locations[self.pool]
 

@@ -62,10 +62,10 @@ def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows:
 
 def _locations(page_table: Tensor, slots: Tensor, first: Tensor, num_pages: int, page_size: int) -> Tensor:
     """Cache locations of `num_pages` pages from page `first` on, for each slot: int64 [slots, num_pages * page_size]."""
-    place = page_table.device
-    columns = (first.unsqueeze(1) + torch.arange(num_pages, device=place)).clamp_max(page_table.shape[1] - 1)
+    torch_device = page_table.device
+    columns = (first.unsqueeze(1) + torch.arange(num_pages, device=torch_device)).clamp_max(page_table.shape[1] - 1)
     pages = page_table[slots.unsqueeze(1), columns].long()
-    return (pages.unsqueeze(2) * page_size + torch.arange(page_size, device=place)).flatten(1)
+    return (pages.unsqueeze(2) * page_size + torch.arange(page_size, device=torch_device)).flatten(1)
 
 
 def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype) -> list[DecodeGroup]:
@@ -76,22 +76,22 @@ def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: in
     begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
     first = begins // page_size
     num_pages = -(-ends // page_size) - first
-    place = page_table.device
+    torch_device = page_table.device
     if len(slots) == 1:
-        all_of_row = _locations(page_table, upload(slots, place), upload(first, place), int(num_pages[0]), page_size)[0]
+        all_of_row = _locations(page_table, upload(slots, torch_device), upload(first, torch_device), int(num_pages[0]), page_size)[0]
         skip = int(begins[0] - first[0] * page_size)
         return [DecodeGroup(None, 1, all_of_row[skip : skip + int(ends[0] - begins[0])], None)]
     groups = []
     for places in _similar(num_pages, page_size):
         length = int(num_pages[places].max())
-        from_page = upload(first[places], place)
-        gather = _locations(page_table, upload(slots[places], place), from_page, length, page_size)
-        positions = from_page.unsqueeze(1) * page_size + torch.arange(length * page_size, device=place)
-        begin, end = upload(begins[places], place).unsqueeze(1), upload(ends[places], place).unsqueeze(1)
+        from_page = upload(first[places], torch_device)
+        gather = _locations(page_table, upload(slots[places], torch_device), from_page, length, page_size)
+        positions = from_page.unsqueeze(1) * page_size + torch.arange(length * page_size, device=torch_device)
+        begin, end = upload(begins[places], torch_device).unsqueeze(1), upload(ends[places], torch_device).unsqueeze(1)
         is_seen = (positions >= begin) & (positions < end)
-        mask = torch.zeros(is_seen.shape, dtype=dtype, device=place).masked_fill_(~is_seen, -torch.inf)
+        mask = torch.zeros(is_seen.shape, dtype=dtype, device=torch_device).masked_fill_(~is_seen, -torch.inf)
         is_all = len(places) == len(slots)
-        groups.append(DecodeGroup(None if is_all else to_device(places, place), len(places), torch.where(is_seen, gather, 0).flatten(),
+        groups.append(DecodeGroup(None if is_all else to_device(places, torch_device), len(places), torch.where(is_seen, gather, 0).flatten(),
                                   mask[:, None, None]))
     return groups
 
@@ -120,16 +120,16 @@ def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: in
     return rows
 
 
-def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, place: torch.device) -> Tensor:
+def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, torch_device: torch.device) -> Tensor:
     """The last query of a tile sees the last key, the one above it one less: whether a key is seen depends only on how far
     it is from the lower right corner, so the corners of one mask serve all tiles of all rows."""
     tile, longest = min(TILE, max(row.count for row in rows)), max(len(row.gather) for row in rows)
-    above = torch.arange(tile - 1, -1, -1, device=place).unsqueeze(1)  # rows above the last
-    left = torch.arange(longest - 1, -1, -1, device=place)  # columns left of the last
+    above = torch.arange(tile - 1, -1, -1, device=torch_device).unsqueeze(1)  # rows above the last
+    left = torch.arange(longest - 1, -1, -1, device=torch_device)  # columns left of the last
     is_seen = left >= above
     if window:
         is_seen &= left < above + window
-    return torch.zeros(tile, longest, dtype=dtype, device=place).masked_fill_(~is_seen, -torch.inf)
+    return torch.zeros(tile, longest, dtype=dtype, device=torch_device).masked_fill_(~is_seen, -torch.inf)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:

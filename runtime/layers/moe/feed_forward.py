@@ -22,7 +22,7 @@ from runtime.layers.linear import Linear
 from runtime.layers.parallel.sequence import Parts
 from runtime.layers.quantization.storage import Storage, allocate, completed
 from runtime.layers.weight import Held, Layer, Lookup, Part, Place, Share, Weight, even_share
-from runtime.models.moe import Mixture, Routing
+from runtime.models.moe import MoeConfig, Routing
 from runtime.models.schemes import Int8, Stored
 
 
@@ -33,9 +33,9 @@ class Router(Layer):
         self.experts = device.experts
         self.routing = routing
         whole = Share(num_experts, 0, num_experts)
-        self.weight: Weight | None = Weight((num_experts, hidden), {"": Part((num_experts, hidden), 0, whole)}, dtype, device.place)
+        self.weight: Weight | None = Weight((num_experts, hidden), {"": Part((num_experts, hidden), 0, whole)}, dtype, device.torch_device)
         self.e_score_correction_bias = Weight((num_experts,), {"": Part((num_experts,), 0, whole)}, torch.float32,
-                                              device.place) if has_bias else None
+                                              device.torch_device) if has_bias else None
         self.scores: Tensor | None = None  # float32 [experts, hidden]
 
     def finish(self) -> None:
@@ -74,32 +74,32 @@ class Stacks:
         if (first is None) != (second is None):
             raise ModelError("experts have only some of their weights quantised, which is not supported")
         if first is None or second is None:
-            self.tensors = (torch.empty(num_experts, 2 * self.inner.size, self.hidden, dtype=self.dtype, device=self.device.place),
-                            torch.empty(num_experts, self.hidden, self.inner.size, dtype=self.dtype, device=self.device.place))
+            self.tensors = (torch.empty(num_experts, 2 * self.inner.size, self.hidden, dtype=self.dtype, device=self.device.torch_device),
+                            torch.empty(num_experts, self.hidden, self.inner.size, dtype=self.dtype, device=self.device.torch_device))
             return [self._plain(self.tensors, i - self.local.start) for i in range(self.local.full)]
-        place, lead = self.device.place, (num_experts,)
-        self.bits = (allocate(first.scheme, 2 * self.inner.size, whole, place, lead),
-                     allocate(second.scheme, self.hidden, self.inner, place, lead))
+        torch_device, lead = self.device.torch_device, (num_experts,)
+        self.bits = (allocate(first.scheme, 2 * self.inner.size, whole, torch_device, lead),
+                     allocate(second.scheme, self.hidden, self.inner, torch_device, lead))
         return [self._stored(first, second, i - self.local.start) for i in range(self.local.full)]
 
-    def _is_here(self, place: int) -> bool:
-        return 0 <= place < self.local.size
+    def _is_here(self, index: int) -> bool:
+        return 0 <= index < self.local.size
 
-    def _plain(self, stacks: tuple[Tensor, Tensor], place: int) -> Expert:
+    def _plain(self, stacks: tuple[Tensor, Tensor], index: int) -> Expert:
         gate_up, down = stacks
         inner, hidden = self.inner, self.hidden
-        if self._is_here(place):
-            tensors = gate_up[place], down[place]
+        if self._is_here(index):
+            tensors = gate_up[index], down[index]
         else:
             inner, tensors = Share(inner.full, 0, 0), (gate_up.new_empty(0, hidden), down.new_empty(hidden, 0))
         shape = (inner.full, hidden)
         parts = {"gate": Part(shape, 0, inner), "up": Part(shape, 0, inner, inner.size)}
         return Expert(Held(Weight.of(tensors[0], parts)), Held(Weight.of(tensors[1], {"": Part((hidden, inner.full), 1, inner)})))
 
-    def _stored(self, first: Stored, second: Stored, place: int) -> Expert:
+    def _stored(self, first: Stored, second: Stored, index: int) -> Expert:
         assert self.bits is not None
-        is_here, whole = self._is_here(place), Share(self.hidden, 0, self.hidden)
-        tensors = [{name: t[place] for name, t in stack.items()} if is_here else {} for stack in self.bits]
+        is_here, whole = self._is_here(index), Share(self.hidden, 0, self.hidden)
+        tensors = [{name: t[index] for name, t in stack.items()} if is_here else {} for stack in self.bits]
         inner, outer = (self.inner, whole) if is_here else (Share(self.inner.full, 0, 0), Share(self.hidden, 0, 0))
         storages = (Storage(first, {"gate": inner, "up": inner}, whole, tensors[0], counts_sums=True),
                     Storage(second, {"": outer}, self.inner, tensors[1], counts_sums=self.is_first))
@@ -121,21 +121,21 @@ class Stacks:
 class SparseFeedForward(Layer):
     """The feed-forward of a layer with experts."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, mixture: Mixture) -> None:
+    def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
         self.device = device
         ranks, groups = device.collectives, device.ep_size
         split = ranks.size // groups  # ranks that share one expert
-        self.local = even_share(mixture.num_experts, Place(ranks.rank // split, groups), "experts", "--ep-size")
-        inner = even_share(mixture.intermediate_size, Place(ranks.rank % split, split), "moe_intermediate_size", "--tp-size / --ep-size")
-        self.gate = Router(device, dtype, hidden, mixture.num_experts, mixture.routing, has_bias=mixture.has_bias)
+        self.local = even_share(moe.num_experts, Place(ranks.rank // split, groups), "experts", "--ep-size")
+        inner = even_share(moe.intermediate_size, Place(ranks.rank % split, split), "moe_intermediate_size", "--tp-size / --ep-size")
+        self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
         self.stacks = Stacks(device, dtype, hidden, inner, self.local, ranks.rank % split == 0)
         self.experts: list[Expert] = []  # of all ranks
         self.parts = None if device.exchanges is None else Parts(ranks)
-        shared = FeedForward(device, dtype, hidden, mixture.shared_size, sums=False,
-                             whole=self.parts is not None) if mixture.shared_size else None
-        self.shared_expert = shared if mixture.has_shared_gate else None  # the two spellings of checkpoints
-        self.shared_experts = None if mixture.has_shared_gate else shared
-        self.shared_expert_gate = Linear(device, dtype, hidden, {"": 1}, shard="whole") if mixture.has_shared_gate else None
+        shared = FeedForward(device, dtype, hidden, moe.shared_size, sums=False,
+                             whole=self.parts is not None) if moe.shared_size else None
+        self.shared_expert = shared if moe.has_shared_gate else None  # the two spellings of checkpoints
+        self.shared_experts = None if moe.has_shared_gate else shared
+        self.shared_expert_gate = Linear(device, dtype, hidden, {"": 1}, shard="whole") if moe.has_shared_gate else None
         self.is_rounded = False  # what these experts are given, by themselves, to int8
         self.packed: Any = None
         self.counts: Tensor | None = None  # int32 [experts]: tokens that chose each are added here

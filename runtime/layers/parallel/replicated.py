@@ -9,7 +9,7 @@ from runtime.layers.weight import Layer, Part, Share, Weight
 
 
 def whole_weight(device: Device, dtype: torch.dtype, *shape: int) -> Weight:
-    return Weight(shape, {"": Part(shape, 0, Share(shape[0], 0, shape[0]))}, dtype, device.place)
+    return Weight(shape, {"": Part(shape, 0, Share(shape[0], 0, shape[0]))}, dtype, device.torch_device)
 
 
 class LayerNorm(Layer):

@@ -42,7 +42,7 @@ def groups(scheme: Scheme, ins: Share) -> Groups:
     return Groups(width, (ins.start + torch.arange(0, ins.size, width)) // group)
 
 
-def allocate(scheme: Scheme, rows: int, ins: Share, place: torch.device, lead: tuple[int, ...] = ()) -> dict[str, Tensor]:
+def allocate(scheme: Scheme, rows: int, ins: Share, torch_device: torch.device, lead: tuple[int, ...] = ()) -> dict[str, Tensor]:
     """By name, the tensors of a weight, or of a stack of `lead` weights."""
     num_groups = len(groups(scheme, ins).ids)
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"scale": ((rows, num_groups), torch.float32)}
@@ -58,7 +58,7 @@ def allocate(scheme: Scheme, rows: int, ins: Share, place: torch.device, lead: t
         shapes["input_scale"] = ((1,), torch.float32)
         if isinstance(scheme, Int8):
             shapes |= {"input_offset": ((1,), torch.float32), "sums": ((rows,), torch.int32)}
-    return {name: torch.zeros((*lead, *shape), dtype=dtype, device=place) for name, (shape, dtype) in shapes.items()}
+    return {name: torch.zeros((*lead, *shape), dtype=dtype, device=torch_device) for name, (shape, dtype) in shapes.items()}
 
 
 class Storage(Layer):

@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.grammar.backend import Backend, Compiled, GrammarError, Matcher, open_backend
 from runtime.messages.constraint import Grammar, GrammarSetup
-from runtime.messages.requests import Guide
+from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
 KEPT = 64  # compiled grammars
@@ -25,15 +25,15 @@ KEPT = 64  # compiled grammars
 FEW, SHORTEST, LONG = 2, 4, 8
 
 
-class Guided:
+class SlotGrammar:
     """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends the text."""
 
-    def __init__(self, guide: Guide, compiled: Compiled | None) -> None:
+    def __init__(self, grammar_constraint: GrammarConstraint, compiled: Compiled | None) -> None:
         """`compiled` None: there is none, because the backend gave up."""
-        self.guide = guide
+        self.grammar_constraint = grammar_constraint
         self.matcher: Matcher | None = None if compiled is None else compiled.matcher()
         self.is_lost = compiled is None
-        self.is_on = not guide.after_ids
+        self.is_on = not grammar_constraint.after_ids
         self.is_ended = False
         self._tail: list[int] = []  # the latest tokens, while it waits for `after_ids`
         self.pending: int | None = None  # taken, but the grammar has not been told
@@ -60,7 +60,7 @@ class Guided:
             return 0
         assert self.matcher is not None
         for token in self.matcher.forced():
-            if token in self.guide.stop_ids:
+            if token in self.grammar_constraint.stop_ids:
                 break
             if not self.matcher.accept(token):
                 self.is_lost = True
@@ -72,14 +72,14 @@ class Guided:
     def _tell(self, token: int) -> None:
         if self.is_ended or self.is_lost:
             return
-        if token in self.guide.stop_ids:
+        if token in self.grammar_constraint.stop_ids:
             self.is_ended = True
         elif self.is_on:
             assert self.matcher is not None
             self.is_lost = not self.matcher.accept(token)
         else:
-            self._tail = [*self._tail, token][-max(map(len, self.guide.after_ids)):]
-            self.is_on = any([self._tail[-len(ids):] == list(ids) for ids in self.guide.after_ids])
+            self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)):]
+            self.is_on = any([self._tail[-len(ids):] == list(ids) for ids in self.grammar_constraint.after_ids])
 
     def settle(self, length: int) -> None:
         """The sequence is `length` tokens long, and what it took last is pending."""
@@ -92,11 +92,11 @@ class Guided:
         return self.is_lost or (self.is_on and not self.is_ended)
 
 
-class Guides:
+class GrammarMasks:
     """All slots with a grammar. The backend is opened by the first of them."""
 
     def __init__(self, setup: GrammarSetup | None, vocab_size: int) -> None:
-        self.slots: dict[int, Guided] = {}
+        self.slots: dict[int, SlotGrammar] = {}
         self.runs: dict[int, list[int]] = {}  # of the last `masks`, by place: all of a run that begins there, if it is worth telling
         self._jumps = setup is not None and setup.jumps
         self._setup = setup
@@ -123,10 +123,10 @@ class Guides:
     def admit(self, admit: Admit) -> None:
         """Forgets what the slot held. A sequence that comes back has its generated tokens with it."""
         self.slots.pop(admit.slot, None)
-        if admit.guide is None or self._setup is None:  # None: another rank chooses the tokens
+        if admit.grammar_constraint is None or self._setup is None:  # None: another rank chooses the tokens
             return
-        self.prepare(admit.guide.grammar)
-        guided = self.slots[admit.slot] = Guided(admit.guide, self._compiled[admit.guide.grammar].result())
+        self.prepare(admit.grammar_constraint.grammar)
+        guided = self.slots[admit.slot] = SlotGrammar(admit.grammar_constraint, self._compiled[admit.grammar_constraint.grammar].result())
         guided.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
@@ -138,14 +138,14 @@ class Guides:
     def masks(self, slots: list[int], lengths: list[int]) -> tuple[list[int], np.ndarray]:
         """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and int32 [places, ceil(V / 32)] with
         a bit for each token that they may take. Sets `runs`."""
-        places, rows, lefts = [], list[Guided](), list[int]()  # lefts: tokens of a run that are to come
-        for place, slot in enumerate(slots):
+        places, rows, lefts = [], list[SlotGrammar](), list[int]()  # lefts: tokens of a run that are to come
+        for index, slot in enumerate(slots):
             if (guided := self.slots.get(slot)) is not None:
-                guided.settle(lengths[place])
+                guided.settle(lengths[index])
                 if guided.is_masked:
-                    places.append(place)
+                    places.append(index)
                     rows.append(guided)
-                    lefts.append(guided.length - lengths[place])
+                    lefts.append(guided.length - lengths[index])
         bits = np.empty((len(rows), self._width), np.int32)
         if rows:
             self._fill(rows, lefts, bits)
@@ -156,7 +156,7 @@ class Guides:
                      if left >= shortest and left == len(rows[row].run)} if self._jumps else {}
         return places, bits
 
-    def _fill(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+    def _fill(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Bits of the tokens that may come next, but within runs. Takes the runs that begin here."""
         open_rows = [row for row, guided in enumerate(rows) if not (guided.is_lost or lefts[row] > 0)]
         if not open_rows:
@@ -165,41 +165,41 @@ class Guides:
         backend = self._backend.result()
         is_all = len(open_rows) == len(rows)
         filled = bits if is_all else np.empty((len(open_rows), self._width), np.int32)
-        for place in backend.fill([rows[row].matcher for row in open_rows], filled):
-            rows[open_rows[place]].is_lost = True
+        for index in backend.fill([rows[row].matcher for row in open_rows], filled):
+            rows[open_rows[index]].is_lost = True
         if not is_all:
             bits[open_rows] = filled
         if self._lone is None:
             self._lone = words_of(backend.byte_ids)
         words, ones = self._lone
-        for place in np.flatnonzero(np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2).tolist():
-            lefts[open_rows[place]] = rows[open_rows[place]].look()
+        for index in np.flatnonzero(np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2).tolist():
+            lefts[open_rows[index]] = rows[open_rows[index]].look()
 
-    def _force(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+    def _force(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Within a run its token alone may come."""
         if forced := [row for row, left in enumerate(lefts) if left > 0]:
             words, ones = split(tuple(rows[row].run[-lefts[row]] for row in forced))
             bits[forced] = 0
             bits[forced, words] = ones
 
-    def _end(self, rows: list[Guided], lefts: list[int], bits: np.ndarray) -> None:
+    def _end(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
         """Where the text may end, all that can end it may come; a lost slot ends."""
         kinds: dict[tuple[int, ...], list[int]] = {}  # rows by what can end them
         for row, guided in enumerate(rows):
             if guided.is_lost:
                 bits[row] = 0
-                allow(bits, [row], guided.guide.stop_ids)
-            elif len(guided.guide.stop_ids) > 1 and lefts[row] <= 0:
-                kinds.setdefault(guided.guide.stop_ids, []).append(row)
+                allow(bits, [row], guided.grammar_constraint.stop_ids)
+            elif len(guided.grammar_constraint.stop_ids) > 1 and lefts[row] <= 0:
+                kinds.setdefault(guided.grammar_constraint.stop_ids, []).append(row)
         for stop_ids, alike in kinds.items():
             words, ones = split(stop_ids)
             ending = (bits[np.ix_(alike, words)] & ones).any(axis=1)
             if ending.any():
                 allow(bits, np.array(alike)[ending], stop_ids)
 
-    def unguided(self, slots: list[int]) -> list[int]:
+    def unconstrained(self, slots: list[int]) -> list[int]:
         """Places in `slots` whose grammar could not be followed to here."""
-        return [place for place, slot in enumerate(slots) if slot in self.slots and self.slots[slot].is_lost]
+        return [index for index, slot in enumerate(slots) if slot in self.slots and self.slots[slot].is_lost]
 
 
 def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:

@@ -28,22 +28,22 @@ class Counts:
     """Which tokens the penalised slots have seen: a row of counts each, in tensors that grow by doubling. The first row is that of all
     others, and changes nothing."""
 
-    def __init__(self, vocab_size: int, place: torch.device, penalises: Penalises = penalise) -> None:
+    def __init__(self, vocab_size: int, torch_device: torch.device, penalises: Penalises = penalise) -> None:
         self.vocab_size = vocab_size
-        self.place = place
+        self.torch_device = torch_device
         self.penalises = penalises
         self.rows: dict[int, int] = {}  # slot -> row
         self.free: list[int] = []
-        self.generated = torch.zeros(0, vocab_size, dtype=torch.int32, device=place)
-        self.in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=place)
-        self.penalties = torch.zeros(0, 3, device=place)  # frequency, presence, repetition
+        self.generated = torch.zeros(0, vocab_size, dtype=torch.int32, device=torch_device)
+        self.in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=torch_device)
+        self.penalties = torch.zeros(0, 3, device=torch_device)  # frequency, presence, repetition
         self.rows_there: Tensor | None = None  # int64 [slots + 1], row by slot on the device, where captured steps penalise
 
     def reserve(self, num_slots: int) -> None:
         """Rows for captured steps, which hold as long as the tensors do not grow beyond."""
         if self.rows_there is None:
             self._grow(1 + max(1, min(num_slots, RESERVED // (5 * self.vocab_size))))
-            self.rows_there = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.place)
+            self.rows_there = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.torch_device)
 
     def admit(self, slot: int, admit: Admit) -> None:
         """Forgets what the slot held; counts the new sequence's tokens if its penalties need them."""
@@ -59,13 +59,13 @@ class Counts:
         row = self.rows[slot] = self.free.pop()
         if self.rows_there is not None:
             self.rows_there[slot] = row
-        history = to_device(admit.history, self.place)
+        history = to_device(admit.history, self.torch_device)
         self.in_prompt[row] = False
         self.in_prompt[row, history[: admit.prompt_len]] = True
         self.generated[row] = 0
         answer = history[admit.prompt_len :]
         self.generated[row].index_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
-        self.penalties[row] = floats([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty], self.place)
+        self.penalties[row] = floats([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty], self.torch_device)
 
     def _grow(self, new: int) -> None:
         old = len(self.generated)
@@ -79,18 +79,18 @@ class Counts:
 
     def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
         """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
-        at = integers([self.rows[slot] for slot in slots], self.place)
-        self.penalises(logits, integers(places, self.place), Seen(self.generated, self.in_prompt, self.penalties), at)
+        at = integers([self.rows[slot] for slot in slots], self.torch_device)
+        self.penalises(logits, integers(places, self.torch_device), Seen(self.generated, self.in_prompt, self.penalties), at)
 
     def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
-        index = integers([self.rows[slot] for slot in slots], self.place)
-        self.generated[index, tokens[integers(places, self.place)]] += 1
+        index = integers([self.rows[slot] for slot in slots], self.torch_device)
+        self.generated[index, tokens[integers(places, self.torch_device)]] += 1
 
     def apply_there(self, logits: Tensor, slots: Tensor) -> None:
         """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device alone."""
         assert self.rows_there is not None, "captured before rows were reserved"
-        rows = torch.arange(len(slots), device=self.place)
+        rows = torch.arange(len(slots), device=self.torch_device)
         self.penalises(logits, rows, Seen(self.generated, self.in_prompt, self.penalties), self.rows_there[slots])
 
     def add_there(self, slots: Tensor, tokens: Tensor) -> None:
@@ -99,12 +99,12 @@ class Counts:
         self.generated[self.rows_there[slots], tokens] += 1
 
 
-class Adjuster:
+class LogitsPenalties:
     """All changes of logits that some slots ask for."""
 
-    def __init__(self, vocab_size: int, place: torch.device, penalises: Penalises = penalise) -> None:
-        self.place = place
-        self.counts = Counts(vocab_size, place, penalises)
+    def __init__(self, vocab_size: int, torch_device: torch.device, penalises: Penalises = penalise) -> None:
+        self.torch_device = torch_device
+        self.counts = Counts(vocab_size, torch_device, penalises)
         self.biases: dict[int, tuple[Tensor, Tensor]] = {}  # slot -> ids, values
         self.bans: dict[int, tuple[int, Tensor]] = {}  # slot -> min_len, ids
 
@@ -114,33 +114,33 @@ class Adjuster:
         self.biases.pop(slot, None)
         self.bans.pop(slot, None)
         if sampling.bias_ids:
-            self.biases[slot] = (integers(sampling.bias_ids, self.place), floats(sampling.bias_values, self.place))
+            self.biases[slot] = (integers(sampling.bias_ids, self.torch_device), floats(sampling.bias_values, self.torch_device))
         if sampling.stop_ids and sampling.min_len > 0:
-            self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.place))
+            self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.torch_device))
 
     def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
         """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
         penalised = self._penalised(slots)
-        biased = [place for place, slot in enumerate(slots) if slot in self.biases]
-        banned = [place for place, slot in enumerate(slots) if slot in self.bans and lengths[place] < self.bans[slot][0]]
+        biased = [index for index, slot in enumerate(slots) if slot in self.biases]
+        banned = [index for index, slot in enumerate(slots) if slot in self.bans and lengths[index] < self.bans[slot][0]]
         if not (penalised or biased or banned):
             return logits
         logits = logits.clone()
         if penalised:
-            self.counts.apply(logits, penalised, [slots[place] for place in penalised])
-        for place in biased:
-            ids, values = self.biases[slots[place]]
-            logits[place].index_add_(0, ids, values)
+            self.counts.apply(logits, penalised, [slots[index] for index in penalised])
+        for index in biased:
+            ids, values = self.biases[slots[index]]
+            logits[index].index_add_(0, ids, values)
         clean(logits)  # a tiny repetition penalty may overflow
-        for place in banned:
-            logits[place].index_fill_(0, self.bans[slots[place]][1], -2 * FAR)
+        for index in banned:
+            logits[index].index_fill_(0, self.bans[slots[index]][1], -2 * FAR)
         return logits
 
     def add(self, slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens drawn for `slots`, where penalties need them."""
         penalised = self._penalised(slots)
         if penalised:
-            self.counts.add(penalised, [slots[place] for place in penalised], tokens)
+            self.counts.add(penalised, [slots[index] for index in penalised], tokens)
 
     def _penalised(self, slots: list[int]) -> list[int]:
-        return [place for place, slot in enumerate(slots) if slot in self.counts.rows]
+        return [index for index, slot in enumerate(slots) if slot in self.counts.rows]

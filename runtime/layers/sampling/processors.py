@@ -51,16 +51,16 @@ class Active:
 class Processors:
     """The classes, and the slots that use them."""
 
-    def __init__(self, places: list[str]) -> None:
-        """`places`: package.module:Class. Raises StartError."""
+    def __init__(self, class_paths: list[str]) -> None:
+        """`class_paths`: package.module:Class. Raises StartError."""
         self.classes: dict[str, Any] = {}
         self.slots: dict[int, Active] = {}
-        for place in places:
-            module, _, name = place.partition(":")
+        for path in class_paths:
+            module, _, name = path.partition(":")
             try:
                 self.classes[name] = getattr(import_module(module), name)
             except Exception as error:  # whatever the module does when it is imported
-                raise StartError(f"--logit-processors {place} can't be loaded ({type(error).__name__}: {error}); "
+                raise StartError(f"--logit-processors {path} can't be loaded ({type(error).__name__}: {error}); "
                                  "give package.module:Class of a module that Python finds (your own file: PYTHONPATH=FOLDER)") from None
 
     def admit(self, admit: Admit) -> None:
@@ -77,20 +77,20 @@ class Processors:
 
     def apply(self, logits: Tensor, slots: list[int], *, is_own: bool) -> Tensor:
         """The logits with the rows of those slots changed; in a copy, unless they are ours to change."""
-        places = [place for place, slot in enumerate(slots) if slot in self.slots]
-        if not places:
+        indices = [index for index, slot in enumerate(slots) if slot in self.slots]
+        if not indices:
             return logits
         logits = logits if is_own else logits.clone()
-        for place in places:
-            self.slots[slots[place]].apply(logits[place])
+        for index in indices:
+            self.slots[slots[index]].apply(logits[index])
         return clean(logits)
 
     def took(self, slots: list[int], tokens: list[int]) -> list[int]:
         """What a step sampled. -> places of tokens that mean nothing, because their processor failed"""
         failed = []
-        for place, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
+        for index, (slot, token) in enumerate(zip(slots, tokens, strict=True)):
             if (active := self.slots.get(slot)) is not None:
                 active.tokens.append(token)
                 if active.processor is None:
-                    failed.append(place)
+                    failed.append(index)
         return failed

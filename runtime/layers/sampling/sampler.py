@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Draw
+from runtime.devices.base import SamplingInputs
 
 FAR = 1e30  # stands for infinity: sums, differences and logarithms of it stay finite in float32
 BANNED = -4 * FAR  # by a grammar: below everything else, also below stop ids before the minimum length
@@ -63,7 +63,7 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return _shift(bits, 12).double() * 2.0**-52
 
 
-def choose(logits: Tensor, draw: Draw) -> Tensor:
+def choose(logits: Tensor, draw: SamplingInputs) -> Tensor:
     """A token id, int64 [N], for each row of finite float32 logits [N, V]. Reads the device: which rows need which path.
 
     Rows without top_k and top_p are drawn in the order of the vocabulary, the others from the largest probability down: first
@@ -89,7 +89,7 @@ def _where(mask: Tensor) -> Tensor:
     return mask.nonzero().squeeze(1)
 
 
-def _weights(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+def _weights(logits: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
     """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1; those below TINY are 0.
 
     Bounded first, because exp of what has no normal result, such as a banned token's, takes the cpu ten times as long.
@@ -99,7 +99,7 @@ def _weights(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
     return torch.threshold_(powers.exp_(), TINY, 0.0)
 
 
-def _choose_cut(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+def _choose_cut(logits: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
     weights = _weights(logits, draw, rows)
     totals = weights.sum(dim=1, dtype=torch.float64)
     values, ids = weights.topk(min(NUM_CANDIDATES, weights.shape[1]), dim=1)
@@ -115,7 +115,7 @@ def _choose_cut(logits: Tensor, draw: Draw, rows: Tensor) -> Tensor:
     return tokens
 
 
-def _draw_sorted(values: Tensor, ids: Tensor, totals: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+def _draw_sorted(values: Tensor, ids: Tensor, totals: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
     """One draw per row of weights that fall, of which `totals` is the sum with those that are not here."""
     top_k, top_p = draw.top_k[rows], draw.top_p[rows].double()
     places = torch.arange(values.shape[1], device=values.device)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from runtime.options.declare import Status
 
 
-class Spelling(Struct, frozen=True, kw_only=True):
+class Alias(Struct, frozen=True, kw_only=True):
     """One foreign flag. `means` is a flag of ours; without it `status` and `note` say what becomes of the option."""
 
     flag: str
@@ -29,12 +29,12 @@ class Spelling(Struct, frozen=True, kw_only=True):
 TITLES = {"old": "Old spellings", "rtp_llm": "Options of RTP-LLM"}
 
 
-def _old(flag: str, means: str, value: str) -> Spelling:
-    return Spelling(flag=flag, group="old", default=False, help=f"Old spelling of {means} {value}.", means=means, values={"true": value})
+def _old(flag: str, means: str, value: str) -> Alias:
+    return Alias(flag=flag, group="old", default=False, help=f"Old spelling of {means} {value}.", means=means, values={"true": value})
 
 
 OLD = (
-    Spelling(flag="--hybrid-kvcache-ratio", group="old", default=None, help="Old spelling of --swa-full-tokens-ratio.",
+    Alias(flag="--hybrid-kvcache-ratio", group="old", default=None, help="Old spelling of --swa-full-tokens-ratio.",
              means="--swa-full-tokens-ratio"),
     _old("--enable-ep-moe", "--moe-a2a-backend", "none"),
     _old("--enable-deepep-moe", "--moe-a2a-backend", "deepep"),

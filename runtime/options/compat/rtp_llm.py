@@ -5,7 +5,7 @@ Those whose name is ours as well (--tp-size, --ep-size, --dp-size, --log-level) 
 
 from typing import Any
 
-from runtime.options.compat.aliases import Spelling
+from runtime.options.compat.aliases import Alias
 
 # (flag, default there, our flag[, our value for each of their words])
 SAME: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
@@ -113,13 +113,13 @@ PLANNED: tuple[tuple[str, Any, str, str], ...] = (
     ("--max-lora-model-size", -1, "Largest adapter.", "see --max-loaded-loras"),
 )
 
-RTP_LLM: tuple[Spelling, ...] = (
-    *(Spelling(flag=flag, group="rtp_llm", default=default, help=f"Name of {means} there.", means=means, values=values)
+RTP_LLM: tuple[Alias, ...] = (
+    *(Alias(flag=flag, group="rtp_llm", default=default, help=f"Name of {means} there.", means=means, values=values)
       for flag, default, means, values in SAME),
-    *(Spelling(flag=flag, group="rtp_llm", default=default, help=help, status="superseded", note=note)
+    *(Alias(flag=flag, group="rtp_llm", default=default, help=help, status="superseded", note=note)
       for flag, default, help, note in SUPERSEDED),
-    *(Spelling(flag=flag, group="rtp_llm", default=default, help=help, status="other-device", device=device)
+    *(Alias(flag=flag, group="rtp_llm", default=default, help=help, status="other-device", device=device)
       for flag, default, help, device in OTHER_DEVICE),
-    *(Spelling(flag=flag, group="rtp_llm", default=default, help=help, status="planned", note=note)
+    *(Alias(flag=flag, group="rtp_llm", default=default, help=help, status="planned", note=note)
       for flag, default, help, note in PLANNED),
 )

@@ -69,12 +69,12 @@ def translate(words: Sequence[str], *, only_working: bool = False) -> Translatio
     return Translation(system, list(dict(settings).items()), list(dict.fromkeys(notes)))
 
 
-def _is_kept(row: Row, spelling: str, value: Any, only_working: bool, notes: list[str]) -> bool:
+def _is_kept(row: Row, alias: str, value: Any, only_working: bool, notes: list[str]) -> bool:
     """Whether an option goes into the command; else, or if the server will refuse it, a note says why."""
-    if canonical(spelling) not in (row.flag, *row.aliases):
-        spelling = f"{spelling} ({row.flag})"
+    if canonical(alias) not in (row.flag, *row.aliases):
+        alias = f"{alias} ({row.flag})"
     if row.status == "superseded":
-        notes.append(f"{spelling} is left out: {row.note}")
+        notes.append(f"{alias} is left out: {row.note}")
         return False
     if row.status == "works":
         if value not in row.later:
@@ -84,7 +84,7 @@ def _is_kept(row: Row, spelling: str, value: Any, only_working: bool, notes: lis
         reason = "is planned and not here yet"
     else:
         reason = f"is an option of {row.device} devices, which are not here yet"
-    notes.append(f"{spelling} {reason}" + ("; left out" if only_working else ""))
+    notes.append(f"{alias} {reason}" + ("; left out" if only_working else ""))
     return not only_working
 
 

@@ -33,17 +33,17 @@ def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str |
 
 def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Ranks hold whole experts, or equal slices of them."""
-    size, mixture = plan.expert_parallel_size, model.mixture
-    if mixture is None:
+    size, moe = plan.expert_parallel_size, model.moe
+    if moe is None:
         return None if size == 1 else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
-    if mixture.is_stacked and size > 1:
+    if moe.is_stacked and size > 1:
         return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
-    if mixture.num_experts % size:
-        return f"--expert-parallel-size {size} does not divide the model's {mixture.num_experts} experts; choose a divisor"
+    if moe.num_experts % size:
+        return f"--expert-parallel-size {size} does not divide the model's {moe.num_experts} experts; choose a divisor"
     split = plan.tensor_parallel_size // size
-    if mixture.intermediate_size % split:
+    if moe.intermediate_size % split:
         return (f"--tensor-parallel-size {plan.tensor_parallel_size} with --expert-parallel-size {size} splits each expert over {split} "
-                f"ranks, which does not divide its inner size {mixture.intermediate_size}; raise --expert-parallel-size")
+                f"ranks, which does not divide its inner size {moe.intermediate_size}; raise --expert-parallel-size")
     return None
 
 
@@ -51,9 +51,9 @@ def exchanges_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     """Tokens travel from rank to rank."""
     if not plan.exchanges_tokens:
         return None
-    if model.mixture is None:
+    if model.moe is None:
         return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to experts, and this model has none; leave it out"
-    if model.mixture.is_stacked:
+    if model.moe.is_stacked:
         return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to whole experts, and this model's are split; leave it out"
     if plan.tensor_parallel_size == 1:
         return (f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
@@ -63,11 +63,11 @@ def exchanges_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What is counted are experts that compute."""
-    if plan.expert_steps is None or (model.mixture is not None and not model.mixture.is_stacked and device.name != "null"):
+    if plan.expert_steps is None or (model.moe is not None and not model.moe.is_stacked and device.name != "null"):
         return None
     flag = ("--expert-distribution-recorder-mode" if plan.expert_distribution_recorder_mode is not None
             else "--enable-expert-distribution-metrics")
-    what = "this model" if model.mixture is None or model.mixture.is_stacked else "the null device"
+    what = "this model" if model.moe is None or model.moe.is_stacked else "the null device"
     return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
 
@@ -101,7 +101,7 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 
 def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.npu_multi_stream and (model.mixture is None or not model.mixture.shared_size):
+    if plan.npu_multi_stream and (model.moe is None or not model.moe.shared_size):
         return "--npu-multi-stream computes shared experts beside routed ones, and this model has none; leave it out"
     return None
 
@@ -309,13 +309,13 @@ def pieces_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 def compiled_steps_are_plain(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What follows an attention must be products, norms and an activation, which is all that is tried through the compiler."""
-    has_pieces = plan.piecewise_cuda_graph_compiler == "inductor"
-    if not plan.enable_torch_compile and not has_pieces:
+    is_piecewise = plan.piecewise_cuda_graph_compiler == "inductor"
+    if not plan.enable_torch_compile and not is_piecewise:
         return None
     said = "--enable-torch-compile" if plan.enable_torch_compile else "--piecewise-cuda-graph-compiler inductor"
     if plan.disable_cuda_graph:
         return f"{said} and --disable-cuda-graph contradict each other, as only captured steps are compiled; leave one out"
-    lacks = {"experts": model.mixture is not None, "weights in few bits": model.quantization is not None,
+    lacks = {"experts": model.moe is not None, "weights in few bits": model.quantization is not None,
              "adapters": plan.enable_lora, "several ranks": plan.num_ranks > 1}
     if any(lacks.values()):
         return f"{said} is not possible with {' and '.join(name for name, has in lacks.items() if has)}; leave it out"

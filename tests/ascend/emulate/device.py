@@ -92,8 +92,8 @@ class HostNpu(TorchDispatchMode):
             return formats.cast(*args, **kwargs)
         if not of.is_on_device:
             fallbacks[of.name] += 1
-        place = torch.device("npu", torch.npu.current_device()) if to_device or (on_device and target is None) else None
-        return compute(of, func, args, kwargs, place)
+        torch_device = torch.device("npu", torch.npu.current_device()) if to_device or (on_device and target is None) else None
+        return compute(of, func, args, kwargs, torch_device)
 
 
 def without(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def without(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
     return given | ({"device": torch.device(device)} if "device" in given else {})
 
 
-def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> Any:
+def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None) -> Any:
     kernel = OPERATORS.get(of.name, func)
     host_args, host_kwargs = mapped((args, without(kwargs, "cpu")), host)
     if of.name not in OPERATORS:
@@ -114,17 +114,17 @@ def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     is_update = graphs.updating() is not None and "workspace" not in of.name
     is_captured = not is_update and graphs.capturing() is not None
     is_lazy = queue.is_lazy()
-    if Limits.no_values and not waits(of, args, kwargs, place):
-        return work_out_shapes(of, func, args, kwargs, place)[0]
-    if not is_update and not is_captured and (not is_lazy or waits(of, args, kwargs, place)):
+    if Limits.no_values and not waits(of, args, kwargs, torch_device):
+        return work_out_shapes(of, func, args, kwargs, torch_device)[0]
+    if not is_update and not is_captured and (not is_lazy or waits(of, args, kwargs, torch_device)):
         if is_lazy:
             queue.drain()
-        return placed(run(), (args, kwargs), (host_args, host_kwargs), place)[0]
+        return placed(run(), (args, kwargs), (host_args, host_kwargs), torch_device)[0]
     if is_captured:
-        refuse_in_capture(of, args, kwargs, place)
+        refuse_in_capture(of, args, kwargs, torch_device)
     if of.name not in COPIES:  # a launch takes the host's values with it; a copy reads them when it runs
         host_args, host_kwargs = mapped((host_args, host_kwargs), snapshots(args, kwargs))
-    out, fresh = work_out_shapes(of, func, args, kwargs, place)
+    out, fresh = work_out_shapes(of, func, args, kwargs, torch_device)
     if is_update:
         graphs.update(of.name, run)
     elif is_captured:
@@ -148,12 +148,12 @@ def is_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not kwargs.get("non_blocking", len(args) > 2 and args[2])
 
 
-def waits(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> bool:
+def waits(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None) -> bool:
     """Whether the host waits for the device in it."""
     if of.name in COPIES:
         to, source = copied(of, args)
-        within = is_device(source) and (is_device(to) if to is not None else place is not None)
-        return not within and (is_blocking(args, kwargs) or (to is None and place is None))
+        within = is_device(source) and (is_device(to) if to is not None else torch_device is not None)
+        return not within and (is_blocking(args, kwargs) or (to is None and torch_device is None))
     return (of.reads_values and of.name not in INDEXES) or reads_mask(of, args) or not of.is_on_device
 
 
@@ -162,19 +162,19 @@ def reads_mask(of: Signature, args: tuple[Any, ...]) -> bool:
         isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], []))
 
 
-def placed(results: Any, given: Any, computed: Any, place: torch.device | None, fill: bool = True) -> tuple[Any, tuple[Tensor | None, ...]]:
+def placed(results: Any, given: Any, computed: Any, torch_device: torch.device | None, fill: bool = True) -> tuple[Any, tuple[Tensor | None, ...]]:
     """Results on the device: those that are arguments, written in place, as the caller's own tensors, others as new ones. And, in the
     order of `leaves(results)`, the memory of the new ones."""
     own = {id(mine): theirs for mine, theirs in zip(leaves(computed, []), leaves(given, []), strict=False) if isinstance(mine, Tensor)}
     fresh: list[Tensor | None] = []
 
     def to_device(result: Tensor) -> Tensor:
-        if id(result) in own or place is None:
+        if id(result) in own or torch_device is None:
             fresh.append(None)
             return own.get(id(result), result)
         # in the lazy mode the memory may be that of a call that has not run: its contents stay
-        made = device_like(result, place) if not fill and not queue.is_lazy() else torch.empty_strided(
-            result.shape, result.stride(), dtype=result.dtype, device=place)
+        made = device_like(result, torch_device) if not fill and not queue.is_lazy() else torch.empty_strided(
+            result.shape, result.stride(), dtype=result.dtype, device=torch_device)
         fresh.append(host(made))
         if fill and result.numel():
             fresh[-1].copy_(result)
@@ -183,18 +183,18 @@ def placed(results: Any, given: Any, computed: Any, place: torch.device | None, 
 
 
 def work_out_shapes(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                    place: torch.device | None) -> tuple[Any, tuple[Tensor | None, ...]]:
+                    torch_device: torch.device | None) -> tuple[Any, tuple[Tensor | None, ...]]:
     """What an operator would return, and whether it would be refused, without the values."""
     if of.name not in OPERATORS or is_huge(args, kwargs):
         meta_args, meta_kwargs = mapped((args, without(kwargs, "meta")), meta)
         try:
-            return placed(func(*meta_args, **meta_kwargs), (args, kwargs), (meta_args, meta_kwargs), place, fill=False)
+            return placed(func(*meta_args, **meta_kwargs), (args, kwargs), (meta_args, meta_kwargs), torch_device, fill=False)
         except NotImplementedError:  # it has no shape function
             pass
     blank_args, blank_kwargs = mapped((args, without(kwargs, "cpu")), blank)
     with only_shapes():
         results = OPERATORS.get(of.name, func)(*blank_args, **blank_kwargs)
-    return placed(results, (args, kwargs), (blank_args, blank_kwargs), place, fill=False)
+    return placed(results, (args, kwargs), (blank_args, blank_kwargs), torch_device, fill=False)
 
 
 def is_huge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -202,7 +202,7 @@ def is_huge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return Limits.no_values and any(isinstance(leaf, Tensor) and leaf.nbytes > HUGE for leaf in leaves((args, kwargs), []))
 
 
-def refuse_in_capture(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device | None) -> None:
+def refuse_in_capture(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None) -> None:
     if not of.is_on_device:
         raise Refused(f"{of.name} has no NPU kernel: it cannot be captured")
     if reads_mask(of, args) or (of.reads_values and of.name not in INDEXES):
@@ -210,7 +210,7 @@ def refuse_in_capture(of: Signature, args: tuple[Any, ...], kwargs: dict[str, An
     if of.name not in COPIES:
         return
     to, source = copied(of, args)
-    if (to is not None and not is_device(to)) or (to is None and place is None):
+    if (to is not None and not is_device(to)) or (to is None and torch_device is None):
         raise Refused(f"{of.name}: reading from the device during a capture")
     if not is_device(source) and not (source.is_pinned() and not is_blocking(args, kwargs)):
         raise Refused(f"{of.name}: a blocking copy to the device during a capture")

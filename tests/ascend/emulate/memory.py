@@ -69,9 +69,9 @@ def meta(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def device_like(tensor: Tensor, place: torch.device) -> Tensor:
+def device_like(tensor: Tensor, torch_device: torch.device) -> Tensor:
     """Memory on the device for what a CPU or meta tensor describes; floats are NaN until they are computed."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=torch_device)
     if made.numel() and made.dtype.is_floating_point and not Limits.no_values:
         host(made).fill_(math.nan)
     return made

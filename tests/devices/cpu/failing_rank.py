@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices import base
-from runtime.devices import rendezvous as meeting
+from runtime.devices import rendezvous as rendezvous
 from runtime.messages.ranks import Compiled
 from tests.devices.drive import start
 
@@ -25,7 +25,7 @@ def main() -> None:
     executor.loaded.open_graphs([1, 2, 3, 4], [], Compiled(), pads=True)
     mlp = executor.loaded.model.layers[0].mlp
     forward = mlp.forward
-    meeting.PATIENCE_S = 60.0
+    rendezvous.PATIENCE_S = 60.0
 
     def full(x: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("no room\nat all")
@@ -40,7 +40,7 @@ def main() -> None:
     executor.tapes.fails_at = 1 if rank == 1 else None
     capture(2)
     capture(3)
-    meeting.PATIENCE_S = 0.5
+    rendezvous.PATIENCE_S = 0.5
     mlp.forward = full if rank == 1 else forward
     capture(4)
 

@@ -18,20 +18,20 @@ class RankProcesses:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
 
-    def run(self, size: int, folders: list[Path], meeting: Path, ep_size: int = 1, device: str = "cpu",
+    def run(self, size: int, folders: list[Path], rendezvous: Path, ep_size: int = 1, device: str = "cpu",
             mode: str = "none") -> list[list[dict[str, Any]]]:
-        """What each rank says, one entry per model. `meeting`: a folder for files at which they meet. Two ranks without models try each
+        """What each rank says, one entry per model. `rendezvous`: a folder for files at which they meet. Two ranks without models try each
         method of collectives."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         while len(self.processes) < size:
             self.processes.append(subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.tp_rank"], env=environment, text=True,
                                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT))
         ranks = self.processes[:size]
-        models = [(str(folder), str(meeting / f"{size}-{ep_size}-{device}-{mode}-{i}")) for i, folder in enumerate(folders)]
+        models = [(str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{i}")) for i, folder in enumerate(folders)]
         for rank, process in enumerate(ranks):
             assert process.stdin is not None
             process.stdin.write(json.dumps({"rank": rank, "size": size, "ep_size": ep_size, "device": device, "mode": mode,
-                                            "models": models, "methods": str(meeting / "methods")}) + "\n")
+                                            "models": models, "methods": str(rendezvous / "methods")}) + "\n")
             process.stdin.flush()
         lines = [process.stdout.readline() for process in ranks if process.stdout is not None]
         if not all(lines):

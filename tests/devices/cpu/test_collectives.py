@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.single_rank import Alone
+from runtime.devices.single_rank import SingleRank
 from runtime.errors import ModelError
 from runtime.layers.weight import Share, even_share, kv_share
 from runtime.models.config import read_config
@@ -82,12 +82,12 @@ def test_two_ranks_with_graphs_equal_one_without(tmp_path: Path, run_ranks: RunR
 
 def test_alone() -> None:
     x = torch.arange(3)
-    ranks = Alone()
+    ranks = SingleRank()
     results = (ranks.all_reduce(x), ranks.all_gather(x, 0), ranks.reduce_scatter(x), ranks.all_to_all(x), ranks.broadcast(x))
     assert all(torch.equal(x, y) for y in results)
 
 
-class Ranks(Alone):
+class Ranks(SingleRank):
     """A place among ranks, for shares only."""
 
     def __init__(self, rank: int, size: int) -> None:

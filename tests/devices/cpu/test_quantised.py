@@ -9,11 +9,11 @@ from tests.models.make import make_checkpoint
 from tests.models.quantise import quantise
 
 
-def written(formats: list[str], family: str, place: Path, **overrides: object) -> list[Path]:
-    plain = make_checkpoint(family, place / "plain", **overrides)
+def written(formats: list[str], family: str, index: Path, **overrides: object) -> list[Path]:
+    plain = make_checkpoint(family, index / "plain", **overrides)
     for i, name in enumerate(formats):
-        quantise(plain, place / str(i), name)
-    return [place / str(i) / "quantised" for i in range(len(formats))]
+        quantise(plain, index / str(i), name)
+    return [index / str(i) / "quantised" for i in range(len(formats))]
 
 
 def test_weights_alone_are_split_exactly(tmp_path: Path, run_ranks: RunRanks) -> None:

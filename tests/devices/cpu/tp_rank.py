@@ -37,7 +37,7 @@ def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, dev
     way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
     executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
                             **way, expert_steps=4, graph_sizes=[] if device == "cpu" else [2, 4],
-                            piece_sizes=[32] if device == "taped" and mode == "none" else [])
+                            piecewise_sizes=[32] if device == "taped" and mode == "none" else [])
     planner = Planner(executor, ready, 4)
     random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
     wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Draw
+from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda import attention
 from runtime.devices.cuda.attention import AttentionPlan, Span
 from runtime.devices.cuda.gemm import product
@@ -19,7 +19,7 @@ from runtime.devices.cuda.lora import CudaAdapters
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.page_copies import copy
 from runtime.devices.cuda.weights import Packed, plain
-from runtime.devices.lora import SeatWeights
+from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import Seen
 from runtime.models.moe import Routing
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
@@ -89,7 +89,7 @@ def rows(card: Card) -> None:
 
 def logits(card: Card) -> None:
     found, ids = torch.zeros(2, 151936), torch.zeros(2, dtype=torch.int64)
-    draw = Draw(torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    draw = SamplingInputs(torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
     sample(found, draw)
     mask(found, ids, torch.zeros(2, 151936 // 32, dtype=torch.int32))
     penalise(found, ids, Seen(torch.zeros(2, 151936, dtype=torch.int32), torch.zeros(2, 151936, dtype=torch.bool), torch.zeros(2, 3)), ids)
@@ -98,7 +98,7 @@ def logits(card: Card) -> None:
 def adapted(card: Card) -> None:
     """Queries, keys and values of Llama-3.1-8B with adapters of rank 16, decoding and prompting."""
     parts = ((0, 4096), (4096, 1024), (5120, 1024))
-    weights = SeatWeights(torch.empty(8, 3, 16, 4096, dtype=torch.bfloat16), torch.empty(8, 6144, 16, dtype=torch.bfloat16), parts)
+    weights = LoraWeights(torch.empty(8, 3, 16, 4096, dtype=torch.bfloat16), torch.empty(8, 6144, 16, dtype=torch.bfloat16), parts)
     layer = CudaAdapters(card, torch.device("cpu"), 8)
     for count in (64, 4096):
         out, x = torch.empty(count, 6144, dtype=torch.bfloat16), torch.empty(count, 4096, dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.cuda.place import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_CARD
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,7 +14,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import AttentionPlan, Span, attention, choose_splits, choose_tile, list_tiles, plan_attention
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.messages.steps import StepPlan
-from tests.devices.cuda.place import CARD, DTYPES, PLACE, near
+from tests.devices.cuda.torch_device import CARD, DTYPES, PLACE, near
 
 NOTHING = np.empty(0, np.int32)
 Rows = list[tuple[int, int]]  # starts and counts

@@ -17,8 +17,8 @@ from runtime.errors import StartError
 from runtime.messages.steps import StepPlan
 from runtime.options.attention_backends import BACKENDS
 from tests.devices.cuda import doubles
-from tests.devices.cuda.place import HAS_CARD, PLACE, near
 from tests.devices.cuda.test_attention import MIXED, NOTHING, Rows, by_the_book, fill
+from tests.devices.cuda.torch_device import HAS_CARD, PLACE, near
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 SINKS = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=PLACE)

@@ -25,9 +25,9 @@ from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
 from runtime.messages.ranks import StartRank
 from runtime.models.schemes import SCHEMES
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 from tests.devices import taped
-from tests.devices.cuda.place import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_CARD
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.quantise import quantise
@@ -61,7 +61,7 @@ class KernelTapes(taped.Tapes):
             return super().capture(body)
 
 
-class Captured(Runner):
+class Captured(TorchExecutor):
     """The cpu with the kernels of the card, interpreted."""
 
     def __init__(self, rank: int) -> None:
@@ -70,7 +70,7 @@ class Captured(Runner):
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             device = open_cpu(start, rank, dtype)
-            adapters = None if start.adapters is None else CudaAdapters(INTERPRETER, device.place, start.adapters.num_seats)
+            adapters = None if start.adapters is None else CudaAdapters(INTERPRETER, device.torch_device, start.adapters.num_lora_slots)
             return replace(device, facts=facts, ops=CudaOps(dtype, INTERPRETER), experts=CudaExperts(INTERPRETER), fused=CudaFused(),
                            adapters=adapters, graphs=self.tapes)
 
@@ -153,7 +153,7 @@ def test_random_tokens_are_those_of_steps_without_graphs(tmp_path: Any, monkeypa
             planner.run(batch, [])
         assert runner.tapes.replays == (8 if captures else 0)
         assert runner.loaded is not None
-        found.append([row.tokens for row in rows] + [runner.loaded.slots.adjuster.counts.generated[1:].sum(0).tolist()])
+        found.append([row.tokens for row in rows] + [runner.loaded.slots.penalties.counts.generated[1:].sum(0).tolist()])
     assert found[0] == found[1]
 
 
@@ -187,10 +187,10 @@ class Recording:
 
         names = iter(range(100))
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
-        patch.setattr(torch.cuda, "Stream", lambda place: f"stream {next(names)}")
+        patch.setattr(torch.cuda, "Stream", lambda torch_device: f"stream {next(names)}")
         patch.setattr(torch.cuda, "stream", stream)
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(names)))
-        patch.setattr(torch.cuda, "synchronize", lambda place: recording.calls.append("synchronize"))
+        patch.setattr(torch.cuda, "synchronize", lambda torch_device: recording.calls.append("synchronize"))
         patch.setattr(torch.cuda, "empty_cache", lambda: recording.calls.append("empty_cache"))
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: recording.calls.append(("leave", pool)))
 

@@ -16,10 +16,10 @@ from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
 from runtime.messages.ranks import StartRank
-from runtime.ranks.executor import Runner
+from runtime.ranks.executor import TorchExecutor
 from runtime.ranks.transfers import Here
 from tests.devices import taped
-from tests.devices.cuda.place import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_CARD
 from tests.devices.drive import Planner, sampling, start_rank
 from tests.models.make import make_checkpoint
 
@@ -54,7 +54,7 @@ class Aside:
         return Later([])
 
 
-class Watched(Runner):
+class Watched(TorchExecutor):
     """The cpu with the card's kernels, whose launches are watched."""
 
     def launch(self, plan: Any) -> Any:

@@ -6,23 +6,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.devices.base import Draw
+from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda.kernels.logits import mask, penalise
 from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.operands import Seen
 from runtime.layers.sampling import sampler
 from runtime.layers.sampling.penalties import Counts
-from tests.devices.cuda.place import PLACE
+from tests.devices.cuda.torch_device import PLACE
 
 Settings = tuple[float, float, int, float]  # temperature, top_p, top_k, min_p
 CLOSE = 1e-6  # of the sum: as far as float32 weights of two devices may move a boundary
 
 
-def draw(rows: list[Settings], uniforms: list[float]) -> Draw:
+def draw(rows: list[Settings], uniforms: list[float]) -> SamplingInputs:
     kinds = (torch.float32, torch.float32, torch.int64, torch.float32)
     temperature, top_p, top_k, min_p = (torch.tensor(column, dtype=kind).to(PLACE) for column, kind in zip(zip(*rows, strict=True), kinds,
                                                                                                       strict=True))
-    return Draw(temperature, top_p, top_k, min_p, torch.tensor(uniforms, dtype=torch.float64).to(PLACE))
+    return SamplingInputs(temperature, top_p, top_k, min_p, torch.tensor(uniforms, dtype=torch.float64).to(PLACE))
 
 
 def shares(logits: Tensor, setting: Settings) -> tuple[Tensor, Tensor]:
@@ -49,9 +49,9 @@ def check(logits: Tensor, rows: list[Settings], uniforms: list[float], chunk: in
             continue
         ids, kept = shares(line, setting)
         ends = kept.cumsum(0) / kept.sum()
-        place = int((ids == token).nonzero())
-        assert kept[place] > 0, (setting, uniform, token)
-        assert ends[place] - kept[place] / kept.sum() - CLOSE <= uniform <= ends[place] + CLOSE, (setting, uniform, token)
+        torch_device = int((ids == token).nonzero())
+        assert kept[torch_device] > 0, (setting, uniform, token)
+        assert ends[torch_device] - kept[torch_device] / kept.sum() - CLOSE <= uniform <= ends[torch_device] + CLOSE, (setting, uniform, token)
 
 
 SETTINGS: list[Settings] = [

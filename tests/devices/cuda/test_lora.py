@@ -7,9 +7,9 @@ import torch
 from runtime.devices.cuda import lora as adapters
 from runtime.devices.cuda.kernels.launch import INTERPRETER, card_of
 from runtime.devices.cuda.lora import CudaAdapters
-from runtime.devices.lora import SeatWeights
+from runtime.devices.lora import LoraWeights
 from runtime.layers.lora import PlainAdapters
-from tests.devices.cuda.place import DTYPES, HAS_CARD, PLACE, near
+from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
 
 SEATS = {"one": [1], "nobody": [-1, -1], "mixed": [2, -1, 0, 2, 2, -1, 0], "long": [0] * 37 + [-1] * 3 + [2] * 20}
 SHAPES = [(40, 4, ((0, 24),)), (100, 3, ((0, 70), (86, 16))), (1100, 24, ((8, 130), (138, 8), (150, 8)))]  # inputs, rank, parts
@@ -20,32 +20,32 @@ SHAPES = [(40, 4, ((0, 24),)), (100, 3, ((0, 70), (86, 16))), (1100, 24, ((8, 13
 def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: torch.dtype) -> None:
     """Columns that no part has, and rows without an adapter, stay to the bit."""
     generator = torch.Generator().manual_seed(ins)
-    weights = SeatWeights(torch.randn(3, len(parts), rank, ins, generator=generator).div(ins**0.5).to(dtype),
+    weights = LoraWeights(torch.randn(3, len(parts), rank, ins, generator=generator).div(ins**0.5).to(dtype),
                           torch.randn(3, sum(size for _, size in parts), rank, generator=generator).to(dtype), parts)
     plain, card = PlainAdapters(torch.device("cpu"), 3), CudaAdapters(card_of(PLACE) if HAS_CARD else INTERPRETER, PLACE, 3)
-    there = SeatWeights(weights.a.to(PLACE), weights.b.to(PLACE), parts)
-    for seats in (np.array(case) for case in SEATS.values()):
-        x, before = (torch.randn(len(seats), size, generator=generator).to(dtype) for size in (ins, 160))
+    there = LoraWeights(weights.a.to(PLACE), weights.b.to(PLACE), parts)
+    for lora_slots in (np.array(case) for case in SEATS.values()):
+        x, before = (torch.randn(len(lora_slots), size, generator=generator).to(dtype) for size in (ins, 160))
         expected, found, masked = before.float().clone(), before.clone().to(PLACE), before.clone()
-        plain.add(expected, x.float(), SeatWeights(weights.a.float(), weights.b.float(), parts), plain.plan(seats))
-        card.add(found, x.to(PLACE), there, card.plan(seats))
-        plain.add(masked, x, weights, plain.plan_rows(torch.from_numpy(seats)))
+        plain.add(expected, x.float(), LoraWeights(weights.a.float(), weights.b.float(), parts), plain.plan(lora_slots))
+        card.add(found, x.to(PLACE), there, card.plan(lora_slots))
+        plain.add(masked, x, weights, plain.plan_rows(torch.from_numpy(lora_slots)))
         near(found, expected, dtype, 2)
         near(masked, expected, dtype, 2)
         changes = torch.zeros(before.shape, dtype=torch.bool)
         for offset, size in parts:
-            changes[seats >= 0, offset : offset + size] = True
+            changes[lora_slots >= 0, offset : offset + size] = True
         assert torch.equal(found.cpu()[~changes], before[~changes]) and torch.equal(masked[~changes], before[~changes])
 
 
 def test_inputs_that_are_split_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, seats = ((0, 16),), torch.tensor([1, 0, -1, 1], device=PLACE)
-    weights = SeatWeights(torch.randn(2, 1, 8, 200, device=PLACE), torch.randn(2, 16, 8, device=PLACE), parts)
+    parts, lora_slots = ((0, 16),), torch.tensor([1, 0, -1, 1], device=PLACE)
+    weights = LoraWeights(torch.randn(2, 1, 8, 200, device=PLACE), torch.randn(2, 16, 8, device=PLACE), parts)
     x, found = torch.randn(4, 200, device=PLACE), []
     for least in (1000, 70):
         monkeypatch.setattr(adapters, "SPLIT_INPUTS", least)
         card = CudaAdapters(INTERPRETER, PLACE, 2)
         found.append(torch.zeros(4, 16, device=PLACE))
-        card.add(found[-1], x, weights, card.plan_rows(seats))
+        card.add(found[-1], x, weights, card.plan_rows(lora_slots))
     near(found[0] / 30, found[1] / 30, torch.float32)
     assert found[0][[0, 1, 3]].abs().min() > 0

@@ -13,7 +13,7 @@ from runtime.devices.cuda import page_copies as copies
 from runtime.devices.cuda.page_copies import CudaCopies
 from runtime.errors import StartError
 from runtime.ranks.host_memory import LAYOUTS, HostPages
-from tests.devices.cuda.place import HAS_CARD
+from tests.devices.cuda.torch_device import HAS_CARD
 
 PAGE = 4
 

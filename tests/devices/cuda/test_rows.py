@@ -9,7 +9,7 @@ from runtime.devices.cuda.kernels.norm import add_rms_norm, rms_norm
 from runtime.devices.cuda.kernels.rotary import prepare_heads, rotary
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.layers.attention.kv_dtype import store_as
-from tests.devices.cuda.place import DTYPES, PLACE, near
+from tests.devices.cuda.torch_device import DTYPES, PLACE, near
 
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
 

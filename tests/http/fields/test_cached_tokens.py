@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from runtime.http.app import http_app
-from runtime.messages.requests import Loaded
+from runtime.messages.requests import CacheSources
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio
@@ -26,9 +26,9 @@ async def post(service: FakeService, path: str, **body: Any) -> Any:
 
 
 @pytest.mark.parametrize(("loaded", "storage", "expected"), [
-    (Loaded(), None, {"device": 3, "host": 0}), (Loaded(2, 0), None, {"device": 1, "host": 2}),
-    (Loaded(1, 2), "file", {"device": 0, "host": 1, "storage": 2, "storage_backend": "file"})])
-async def test_the_native_answer_tells(loaded: Loaded, storage: str | None, expected: dict[str, Any]) -> None:
+    (CacheSources(), None, {"device": 3, "host": 0}), (CacheSources(2, 0), None, {"device": 1, "host": 2}),
+    (CacheSources(1, 2), "file", {"device": 0, "host": 1, "storage": 2, "storage_backend": "file"})])
+async def test_the_native_answer_tells(loaded: CacheSources, storage: str | None, expected: dict[str, Any]) -> None:
     service = FakeService(loaded=loaded, storage=storage)
     answer = await post(service, "/generate", text="hi")
     chunks = await post(service, "/generate", text="hi", stream=True)
@@ -39,7 +39,7 @@ async def test_the_native_answer_tells(loaded: Loaded, storage: str | None, expe
 async def test_usage_tells_when_asked(path: str) -> None:
     count = len(ROUTES[path].get("prompt", "1"))
     for report in (False, True):
-        service = FakeService(loaded=Loaded(2, 0), has_cache_report=report)
+        service = FakeService(loaded=CacheSources(2, 0), has_cache_report=report)
         whole = (await post(service, path, **ROUTES[path]))["usage"]
         streamed = (await post(service, path, **ROUTES[path], stream=True, stream_options={"include_usage": True}))[-1]["usage"]
         details = {"cached_tokens_details": {"device": count, "host": 2 * count}} if report else {}

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from runtime.errors import InvalidRequest
 from runtime.http.app import http_app
 from runtime.http.fields.headers import Origin, origin
-from runtime.http.settings import DEFAULT, Face
+from runtime.http.settings import DEFAULT, HttpSettings
 from runtime.http.streaming.pace import Pace
 from runtime.messages.requests import Delta, Finish, FinishReason
 from tests.http.fake import FakeService
@@ -23,8 +23,8 @@ BODIES = {
 }
 
 
-def client(service: FakeService, face: Face = DEFAULT) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, face)), base_url="http://test")
+def client(service: FakeService, settings: HttpSettings = DEFAULT) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, settings)), base_url="http://test")
 
 
 @pytest.mark.parametrize(("headers", "tenant_is", "expected"), [
@@ -59,7 +59,7 @@ async def test_what_reaches_the_service(path: str) -> None:
     asks = []
     submit = service.submit
     service.submit = lambda ask, sink: (asks.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
-    async with client(service, Face(tenant_is="header")) as http:
+    async with client(service, HttpSettings(tenant_is="header")) as http:
         headers = {"x-tenant-id": "t", "x-routing-key": "r", "x-request-timeout": "9"}
         assert (await http.post(path, json=BODIES[path] | {"priority": -(2**63)}, headers=headers)).status_code == 200
         assert (await http.post(path, json=BODIES[path])).status_code == 200
@@ -90,7 +90,7 @@ def test_pace() -> None:
 @pytest.mark.parametrize("interval", [1, 4, 1000])
 @pytest.mark.parametrize("is_disjoint", [False, True])
 async def test_streams_say_the_same_at_any_pace(interval: int, is_disjoint: bool) -> None:
-    async with client(FakeService(), Face(stream_interval=interval, stream_output=is_disjoint)) as http:
+    async with client(FakeService(), HttpSettings(stream_interval=interval, stream_output=is_disjoint)) as http:
         body = {"text": "hi", "stream": True, "sampling_params": {"max_new_tokens": 10}}
         lines = (await http.post("/generate", json=body)).text.split("\n\n")
         whole = (await http.post("/generate", json=body | {"stream": False})).json()

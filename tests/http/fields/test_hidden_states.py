@@ -10,7 +10,7 @@ import pytest
 
 from runtime.http.app import http_app
 from runtime.http.fields import hidden_states as hidden
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from tests.http.fake import FakeService
 from tests.http.serving import serving
 
@@ -42,8 +42,8 @@ def events(text: str) -> list[Any]:
 
 
 async def said(path: str, body: dict[str, Any], *, is_disjoint: bool = False) -> str:
-    face = Face(stream_output=is_disjoint)
-    async with serving(http_app(FakeService(), face)) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
+    settings = HttpSettings(stream_output=is_disjoint)
+    async with serving(http_app(FakeService(), settings)) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
         answer = await http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.text

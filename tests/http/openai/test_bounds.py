@@ -37,8 +37,8 @@ async def one_round(client: openai.AsyncOpenAI, number: int) -> None:
 async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
     service = FakeService()
     kept = Kept(service, tmp_path, 2**20) if is_on_disk else Kept(service)
-    store, trails = kept.responses.store, kept.responses.trails
-    store.max_bytes, trails.max_bytes = MAX_BYTES, TRAIL_BYTES
+    store, resumable_streams = kept.responses.store, kept.responses.resumable_streams
+    store.max_bytes, resumable_streams.max_bytes = MAX_BYTES, TRAIL_BYTES
 
     def size() -> int:
         """Of the database, with what is free in it."""
@@ -58,7 +58,7 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
                     seen.append((size(), tracemalloc.get_traced_memory()[0]))
             finally:
                 tracemalloc.stop()
-            stored, told = sum(one for one, in store._db.execute("SELECT size FROM responses")), trails.size
+            stored, told = sum(one for one, in store._db.execute("SELECT size FROM responses")), resumable_streams.size
         tasks.cancel_scope.cancel()
     assert MAX_BYTES / 2 < stored <= MAX_BYTES and TRAIL_BYTES / 2 < told <= TRAIL_BYTES, "the bounds were met"
     assert max(bytes for bytes, _ in seen) < 2 * MAX_BYTES

@@ -108,8 +108,8 @@ async def test_what_is_told(fields: dict[str, Any], content: str, reasoning: str
         deltas = [chunk.choices[0].delta async for chunk in stream]
     assert (message.content, getattr(message, "reasoning_content", None)) == (content, reasoning)
     assert [name for name, _ in calls(message)] == names
-    thoughts = [text for delta in deltas if (text := getattr(delta, "reasoning_content", None))]
-    assert ("".join(thoughts) or None, "".join(delta.content or "" for delta in deltas)) == (reasoning, content)
+    reasoning = [text for delta in deltas if (text := getattr(delta, "reasoning_content", None))]
+    assert ("".join(reasoning) or None, "".join(delta.content or "" for delta in deltas)) == (reasoning, content)
 
 
 async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:

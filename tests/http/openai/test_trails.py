@@ -6,7 +6,7 @@ import anyio
 import openai
 import pytest
 
-from runtime.http.openai.responses.resumable_streams import EVENT_BYTES, Trails
+from runtime.http.openai.responses.resumable_streams import EVENT_BYTES, ResumableStreams
 from tests.http.fake import FakeService
 from tests.http.openai.test_responses import ASK, client_of
 
@@ -88,25 +88,25 @@ async def test_usage_tells_what_was_cached(has_report: bool) -> None:
 
 
 async def test_what_is_kept_is_bounded() -> None:
-    trails = Trails(10 * (EVENT_BYTES + 8))
+    resumable_streams = ResumableStreams(10 * (EVENT_BYTES + 8))
     event = b"data: x\n\n"  # 7 bytes before its end
-    trails.max_bytes = 10 * (EVENT_BYTES + 7)
-    old, older = trails.open("old"), trails.open("older")
+    resumable_streams.max_bytes = 10 * (EVENT_BYTES + 7)
+    old, older = resumable_streams.open("old"), resumable_streams.open("older")
     for trail in (old, older):
-        trails.say(trail, event * 3)
+        resumable_streams.say(trail, event * 3)
         trail.finish()
-    one, other = trails.open("one"), trails.open("other")
-    trails.say(one, event * 6)
-    assert trails.find("old") is None and trails.find("older") is older
-    trails.say(other, event * 3)
-    assert trails.find("older") is None and (one.first, one.end, other.first) == (0, 6, 0)
-    trails.say(other, event * 2)
-    assert (one.first, one.end, other.end) == (1, 6, 5) and trails.size == trails.max_bytes
+    one, other = resumable_streams.open("one"), resumable_streams.open("other")
+    resumable_streams.say(one, event * 6)
+    assert resumable_streams.find("old") is None and resumable_streams.find("older") is older
+    resumable_streams.say(other, event * 3)
+    assert resumable_streams.find("older") is None and (one.first, one.end, other.first) == (0, 6, 0)
+    resumable_streams.say(other, event * 2)
+    assert (one.first, one.end, other.end) == (1, 6, 5) and resumable_streams.size == resumable_streams.max_bytes
     follower = one.follow(2)
     assert await anext(follower) == event * 4
-    trails.say(one, event * 20)
+    resumable_streams.say(one, event * 20)
     assert one.end == 26 and one.first > 6
     assert [data async for data in follower] == []  # too slow: what it wants is gone
     for response_id in ("one", "other"):
-        trails.forget(response_id)
-    assert trails.size == 0 and one.is_over
+        resumable_streams.forget(response_id)
+    assert resumable_streams.size == 0 and one.is_over

@@ -167,10 +167,10 @@ def stream(path: str, **fields: Any) -> list[Any]:
     written: list[bytes] = []
 
     def take(choice: int, delta: Delta) -> None:
-        written.append(answer.dialect.events(choice, delta))
+        written.append(answer.answer_format.events(choice, delta))
 
     answer.exchange.submit(take if answer.interval == 1 else Pace(take, answer.interval))
-    lines = (b"".join(written) + answer.dialect.tail()).decode().split("\n")
+    lines = (b"".join(written) + answer.answer_format.tail()).decode().split("\n")
     assert lines[-3] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-3] if line]
 

@@ -15,7 +15,7 @@ from runtime.http.auth import Keys
 from runtime.http.openai.stored_objects import Kept
 from runtime.http.schema.openapi import document
 from runtime.http.schema.operations import OPERATIONS, Operation
-from runtime.http.settings import DEFAULT, Face
+from runtime.http.settings import DEFAULT, HttpSettings
 from tests.http.fake import FakeService
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +68,7 @@ def test_every_reference_is_there_and_names_are_short() -> None:
 
 
 async def test_both_are_served_without_a_key_and_under_a_prefix() -> None:
-    app = http_app(FakeService(), Face(keys=Keys(("k",))))
+    app = http_app(FakeService(), HttpSettings(keys=Keys(("k",))))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         told, page = await http.get("/openapi.json"), await http.get("/docs")
     assert told.json() == TOLD and page.status_code == 200 and page.headers["content-type"].startswith("text/html")

@@ -11,7 +11,7 @@ import pytest
 from runtime.http.app import http_app
 from runtime.http.schema.operations import OPERATIONS
 from runtime.http.schema.responses import ANSWERS, NOTHING, Told, told
-from runtime.messages.requests import Loaded
+from runtime.messages.requests import CacheSources
 from runtime.parsing.detect import Formats
 from tests.http.fake import FakeService
 from tests.http.openai.test_tools import ADD, HERMES, NOW, SAYS
@@ -54,7 +54,7 @@ async def test_answers_and_events(operation: Any, formats: Formats, fail_after: 
     types = ANSWERS[operation.path]
     says = SAYS if formats is HERMES else None
     for more in [{}, *MORE[operation.path]]:
-        service = FakeService(formats=formats, says=says, has_cache_report=True, storage="file", loaded=Loaded(1, 1))
+        service = FakeService(formats=formats, says=says, has_cache_report=True, storage="file", loaded=CacheSources(1, 1))
         body = {name: value for name, value in operation.example.items() if name not in more} | {"max_tokens": 40} | more
         if operation.path in ("/v1/responses", "/generate") or operation.path.startswith("/api/"):
             del body["max_tokens"]

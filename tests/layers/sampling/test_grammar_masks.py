@@ -9,10 +9,10 @@ import torch
 from runtime.devices.cpu.ops import CpuOps
 from runtime.grammar.backend import GrammarError, fill_each
 from runtime.layers.sampling import grammar_masks as guides_module
-from runtime.layers.sampling.grammar_masks import Guides
+from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.sampler import BANNED, FAR
 from runtime.messages.constraint import Grammar, GrammarSetup
-from runtime.messages.requests import Guide
+from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 from tests.devices.drive import sampling
 
@@ -55,120 +55,120 @@ class Counting:
 
 
 @pytest.fixture
-def guides(monkeypatch: pytest.MonkeyPatch) -> Guides:
+def grammar_masks(monkeypatch: pytest.MonkeyPatch) -> GrammarMasks:
     monkeypatch.setattr(guides_module, "open_backend", lambda setup: Counting())
-    return Guides(SETUP, VOCAB)
+    return GrammarMasks(SETUP, VOCAB)
 
 
 def admit(slot: int, text: str, after: tuple[tuple[int, ...], ...] = (),
           history: tuple[int, ...] = (), stops: tuple[int, ...] = (2, 69)) -> Admit:
-    return Admit(slot, sampling(), 1, np.array((50, *history), np.int32), Guide(Grammar("regex", text), after, stops))
+    return Admit(slot, sampling(), 1, np.array((50, *history), np.int32), GrammarConstraint(Grammar("regex", text), after, stops))
 
 
-def allowed(guides: Guides, slot: int) -> set[int] | None:
-    guided = guides.slots.get(slot)
-    places, bits = guides.masks([slot], [0 if guided is None else guided.length + (guided.pending is not None)])
+def allowed(grammar_masks: GrammarMasks, slot: int) -> set[int] | None:
+    guided = grammar_masks.slots.get(slot)
+    places, bits = grammar_masks.masks([slot], [0 if guided is None else guided.length + (guided.pending is not None)])
     return {i for i in range(VOCAB) if bits[0, i // 32] >> (i % 32) & 1} if places else None
 
 
-def allowed_at(guides: Guides, slot: int, length: int) -> set[int]:
-    _, bits = guides.masks([slot], [length])
+def allowed_at(grammar_masks: GrammarMasks, slot: int, length: int) -> set[int]:
+    _, bits = grammar_masks.masks([slot], [length])
     return {i for i in range(VOCAB) if bits[0, i // 32] >> (i % 32) & 1}
 
 
-def test_a_slot_follows_its_tokens_and_ends(guides: Guides) -> None:
-    guides.admit(admit(3, "2"))
-    assert allowed(guides, 3) == {5} and allowed(guides, 4) is None
-    guides.took([4, 3], [9, 5])
-    assert allowed(guides, 3) == {6}
-    guides.took([3], [6])
-    assert allowed(guides, 3) == {2, 69}, "where it may end, each of its stop ids may come"
-    guides.took([3], [69])
-    assert allowed(guides, 3) is None, "the row of a sequence that has ended is free"
-    guides.admit(Admit(3, sampling(), 1, np.array([50], np.int32)))
-    assert not guides.slots
+def test_a_slot_follows_its_tokens_and_ends(grammar_masks: GrammarMasks) -> None:
+    grammar_masks.admit(admit(3, "2"))
+    assert allowed(grammar_masks, 3) == {5} and allowed(grammar_masks, 4) is None
+    grammar_masks.took([4, 3], [9, 5])
+    assert allowed(grammar_masks, 3) == {6}
+    grammar_masks.took([3], [6])
+    assert allowed(grammar_masks, 3) == {2, 69}, "where it may end, each of its stop ids may come"
+    grammar_masks.took([3], [69])
+    assert allowed(grammar_masks, 3) is None, "the row of a sequence that has ended is free"
+    grammar_masks.admit(Admit(3, sampling(), 1, np.array([50], np.int32)))
+    assert not grammar_masks.slots
 
 
-def test_a_sequence_that_comes_back_is_where_it_was(guides: Guides) -> None:
-    guides.admit(admit(0, "3", history=(5, 6)))
-    assert allowed(guides, 0) == {7}
+def test_a_sequence_that_comes_back_is_where_it_was(grammar_masks: GrammarMasks) -> None:
+    grammar_masks.admit(admit(0, "3", history=(5, 6)))
+    assert allowed(grammar_masks, 0) == {7}
 
 
-def test_a_grammar_may_begin_later(guides: Guides) -> None:
+def test_a_grammar_may_begin_later(grammar_masks: GrammarMasks) -> None:
     for slot, tokens in enumerate([(8, 8, 5, 8, 9), (7, 9, 7, 7)]):
-        guides.admit(admit(slot, "1", after=((8, 9), (7, 9, 7, 7))))
+        grammar_masks.admit(admit(slot, "1", after=((8, 9), (7, 9, 7, 7))))
         for token in tokens:
-            assert allowed(guides, slot) is None
-            guides.took([slot], [token])
-        assert allowed(guides, slot) == {5}
-    guides.admit(admit(1, "1", after=((8, 9),), history=(1, 8, 9, 5)))
-    assert allowed(guides, 1) == {2, 69}
+            assert allowed(grammar_masks, slot) is None
+            grammar_masks.took([slot], [token])
+        assert allowed(grammar_masks, slot) == {5}
+    grammar_masks.admit(admit(1, "1", after=((8, 9),), history=(1, 8, 9, 5)))
+    assert allowed(grammar_masks, 1) == {2, 69}
 
 
-def test_a_forced_run_is_told_once_and_holds_until_it_is_there(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_run_is_told_once_and_holds_until_it_is_there(grammar_masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that were in flight go on with it, and a sequence that comes back within it does as well."""
     monkeypatch.setattr(Counting, "forced", lambda self: list(range(5 + self.count, 4 + self.total)) if self.count < 2 else [])
     monkeypatch.setattr(Counting, "_fill", lambda self, bits: bits.fill(-1) is None)
-    guides.admit(admit(0, "7"))
-    guides.admit(admit(1, "3"))
-    guides.admit(admit(2, "7", history=(5, 6)))
-    guides.admit(admit(3, "7", stops=(2, 7)))
+    grammar_masks.admit(admit(0, "7"))
+    grammar_masks.admit(admit(1, "3"))
+    grammar_masks.admit(admit(2, "7", history=(5, 6)))
+    grammar_masks.admit(admit(3, "7", stops=(2, 7)))
     seen: list[tuple[int, dict[int, list[int]]]] = []
     for length, token in enumerate((5, 6, 7, 8, 9, 10, 30), 1):
-        places, bits = guides.masks([9, 0], [5, length])
+        places, bits = grammar_masks.masks([9, 0], [5, length])
         assert places == [1]
-        seen.append((int(np.bitwise_count(bits.view(np.uint32)).sum()), guides.runs))
+        seen.append((int(np.bitwise_count(bits.view(np.uint32)).sum()), grammar_masks.runs))
         assert bits[0, token // 32] >> (token % 32) & 1
-        guides.took([0], [token])
+        grammar_masks.took([0], [token])
     assert seen == [(1, {1: [5, 6, 7, 8, 9, 10]}), *[(1, {})] * 5, (96, {})]
-    assert allowed_at(guides, 1, 1) == {5} and guides.runs == {}, "short runs are not worth telling"
-    assert allowed_at(guides, 2, 3) == {7} and guides.runs == {}
-    assert allowed_at(guides, 3, 2) == {6} and len(guides.slots[3].run) == 2, "what may end the text is not forced"
+    assert allowed_at(grammar_masks, 1, 1) == {5} and grammar_masks.runs == {}, "short runs are not worth telling"
+    assert allowed_at(grammar_masks, 2, 3) == {7} and grammar_masks.runs == {}
+    assert allowed_at(grammar_masks, 3, 2) == {6} and len(grammar_masks.slots[3].run) == 2, "what may end the text is not forced"
     monkeypatch.setattr(Counting, "byte_ids", (33, 34))
-    asked = Guides(SETUP, VOCAB)
+    asked = GrammarMasks(SETUP, VOCAB)
     asked.admit(admit(0, "7", after=((5,),), history=(4,)))
     asked.took([0], [5])
     assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, "where two bytes may come, nobody asks what is forced"
     monkeypatch.setattr(Counting, "byte_ids", ())
-    many = Guides(SETUP, VOCAB)
+    many = GrammarMasks(SETUP, VOCAB)
     for slot, text in enumerate(("7", "9", "9")):
         many.admit(admit(slot, text))
     many.masks([0, 1, 2], [1, 1, 1])
     assert many.runs == {1: list(range(5, 13)), 2: list(range(5, 13))}, "among more sequences a run must be longer"
-    off = Guides(GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False), VOCAB)
+    off = GrammarMasks(GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False), VOCAB)
     off.admit(admit(0, "7"))
     assert allowed_at(off, 0, 1) == {5} and off.runs == {}
 
 
-def test_an_end_before_the_grammar_began_is_an_end(guides: Guides) -> None:
-    guides.admit(admit(0, "1", after=(8,), history=(2, 8)))
-    assert allowed(guides, 0) is None
+def test_an_end_before_the_grammar_began_is_an_end(grammar_masks: GrammarMasks) -> None:
+    grammar_masks.admit(admit(0, "1", after=(8,), history=(2, 8)))
+    assert allowed(grammar_masks, 0) is None
 
 
 @pytest.mark.parametrize("history", [(9,), (5, 6, 7, 8)], ids=["not accepted", "given up"])
-def test_a_slot_that_is_lost_ends_and_is_named(guides: Guides, history: tuple[int, ...]) -> None:
-    guides.admit(admit(0, "9", history=history))
-    guides.admit(admit(1, "9"))
-    assert allowed(guides, 0) == {2, 69} and guides.unguided([1, 0]) == [1]
+def test_a_slot_that_is_lost_ends_and_is_named(grammar_masks: GrammarMasks, history: tuple[int, ...]) -> None:
+    grammar_masks.admit(admit(0, "9", history=history))
+    grammar_masks.admit(admit(1, "9"))
+    assert allowed(grammar_masks, 0) == {2, 69} and grammar_masks.unconstrained([1, 0]) == [1]
 
 
-def test_a_grammar_that_cannot_be_compiled_is_lost_at_once(guides: Guides) -> None:
-    guides.admit(admit(0, "bad"))
-    assert allowed(guides, 0) == {2, 69} and guides.unguided([0]) == [0]
+def test_a_grammar_that_cannot_be_compiled_is_lost_at_once(grammar_masks: GrammarMasks) -> None:
+    grammar_masks.admit(admit(0, "bad"))
+    assert allowed(grammar_masks, 0) == {2, 69} and grammar_masks.unconstrained([0]) == [0]
 
 
-def test_what_was_prepared_is_there(guides: Guides) -> None:
-    guides.prepare(None)
-    guides.prepare(Grammar("regex", "2"))
-    guides.admit(admit(0, "2"))
-    assert allowed(guides, 0) == {5}
+def test_what_was_prepared_is_there(grammar_masks: GrammarMasks) -> None:
+    grammar_masks.prepare(None)
+    grammar_masks.prepare(Grammar("regex", "2"))
+    grammar_masks.admit(admit(0, "2"))
+    assert allowed(grammar_masks, 0) == {5}
 
 
 def test_other_ranks_do_nothing() -> None:
-    guides = Guides(None, VOCAB)
-    guides.prepare(Grammar("regex", "1"))
-    guides.admit(admit(0, "1"))
-    assert not guides.slots
+    grammar_masks = GrammarMasks(None, VOCAB)
+    grammar_masks.prepare(Grammar("regex", "1"))
+    grammar_masks.admit(admit(0, "1"))
+    assert not grammar_masks.slots
 
 
 def test_masked_logits_lie_below_everything_else() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.layers.sampling.penalties import Adjuster
+from runtime.layers.sampling.penalties import LogitsPenalties
 from runtime.layers.sampling.sampler import FAR
 from runtime.messages.steps import Admit
 from tests.devices.drive import sampling
@@ -33,75 +33,75 @@ def by_the_book(logits: list[float], prompt: list[int], generated: list[int], pe
 def test_penalties(penalties: tuple[float, float, float]) -> None:
     """From the history at admission, then token by token; the row beside it is left alone."""
     frequency, presence, repetition = penalties
-    adjuster = Adjuster(VOCAB, PLACE)
+    penalties = LogitsPenalties(VOCAB, PLACE)
     prompt, generated = [1, 2, 2], [3, 3]
-    adjuster.admit(admit(5, prompt, generated, frequency_penalty=frequency, presence_penalty=presence, repetition_penalty=repetition))
-    adjuster.admit(admit(2, [], []))
+    penalties.admit(admit(5, prompt, generated, frequency_penalty=frequency, presence_penalty=presence, repetition_penalty=repetition))
+    penalties.admit(admit(2, [], []))
     for token in (3, 7, 1):
         logits = torch.randn(2, VOCAB)
         before = logits.clone()
-        out = adjuster.apply(logits, [2, 5], [9, 9])
+        out = penalties.apply(logits, [2, 5], [9, 9])
         assert torch.equal(logits, before)
         assert torch.equal(out[0], logits[0])
         assert out[1].tolist() == pytest.approx(by_the_book(logits[1].tolist(), prompt, generated, penalties), abs=1e-5)
-        adjuster.add([2, 5], torch.tensor([0, token]))
+        penalties.add([2, 5], torch.tensor([0, token]))
         generated.append(token)
 
 
 def test_captured_steps_penalise_alike() -> None:
     """All rows at once, of slots that the device knows; and whoever is not penalised stays to the bit."""
-    adjuster = Adjuster(VOCAB, PLACE)
-    adjuster.counts.reserve(3)
-    held = adjuster.counts.generated
+    penalties = LogitsPenalties(VOCAB, PLACE)
+    penalties.counts.reserve(3)
+    held = penalties.counts.generated
     for slot in (2, 0):
-        adjuster.admit(admit(slot, [1, 2], [3], frequency_penalty=0.5, repetition_penalty=1.0 + slot))
-    slots, counts = torch.tensor([0, 1, 2, 3]), adjuster.counts
+        penalties.admit(admit(slot, [1, 2], [3], frequency_penalty=0.5, repetition_penalty=1.0 + slot))
+    slots, counts = torch.tensor([0, 1, 2, 3]), penalties.counts
     for tokens in ([3, 5, 7, 0], [3, 5, 1, 0]):
         logits = torch.randn(4, VOCAB)
-        found, expected = logits.clone(), adjuster.apply(logits, [0, 1, 2], [9, 9, 9])
+        found, expected = logits.clone(), penalties.apply(logits, [0, 1, 2], [9, 9, 9])
         counts.apply_there(found, slots)
         assert torch.equal(found[:3], expected[:3]) and torch.equal(found[1::2], logits[1::2])
         counts.add_there(slots, torch.tensor(tokens))
     assert counts.generated is held and held[counts.rows[2]].tolist() == [0, 1, 0, 1, 0, 0, 0, 1, *[0] * 4]
-    adjuster.admit(admit(2, [], []))
+    penalties.admit(admit(2, [], []))
     assert counts.rows_there is not None and counts.rows_there.tolist() == [counts.rows[0], 0, 0, 0]
 
 
 def test_counts_grow_and_are_reused() -> None:
-    adjuster = Adjuster(VOCAB, PLACE)
-    assert adjuster.counts.generated.nbytes == 0
+    penalties = LogitsPenalties(VOCAB, PLACE)
+    assert penalties.counts.generated.nbytes == 0
     for slot in range(9):
-        adjuster.admit(admit(slot, [slot], [slot, slot], presence_penalty=1.0))
-    rows = len(adjuster.counts.generated)
+        penalties.admit(admit(slot, [slot], [slot, slot], presence_penalty=1.0))
+    rows = len(penalties.counts.generated)
     assert 9 <= rows < 18
     for slot in range(9):
-        adjuster.admit(admit(slot, [], []))
-    assert adjuster.apply(torch.zeros(1, VOCAB), [3], [5]).sum() == 0
-    adjuster.admit(admit(4, [], [6], presence_penalty=1.0))
-    out = adjuster.apply(torch.zeros(1, VOCAB), [4], [5])[0]
+        penalties.admit(admit(slot, [], []))
+    assert penalties.apply(torch.zeros(1, VOCAB), [3], [5]).sum() == 0
+    penalties.admit(admit(4, [], [6], presence_penalty=1.0))
+    out = penalties.apply(torch.zeros(1, VOCAB), [4], [5])[0]
     assert out.tolist() == [-1.0 if token == 6 else 0.0 for token in range(VOCAB)]
-    assert len(adjuster.counts.generated) == rows
+    assert len(penalties.counts.generated) == rows
 
 
 def test_bias_and_bans() -> None:
-    adjuster = Adjuster(VOCAB, PLACE)
-    adjuster.admit(admit(0, [], [], bias_ids=[1, 3], bias_values=[5.0, -1000.0]))
-    adjuster.admit(admit(1, [], [], stop_ids=[0, 2], min_len=10))
-    out = adjuster.apply(torch.zeros(3, VOCAB), [0, 1, 1], [4, 9, 10])
+    penalties = LogitsPenalties(VOCAB, PLACE)
+    penalties.admit(admit(0, [], [], bias_ids=[1, 3], bias_values=[5.0, -1000.0]))
+    penalties.admit(admit(1, [], [], stop_ids=[0, 2], min_len=10))
+    out = penalties.apply(torch.zeros(3, VOCAB), [0, 1, 1], [4, 9, 10])
     assert out[0, [0, 1, 3]].tolist() == [0.0, 5.0, -1000.0]
     assert out[1, [0, 1, 2]].tolist() == [pytest.approx(-2 * FAR), 0.0, pytest.approx(-2 * FAR)]
     assert out[2].tolist() == [0.0] * VOCAB
 
 
 def test_extreme_penalty_stays_finite() -> None:
-    adjuster = Adjuster(VOCAB, PLACE)
-    adjuster.admit(admit(0, list(range(VOCAB)), [], repetition_penalty=1e-30))
-    out = adjuster.apply(torch.tensor([[FAR, -FAR] + [1e20] * (VOCAB - 2)]), [0], [1])
+    penalties = LogitsPenalties(VOCAB, PLACE)
+    penalties.admit(admit(0, list(range(VOCAB)), [], repetition_penalty=1e-30))
+    out = penalties.apply(torch.tensor([[FAR, -FAR] + [1e20] * (VOCAB - 2)]), [0], [1])
     assert out.isfinite().all()
 
 
 def test_nothing_to_do_costs_no_copy() -> None:
-    adjuster = Adjuster(VOCAB, PLACE)
-    adjuster.admit(admit(0, [1], []))
+    penalties = LogitsPenalties(VOCAB, PLACE)
+    penalties.admit(admit(0, [1], []))
     logits = torch.zeros(1, VOCAB)
-    assert adjuster.apply(logits, [0], [1]) is logits
+    assert penalties.apply(logits, [0], [1]) is logits

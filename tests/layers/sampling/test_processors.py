@@ -76,7 +76,7 @@ def test_what_raises_fails_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert processors.took([2, 0], [2, 0]) == [1]
 
 
-@pytest.mark.parametrize("place", ["no.such.module:X", f"{HERE}:Nothing", "tests.layers", f"{HERE}:"])
-def test_a_place_that_holds_no_class(place: str) -> None:
+@pytest.mark.parametrize("index", ["no.such.module:X", f"{HERE}:Nothing", "tests.layers", f"{HERE}:"])
+def test_a_place_that_holds_no_class(index: str) -> None:
     with pytest.raises(StartError, match="--logit-processors"):
-        Processors([place])
+        Processors([index])

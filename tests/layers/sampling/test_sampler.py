@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.devices.base import Draw
+from runtime.devices.base import SamplingInputs
 from runtime.layers.sampling.sampler import FAR, NUM_CANDIDATES, choose, clean, logprobs, uniform
 
 Settings = tuple[float, float, int, float]  # temperature, top_p, top_k, min_p
 
 
-def draw(rows: list[Settings], uniforms: list[float]) -> Draw:
+def draw(rows: list[Settings], uniforms: list[float]) -> SamplingInputs:
     temperature, top_p, top_k, min_p = zip(*rows, strict=True)
-    return Draw(torch.tensor(temperature, dtype=torch.float32), torch.tensor(top_p, dtype=torch.float32), torch.tensor(top_k),
+    return SamplingInputs(torch.tensor(temperature, dtype=torch.float32), torch.tensor(top_p, dtype=torch.float32), torch.tensor(top_k),
                 torch.tensor(min_p, dtype=torch.float32), torch.tensor(uniforms, dtype=torch.float64))
 
 

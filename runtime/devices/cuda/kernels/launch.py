@@ -27,11 +27,11 @@ class Card:
 INTERPRETER = Card(num_cores=4, shared_bytes=1 << 30)  # numpy likes few and large tiles
 
 
-def card_of(place: torch.device) -> Card:
+def card_of(torch_device: torch.device) -> Card:
     """The card behind a torch device."""
-    if place.type != "cuda":
+    if torch_device.type != "cuda":
         return INTERPRETER
-    properties = torch.cuda.get_device_properties(place)
+    properties = torch.cuda.get_device_properties(torch_device)
     return Card(properties.multi_processor_count, properties.shared_memory_per_multiprocessor,
                 (properties.major, properties.minor) >= (8, 9))
 

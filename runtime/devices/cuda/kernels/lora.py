@@ -14,11 +14,11 @@ def shrink(inner: tl.tensor, x: tl.tensor, a: tl.tensor, slots: tl.tensor, owner
            DOT: tl.constexpr) -> None:
     """Grid (tiles, pieces of the width, splits): inner float32 [SPLITS, rows, width] of x [rows, ins] and a [seats, width, ins]."""
     tile, split = tl.program_id(0), tl.program_id(2)
-    seat = tl.load(owners + tile).to(tl.int64)
-    if seat >= 0:
+    lora_slot = tl.load(owners + tile).to(tl.int64)
+    if lora_slot >= 0:
         row, place = tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64), tl.program_id(1) * N + tl.arange(0, N)
         is_row, is_there = row < num_rows, place < width
-        lead, weight = x + row * stride, a + (seat * width + place) * ins
+        lead, weight = x + row * stride, a + (lora_slot * width + place) * ins
         pieces = tl.cdiv(ins, K)
         each = tl.cdiv(pieces, SPLITS)
         acc = tl.zeros((M, N), tl.float32)
@@ -38,8 +38,8 @@ def expand(out: tl.tensor, inner: tl.tensor, b: tl.tensor, pieces: tl.tensor, sl
     """Grid (tiles, pieces of columns): adds to out [rows, any] what b [seats, columns, RANK] makes of `inner`. `pieces`, int32 [any, 4]: of
     which part a piece is, where it begins in b and in out, and how many columns it has."""
     tile, piece = tl.program_id(0), pieces + tl.program_id(1) * 4
-    seat = tl.load(owners + tile).to(tl.int64)
-    if seat >= 0:
+    lora_slot = tl.load(owners + tile).to(tl.int64)
+    if lora_slot >= 0:
         row = tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64)
         part, first, target, count = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
         at, column = tl.arange(0, K), tl.arange(0, N)
@@ -49,7 +49,7 @@ def expand(out: tl.tensor, inner: tl.tensor, b: tl.tensor, pieces: tl.tensor, sl
         left = tl.load(held, mask=mask, other=0.0)
         for split in tl.static_range(1, SPLITS):
             left += tl.load(held + split * num_rows * width, mask=mask, other=0.0)
-        weight = b + (seat * columns + first + column)[:, None] * RANK + at[None, :]
+        weight = b + (lora_slot * columns + first + column)[:, None] * RANK + at[None, :]
         right = tl.load(weight, mask=is_column[:, None] & is_inner[None, :], other=0.0)
         added = tl.dot(left.to(DOT), tl.trans(right.to(DOT)), input_precision="tf32x3")
         place = out + (row * stride + target)[:, None] + column[None, :]

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.devices.base import Draw
+from runtime.devices.base import SamplingInputs
 from runtime.devices.cuda.kernels.launch import power
 
 CHUNK = 4096
@@ -225,7 +225,7 @@ def pick(logits: tl.tensor, tokens: tl.tensor, tops: tl.tensor, top_ids: tl.tens
     tl.store(tokens + row, token.to(tl.int64))
 
 
-def sample(logits: Tensor, draw: Draw, chunk: int = CHUNK, held: int = HELD) -> Tensor:
+def sample(logits: Tensor, draw: SamplingInputs, chunk: int = CHUNK, held: int = HELD) -> Tensor:
     """See Ops.sample: finite float32 logits [N, V] -> int64 [N]. Nothing is read from the device."""
     num, vocab = logits.shape
     tokens = torch.empty(num, dtype=torch.int64, device=logits.device)

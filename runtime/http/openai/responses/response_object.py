@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from runtime.http.openai.completion_response import CachedTokens, LikelyToken, ThoughtTokens
+from runtime.http.openai.completion_response import CachedTokens, LikelyToken, ReasoningTokens
 
 Json = dict[str, Any]
 
@@ -15,7 +15,7 @@ class ResponseUsage(Struct, forbid_unknown_fields=True):
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
-    output_tokens_details: ThoughtTokens
+    output_tokens_details: ReasoningTokens
     total_tokens: int
 
 

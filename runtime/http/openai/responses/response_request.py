@@ -22,14 +22,14 @@ class Format(Struct, forbid_unknown_fields=True):
     description: str | None = None
 
 
-class TextWish(Struct, forbid_unknown_fields=True):
+class TextOptions(Struct, forbid_unknown_fields=True):
     """`text`"""
 
     format: Format | None = None
     verbosity: str | None = None  # accepted without effect
 
 
-class ReasoningWish(Struct, forbid_unknown_fields=True):
+class ReasoningOptions(Struct, forbid_unknown_fields=True):
     """`reasoning`. Thinking is given in full, as reasoning_text; there are no summaries."""
 
     effort: str | None = None  # handed to the template
@@ -55,8 +55,8 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: ReasoningWish | None = None
-    text: TextWish | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
     metadata: A[dict[str, str], Meta(max_length=16)] | None = None
     # of this runtime, and of SGLang and vLLM
     top_k: int | None = None

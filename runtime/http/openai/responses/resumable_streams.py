@@ -9,7 +9,7 @@ MAX_BYTES = 64 * 2**20  # of all trails together
 EVENT_BYTES = 100  # that an event costs beside its own
 
 
-class Trail:
+class ResumableStream:
     """The events of one answer; event `first + i`, by its sequence_number, is `events[i]`."""
 
     def __init__(self) -> None:
@@ -55,23 +55,23 @@ class Trail:
         news.set()
 
 
-class Trails:
+class ResumableStreams:
     """Trails by the ids of their answers, within `max_bytes`: those that are over go first, the oldest first; then the first events of
     the longest."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.size = 0
-        self._trails: dict[str, Trail] = {}
+        self._trails: dict[str, ResumableStream] = {}
 
-    def open(self, response_id: str) -> Trail:
-        trail = self._trails[response_id] = Trail()
+    def open(self, response_id: str) -> ResumableStream:
+        trail = self._trails[response_id] = ResumableStream()
         return trail
 
-    def find(self, response_id: str) -> Trail | None:
+    def find(self, response_id: str) -> ResumableStream | None:
         return self._trails.get(response_id)
 
-    def say(self, trail: Trail, data: bytes) -> None:
+    def say(self, trail: ResumableStream, data: bytes) -> None:
         self.size -= trail.size
         trail.say(data)
         self.size += trail.size

@@ -21,13 +21,13 @@ from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
 from runtime.http.openai.files import page_of
 from runtime.http.openai.responses import response_object as responses
-from runtime.http.openai.responses.resumable_streams import Trail, Trails
-from runtime.http.openai.responses.serve import ResponseDialect, Wish, answer
+from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
+from runtime.http.openai.responses.serve import ResponseAnswerFormat, Wish, answer
 from runtime.http.openai.responses.store import OPEN, Kept, ResponseStore
-from runtime.http.settings import Face
+from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
-from runtime.http.streaming.writer import Dialect
+from runtime.http.streaming.writer import AnswerFormat
 from runtime.service import Service
 
 MAX_BACKGROUND = 256
@@ -39,7 +39,7 @@ class Responses:
     def __init__(self, service: Service, store: ResponseStore) -> None:
         self.service = service
         self.store = store
-        self.trails = Trails()
+        self.resumable_streams = ResumableStreams()
         self._scopes: dict[str, anyio.CancelScope] = {}  # of answers in the background
         self._tasks: TaskGroup | None = None
 
@@ -53,22 +53,22 @@ class Responses:
             self._tasks = None
             self.store.close()
 
-    def routes(self, face: Face) -> list[Route]:
+    def routes(self, settings: HttpSettings) -> list[Route]:
         return [
-            Route("/v1/responses", self._creating(face), methods=["POST"]),
-            Route("/v1/responses/input_tokens", self._counting(face), methods=["POST"]),
+            Route("/v1/responses", self._creating(settings), methods=["POST"]),
+            Route("/v1/responses/input_tokens", self._counting(settings), methods=["POST"]),
             Route("/v1/responses/{id}", self._get),
             Route("/v1/responses/{id}", telling(Deleted, self._delete), methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", telling(responses.Response, self._cancel), methods=["POST"]),
             Route("/v1/responses/{id}/input_items", telling(ItemPage, self._input_items)),
         ]
 
-    def _creating(self, face: Face) -> Any:
+    def _creating(self, settings: HttpSettings) -> Any:
         async def create(request: Request) -> ASGIApp:
-            wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, face.max_body_bytes))
+            wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes))
             serving = answer(self.service, wish, self.store.put)
-            serving.exchange.come_from(origin(request.headers, face.tenant_is))
-            serving.interval = face.stream_interval
+            serving.exchange.come_from(origin(request.headers, settings.tenant_is))
+            serving.interval = settings.stream_interval
             if not wish.body.background:
                 return serving
             if self._tasks is None or len(self._scopes) >= MAX_BACKGROUND:
@@ -76,26 +76,26 @@ class Responses:
             wish.response["status"] = "queued"
             kept = wish.kept()
             self.store.put(kept)
-            trail = self.trails.open(kept.id) if serving.is_stream else None
+            trail = self.resumable_streams.open(kept.id) if serving.is_stream else None
             queued: Response = json(convert(wish.response, responses.Response))
             if trail is not None:
-                assert isinstance(serving.dialect, ResponseDialect)
-                self.trails.say(trail, serving.dialect.queued())
+                assert isinstance(serving.answer_format, ResponseAnswerFormat)
+                self.resumable_streams.say(trail, serving.answer_format.queued())
                 queued = _following(trail, 0)
             self._tasks.start_soon(self._complete, kept, serving, trail)
             return queued
 
         return create
 
-    def _counting(self, face: Face) -> Any:
+    def _counting(self, settings: HttpSettings) -> Any:
         async def count(request: Request) -> Response:
-            wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, face.max_body_bytes))
+            wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes))
             ids = await self.service.control.tokenize(chat_prompt(wish.chat))
             return json(responses.InputTokens("response.input_tokens", len(ids)))
 
         return count
 
-    async def _complete(self, kept: Kept, serving: Answer, trail: Trail | None) -> None:
+    async def _complete(self, kept: Kept, serving: Answer, trail: ResumableStream | None) -> None:
         """One answer in the background. It ends in the store and in its trail, whatever happens."""
         response = kept.response
         response["status"] = "in_progress"
@@ -108,25 +108,25 @@ class Responses:
                 response["status"] = "cancelled"
                 self.store.put(kept)
         except RequestError as error:
-            self._fail(kept, serving.dialect, trail, error)
+            self._fail(kept, serving.answer_format, trail, error)
         except Exception:
             log.get("responses").exception("an answer in the background failed", response=kept.id, exc_info=True)
-            self._fail(kept, serving.dialect, trail, InternalFault("something went wrong in the server; its log has the details"))
+            self._fail(kept, serving.answer_format, trail, InternalFault("something went wrong in the server; its log has the details"))
         finally:
             self._scopes.pop(kept.id, None)
             if trail is not None:
                 trail.finish()
 
-    def _saying(self, trail: Trail) -> Callable[[bytes], Awaitable[None]]:
+    def _saying(self, trail: ResumableStream) -> Callable[[bytes], Awaitable[None]]:
         async def say(events: bytes) -> None:
-            self.trails.say(trail, events)
+            self.resumable_streams.say(trail, events)
 
         return say
 
-    def _fail(self, kept: Kept, dialect: Dialect, trail: Trail | None, error: RequestError) -> None:
-        events = dialect.failure(error)
+    def _fail(self, kept: Kept, answer_format: AnswerFormat, trail: ResumableStream | None, error: RequestError) -> None:
+        events = answer_format.failure(error)
         if trail is not None:
-            self.trails.say(trail, events)
+            self.resumable_streams.say(trail, events)
         code = "rate_limit_exceeded" if isinstance(error, (Overloaded, Unavailable)) else "server_error"
         kept.response.update(status="failed", error={"code": code, "message": error.message})
         self.store.put(kept)
@@ -138,7 +138,7 @@ class Responses:
         after = request.query_params.get("starting_after")
         if after is not None and not after.isdecimal():
             raise InvalidRequest("starting_after must be the sequence_number of an event", param="starting_after")
-        trail = self.trails.find(kept.id)
+        trail = self.resumable_streams.find(kept.id)
         begin = 0 if after is None else int(after) + 1
         if trail is None or begin < trail.first:
             raise InvalidRequest("the events of this response are not kept (any more): only those with background and stream are, for a "
@@ -147,7 +147,7 @@ class Responses:
 
     def _delete(self, request: Request) -> Any:
         response_id = request.path_params["id"]
-        self.trails.forget(response_id)
+        self.resumable_streams.forget(response_id)
         if (scope := self._scopes.pop(response_id, None)) is not None:
             scope.cancel()
         self.store.delete(response_id)
@@ -171,7 +171,7 @@ class Responses:
                        order=request.query_params.get("order", "desc"), id_of=itemgetter("id"))
 
 
-def _following(trail: Trail, begin: int) -> Response:
+def _following(trail: ResumableStream, begin: int) -> Response:
     """The events of an answer in the background from `begin` on. A client that leaves ends nothing but this."""
     headers = {name.decode(): value.decode() for name, value in HEADERS}
     return StreamingResponse(trail.follow(begin), headers=headers)

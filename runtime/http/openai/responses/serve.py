@@ -19,7 +19,7 @@ from runtime.http.openai.models import told_model
 from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response
-from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextWish, check
+from runtime.http.openai.responses.response_request import LOGPROBS, ResponseBody, TextOptions, check
 from runtime.http.openai.responses.store import Kept, ResponseStore
 from runtime.http.openai.responses.writer import Payload, Writer
 from runtime.http.streaming.answer_reader import events_of
@@ -72,7 +72,7 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
         fields["tool_choice"] = _choice(body.tool_choice)
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
-    if (wish := (body.text or TextWish()).format) is not None and wish.type != "text":
+    if (wish := (body.text or TextOptions()).format) is not None and wish.type != "text":
         fields["response_format"] = _chat_format(msgspec.to_builtins(wish))
     if LOGPROBS in (body.include or ()) or body.top_logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
@@ -124,11 +124,11 @@ def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer
         ask, reading, names = chat.prepare(service, wish.chat, wish.response["id"])
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
-    dialect = ResponseDialect(service, wish, keep)
-    return Answer(service, [ask], dialect, is_stream=bool(wish.body.stream), names=names | NAMES, reading=reading)
+    answer_format = ResponseAnswerFormat(service, wish, keep)
+    return Answer(service, [ask], answer_format, is_stream=bool(wish.body.stream), names=names | NAMES, reading=reading)
 
 
-class ResponseDialect:
+class ResponseAnswerFormat:
     """One response object, or the events of its growth."""
 
     gives = Response
@@ -162,7 +162,7 @@ class ResponseDialect:
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
         self._add(Delta(0, output.text, output.token_ids, output.logprobs or None, finish=output.finish,
-                        prompt_tokens=output.prompt_tokens, events=output.events, thought_tokens=output.thought_tokens))
+                        prompt_tokens=output.prompt_tokens, events=output.events, reasoning_tokens=output.reasoning_tokens))
         self._end()
         return self.wish.response
 
