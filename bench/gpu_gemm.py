@@ -1,11 +1,13 @@
-"""Products with weights in few bits, and experts, on a card: Triton's beside torch's, as fractions of what it reaches in the same run.
+"""Products with weights in few bits, and experts, on a card: Triton's beside torch's, as fractions of what it
+reaches in the same run.
 
     python -m bench.gpu_gemm          # on a card; about three minutes
     python -m bench.gpu_gemm --dry    # every line, tiny, in Triton's interpreter; the figures mean nothing and are not kept
 
-Small steps read weights, so they are held against the card's copy bandwidth; large ones against its bf16 products, which 8-bit ones may
-exceed. `first_torch` is the table that runtime/devices/cuda/gemm_tiles.py should have (TORCH_FROM): of each scheme the rows from which on
-torch's product was the faster one at every size measured.
+Small steps read weights, so they are held against the card's copy bandwidth; large ones against its bf16
+products, which 8-bit ones may exceed. `first_torch` is the table that runtime/devices/cuda/gemm_tiles.py
+should have (TORCH_FROM): of each scheme the rows from which on torch's product was the faster one at every
+size measured.
 """
 
 import argparse
@@ -20,11 +22,25 @@ from runtime.devices.cuda.interpret import use_interpreter
 from runtime.models.moe import Routing
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
 
-LINEARS = {"qkv 6144 x 4096": (6144, 4096), "gate_up 28672 x 4096": (28_672, 4096), "down 4096 x 14336": (4096, 14_336)}  # Llama-3.1-8B
+# Llama-3.1-8B
+LINEARS = {
+    "qkv 6144 x 4096": (6144, 4096),
+    "gate_up 28672 x 4096": (28_672, 4096),
+    "down 4096 x 14336": (4096, 14_336),
+}
 ROWS = (1, 16, 64, 256, 4096)
-SCHEMES: list[Scheme] = [Fp8(), Fp8(activations="none"), Fp8(128), Int8(), Codes(4, 128), Codes(4, 128, has_zeros=True),
-                         Codes(4, 0, activations="token"), Codes(8, 128)]
-EXPERTS = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14_336)}  # experts, of a token, hidden, inner
+SCHEMES: list[Scheme] = [
+    Fp8(),
+    Fp8(activations="none"),
+    Fp8(128),
+    Int8(),
+    Codes(4, 128),
+    Codes(4, 128, has_zeros=True),
+    Codes(4, 0, activations="token"),
+    Codes(8, 128),
+]
+# experts, of a token, hidden, inner
+EXPERTS = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14_336)}
 TOKENS = (1, 16, 64, 256, 4096)
 
 
@@ -34,19 +50,28 @@ def weight_of(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int
 
     group = 0 if isinstance(scheme, Int8) else scheme.group
     bits = scheme.bits if isinstance(scheme, Codes) else 8
-    weight = torch.randint(0, 120, (*lead, outs, ins * bits // 8), dtype=torch.uint8, device=bench.torch_device)
+    weight = torch.randint(
+        0, 120, (*lead, outs, ins * bits // 8), dtype=torch.uint8, device=bench.torch_device
+    )
     if not isinstance(scheme, Codes):
         weight = weight.view(torch.float8_e4m3fn if isinstance(scheme, Fp8) else torch.int8)
     groups = ins // group if group else 1
     has_zeros = isinstance(scheme, Codes) and scheme.has_zeros
-    zeros = torch.ones(*lead, outs, groups, dtype=torch.uint8, device=bench.torch_device) if has_zeros else None
-    return Quantized(scheme, weight, torch.full((*lead, outs, groups), 1e-3, device=bench.torch_device), zeros)
+    zeros = (
+        torch.ones(*lead, outs, groups, dtype=torch.uint8, device=bench.torch_device) if has_zeros else None
+    )
+    return Quantized(
+        scheme, weight, torch.full((*lead, outs, groups), 1e-3, device=bench.torch_device), zeros
+    )
 
 
 def measured(bench: Bench, num_bytes: float, flops: float, call: Any) -> dict[str, float]:
     seconds = bench.seconds(call)
-    return {"us": round(seconds * 1e6, 1), "of_bandwidth": round(num_bytes / seconds / bench.bandwidth, 3),
-            "of_peak": round(flops / seconds / bench.peak, 3)}
+    return {
+        "us": round(seconds * 1e6, 1),
+        "of_bandwidth": round(num_bytes / seconds / bench.bandwidth, 3),
+        "of_peak": round(flops / seconds / bench.peak, 3),
+    }
 
 
 def linears(bench: Bench, card: Any) -> dict[str, Any]:
@@ -62,10 +87,12 @@ def linears(bench: Bench, card: Any) -> dict[str, Any]:
             for rows in (2,) if bench.is_dry else ROWS:
                 x, flops = bench.randn(rows, ins), 2.0 * rows * outs * ins
                 size = packed.weight.nbytes + 2.0 * rows * (ins + outs)
-                line = {"triton": measured(bench, size, flops, lambda: product(x, packed, card)),  # noqa: B023
-                        "bf16": measured(bench, full.nbytes, flops, lambda: torch.nn.functional.linear(x, full))}  # noqa: B023
+                line = {
+                    "triton": measured(bench, size, flops, lambda: product(x, packed, card)),
+                    "bf16": measured(bench, full.nbytes, flops, lambda: torch.nn.functional.linear(x, full)),
+                }
                 if takes_torch(packed, rows, torch.bfloat16, card):
-                    line["torch"] = measured(bench, size, flops, lambda: torch_product(x, packed, None))  # noqa: B023
+                    line["torch"] = measured(bench, size, flops, lambda: torch_product(x, packed, None))
                 found[f"{scheme.name} {name}, {rows} rows"] = line
     return found
 
@@ -76,8 +103,14 @@ def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
     for scheme in SCHEMES:
         least = None
         for rows in reversed(ROWS):
-            each = [line for name, line in lines.items() if name.startswith(f"{scheme.name} ") and name.endswith(f", {rows} rows")]
-            if not each or not all("torch" in line and line["torch"]["us"] < line["triton"]["us"] for line in each):
+            each = [
+                line
+                for name, line in lines.items()
+                if name.startswith(f"{scheme.name} ") and name.endswith(f", {rows} rows")
+            ]
+            if not each or not all(
+                "torch" in line and line["torch"]["us"] < line["triton"]["us"] for line in each
+            ):
                 break
             least = rows
         found[scheme.name] = least
@@ -85,11 +118,14 @@ def first_torch(lines: dict[str, Any]) -> dict[str, int | None]:
 
 
 def experts(bench: Bench, card: Any) -> dict[str, Any]:
-    """A whole layer of experts without its router: bytes are those of the experts that are expected to be chosen."""
+    """A whole layer of experts without its router: bytes are those of the experts that are expected to be
+    chosen."""
     from runtime.devices.cuda.moe import CudaExperts
 
     layer, found = CudaExperts(card), {}
-    for name, (num, top_k, hidden, inner) in ({"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS).items():
+    for name, (num, top_k, hidden, inner) in (
+        {"tiny": (4, 2, 128, 128)} if bench.is_dry else EXPERTS
+    ).items():
         for scheme in (None, *SCHEMES):
             if scheme is None:
                 packed = layer.pack(bench.randn(num, 2 * inner, hidden), bench.randn(num, hidden, inner))
@@ -102,7 +138,11 @@ def experts(bench: Bench, card: Any) -> dict[str, Any]:
                 chosen = 1 - (1 - top_k / num) ** tokens
                 size = chosen * sum(one.weight.nbytes for one in packed)
                 found[f"{'bf16' if scheme is None else scheme.name} {name}, {tokens} tokens"] = measured(
-                    bench, size, 6.0 * tokens * top_k * hidden * inner, lambda: layer.apply(x, ids, shares, packed))  # noqa: B023
+                    bench,
+                    size,
+                    6.0 * tokens * top_k * hidden * inner,
+                    lambda: layer.apply(x, ids, shares, packed),
+                )
     return found
 
 
@@ -111,18 +151,35 @@ def routing(bench: Bench) -> dict[str, Any]:
     from runtime.devices.cuda.kernels.moe_routing import route
 
     found = {}
-    for name, num, wish in (("Qwen3", 128, Routing(top_k=8, normalizes=True)), ("DeepSeek-V3", 256, Routing(
-            top_k=8, score="sigmoid", num_groups=8, top_groups=4, group_score="two largest", normalizes=True, scale=2.5))):
+    for name, num, wish in (
+        ("Qwen3", 128, Routing(top_k=8, normalizes=True)),
+        (
+            "DeepSeek-V3",
+            256,
+            Routing(
+                top_k=8,
+                score="sigmoid",
+                num_groups=8,
+                top_groups=4,
+                group_score="two largest",
+                normalizes=True,
+                scale=2.5,
+            ),
+        ),
+    ):
         for tokens in (2,) if bench.is_dry else (1, 256, 4096):
             logits = torch.randn(tokens, num, device=bench.torch_device)
             found[f"{name}, {tokens} tokens"] = {
-                "ours_us": round(bench.seconds(lambda: route(logits, None, wish)) * 1e6, 1),  # noqa: B023
-                "softmax_topk_us": round(bench.seconds(lambda: logits.softmax(1).topk(wish.top_k)) * 1e6, 1)}  # noqa: B023
+                "ours_us": round(bench.seconds(lambda: route(logits, None, wish)) * 1e6, 1),
+                "softmax_topk_us": round(bench.seconds(lambda: logits.softmax(1).topk(wish.top_k)) * 1e6, 1),
+            }
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry", action="store_true")
     is_dry = parser.parse_args().dry
     if is_dry:
@@ -135,10 +192,15 @@ def main() -> None:
     card = card_of(bench.torch_device)
     lines = linears(bench, card)
     results: dict[str, Any] = {
-        "card": "none" if is_dry else torch.cuda.get_device_name(), "torch": torch.__version__,
+        "card": "none" if is_dry else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
         "bandwidth_gb_s": round(bench.bandwidth / 1e9),
-        "peak_tflop_s": round(bench.peak / 1e12, 1), "first_torch": first_torch(lines), "linears": lines, "experts": experts(bench, card),
-        "routing": routing(bench)}
+        "peak_tflop_s": round(bench.peak / 1e12, 1),
+        "first_torch": first_torch(lines),
+        "linears": lines,
+        "experts": experts(bench, card),
+        "routing": routing(bench),
+    }
     print(json.dumps(results, indent=2))
     if not is_dry:
         print(record("gpu_gemm", results))

@@ -1,4 +1,5 @@
-"""How long the card waits between the kernels of decode steps: one minus the union of its kernels and copies, by torch's profiler.
+"""How long the card waits between the kernels of decode steps: one minus the union of its kernels and copies,
+by torch's profiler.
 
     python -m bench.gpu_idle          # on a card: Llama-3.1-8B's shape, 1 to 256 sequences
     python -m bench.gpu_idle --dry    # every line on a machine without; the figures mean nothing and are not kept
@@ -24,8 +25,13 @@ BUSY = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def idle_share(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> float:
-    """Of a trace: the share of the time between the first and the last event of these kinds in which there is none."""
-    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in kinds and "dur" in event)
+    """Of a trace: the share of the time between the first and the last event of these kinds in which there is
+    none."""
+    spans = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") in kinds and "dur" in event
+    )
     if not spans:
         raise RuntimeError("the profiler has seen nothing on the card")
     busy, (begin, end) = 0.0, spans[0]
@@ -52,26 +58,41 @@ def measure(*, is_dry: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with folder_of("llama-3.1-8b", is_dry=is_dry) as folder:
         for rows in (2,) if is_dry else BATCHES:
-            model = Model.open(folder, slots=rows, longest=length + 4 * steps, tokens=pages_for(rows, length, 2 * steps), is_dry=is_dry,
-                               step_tokens=rows + (8 if is_dry else 512))
+            model = Model.open(
+                folder,
+                slots=rows,
+                longest=length + 4 * steps,
+                tokens=pages_for(rows, length, 2 * steps),
+                is_dry=is_dry,
+                step_tokens=rows + (8 if is_dry else 512),
+            )
             model.capture(rows)
             model.begin(rows, length, 2 * steps)
             seconds = model.decode(rows, length, steps)
             events = traced(model, rows, length + steps, steps)
-            found[str(rows)] = {"idle": round(idle_share(events, ("cpu_op",) if is_dry else BUSY), 4), "step_us": round(seconds * 1e6)}
+            found[str(rows)] = {
+                "idle": round(idle_share(events, ("cpu_op",) if is_dry else BUSY), 4),
+                "step_us": round(seconds * 1e6),
+            }
             model.close()
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry", action="store_true")
     is_dry = parser.parse_args().dry
     if is_dry:
         use_interpreter()
     elif not torch.cuda.is_available():
         raise SystemExit("there is no card here; --dry goes without")
-    results = {"card": "none" if is_dry else torch.cuda.get_device_name(), "torch": torch.__version__, "sequences": measure(is_dry=is_dry)}
+    results = {
+        "card": "none" if is_dry else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "sequences": measure(is_dry=is_dry),
+    }
     print(json.dumps(results, indent=2))
     if not is_dry:
         print(record("gpu_idle", results))

@@ -1,7 +1,8 @@
-"""A rank of a published shape with random weights, driven without the rest of the runtime: what bench/gpu.py and bench/gpu_idle.py measure.
+"""A rank of a published shape with random weights, driven without the rest of the runtime: what bench/gpu.py
+and bench/gpu_idle.py measure.
 
-Steps are launched one ahead of the results, as the scheduler does it. Keys and values are what lies in the pages: their
-numbers do not change how long a step takes.
+Steps are launched one ahead of the results, as the scheduler does it. Keys and values are what lies in the
+pages: their numbers do not change how long a step takes.
 """
 
 import gc
@@ -29,11 +30,33 @@ from runtime.ranks.executor import TorchExecutor
 PAGE = 64
 NOTHING = np.empty(0, np.int32)
 GREEDY = SlotSampling(
-    temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, seed=0,
-    bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1, prompt_logprobs=-1)
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    repetition_penalty=1.0,
+    seed=0,
+    bias_ids=[],
+    bias_values=[],
+    stop_ids=[],
+    min_len=0,
+    top_logprobs=-1,
+    prompt_logprobs=-1,
+)
 DRY: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "vocab_size": 300, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 300,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+}
 
 
 @contextmanager
@@ -69,18 +92,48 @@ class Model:
     step: int = 0
 
     @classmethod
-    def open(cls, folder: Path, *, slots: int, longest: int, tokens: int, step_tokens: int, is_dry: bool,
-             pieces: Sequence[int] = (), compiled: Compiled | None = None) -> "Model":
-        """`tokens`: that all pages together hold; `pieces`: numbers of tokens of steps that may be captured in pieces."""
+    def open(
+        cls,
+        folder: Path,
+        *,
+        slots: int,
+        longest: int,
+        tokens: int,
+        step_tokens: int,
+        is_dry: bool,
+        pieces: Sequence[int] = (),
+        compiled: Compiled | None = None,
+    ) -> "Model":
+        """`tokens`: that all pages together hold; `pieces`: numbers of tokens of steps that may be captured
+        in pieces."""
         begin = perf_counter()
         runner = dry_runner() if is_dry else open_device("cuda", 0)
-        ready = runner.start(StartRank(
-            device="cuda", model_path=str(folder), dtype="float32" if is_dry else "bfloat16", load_format="dummy", tp_size=1,
-            page_size=PAGE, max_slots=slots, max_len=longest, max_step_tokens=step_tokens, memory_fraction=0.95, max_total_tokens=tokens,
-            num_threads=None, rendezvous="", seed=0, graph_sizes=[] if is_dry else [slots],
-            piecewise_sizes=[] if is_dry else list(pieces), compiled=compiled or Compiled()), lambda phase, done: None)
+        ready = runner.start(
+            StartRank(
+                device="cuda",
+                model_path=str(folder),
+                dtype="float32" if is_dry else "bfloat16",
+                load_format="dummy",
+                tp_size=1,
+                page_size=PAGE,
+                max_slots=slots,
+                max_len=longest,
+                max_step_tokens=step_tokens,
+                memory_fraction=0.95,
+                max_total_tokens=tokens,
+                num_threads=None,
+                rendezvous="",
+                seed=0,
+                graph_sizes=[] if is_dry else [slots],
+                piecewise_sizes=[] if is_dry else list(pieces),
+                compiled=compiled or Compiled(),
+            ),
+            lambda phase, done: None,
+        )
         if (ready.num_pages - 1) * PAGE < tokens // PAGE * PAGE:
-            raise RuntimeError(f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit")
+            raise RuntimeError(
+                f"there is memory for {ready.num_pages} pages, and {tokens} tokens were to fit"
+            )
         return cls(runner, read_config(folder), ready.weights_bytes, perf_counter() - begin, is_dry)
 
     @property
@@ -91,7 +144,9 @@ class Model:
     @property
     def read_bytes(self) -> int:
         """Of weights, in a decode step: a table of embeddings is not read, unless it is the head."""
-        return self.weights_bytes - (0 if self.config.is_tied else self.config.vocab_size * self.config.hidden_size * 2)
+        return self.weights_bytes - (
+            0 if self.config.is_tied else self.config.vocab_size * self.config.hidden_size * 2
+        )
 
     @property
     def products(self) -> int:
@@ -109,22 +164,47 @@ class Model:
         return float(captured.seconds)
 
     def begin(self, rows: int, length: int, room: int) -> None:
-        """So many sequences that are `length` tokens long, with pages for `room` more; their last token is known."""
+        """So many sequences that are `length` tokens long, with pages for `room` more; their last token is
+        known."""
         pages = -(-(length + room) // PAGE)
         slots = np.arange(rows, dtype=np.int32)
         ids = np.random.default_rng(0).permutation(rows * pages).astype(np.int32) + 1
         ones = np.ones(rows, np.int32)
-        self.launch(StepPlan(
-            self.next_step(), 0, [Admit(slot, GREEDY, length, NOTHING) for slot in range(rows)], slots, ones * (length - 1), ones,
-            ones.astype(np.uint8), ones, np.repeat(slots, pages), np.tile(np.arange(pages, dtype=np.int32), rows), ids, NOTHING)).result()
+        self.launch(
+            StepPlan(
+                self.next_step(),
+                0,
+                [Admit(slot, GREEDY, length, NOTHING) for slot in range(rows)],
+                slots,
+                ones * (length - 1),
+                ones,
+                ones.astype(np.uint8),
+                ones,
+                np.repeat(slots, pages),
+                np.tile(np.arange(pages, dtype=np.int32), rows),
+                ids,
+                NOTHING,
+            )
+        ).result()
 
     def decode(self, rows: int, length: int, steps: int) -> float:
-        """Seconds of a step, each launched before the result of the one before was read; the median of the later half."""
+        """Seconds of a step, each launched before the result of the one before was read; the median of the
+        later half."""
         slots, ones, times = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32), []
         before: Pending | None = None
         for at in range(steps):
-            step = self.launch(StepPlan(
-                self.next_step(), rows, [], slots, ones * (length + at), ones, ones.astype(np.uint8), *[NOTHING] * 5))
+            step = self.launch(
+                StepPlan(
+                    self.next_step(),
+                    rows,
+                    [],
+                    slots,
+                    ones * (length + at),
+                    ones,
+                    ones.astype(np.uint8),
+                    *[NOTHING] * 5,
+                )
+            )
             if before is not None:
                 before.result()
             times.append(perf_counter())
@@ -139,16 +219,30 @@ class Model:
         one, found = np.ones(1, np.int32), []
         for _ in range(times):
             begin = perf_counter()
-            self.launch(StepPlan(
-                self.next_step(), 0, [Admit(0, GREEDY, tokens, NOTHING)], 0 * one, 0 * one, one * tokens, one.astype(np.uint8),
-                np.arange(tokens, dtype=np.int32) % 200, np.zeros(pages, np.int32), np.arange(pages, dtype=np.int32),
-                np.arange(pages, dtype=np.int32) + 1, NOTHING)).result()
+            self.launch(
+                StepPlan(
+                    self.next_step(),
+                    0,
+                    [Admit(0, GREEDY, tokens, NOTHING)],
+                    0 * one,
+                    0 * one,
+                    one * tokens,
+                    one.astype(np.uint8),
+                    np.arange(tokens, dtype=np.int32) % 200,
+                    np.zeros(pages, np.int32),
+                    np.arange(pages, dtype=np.int32),
+                    np.arange(pages, dtype=np.int32) + 1,
+                    NOTHING,
+                )
+            ).result()
             found.append(perf_counter() - begin)
         return median(found)
 
     def prefill_flops(self, tokens: int) -> float:
         """Products of weights and of causal attention."""
-        attention = 2.0 * tokens * tokens * self.config.num_heads * self.config.head_dim * self.config.num_layers
+        attention = (
+            2.0 * tokens * tokens * self.config.num_heads * self.config.head_dim * self.config.num_layers
+        )
         return 2.0 * self.products * tokens + attention
 
     def launch(self, plan: StepPlan) -> Pending:

@@ -1,9 +1,11 @@
-"""What a constrained step costs the rank, and how much of it is the grammar library's: 32 decoding rows of pocket, one thread, its own CPU.
+"""What a constrained step costs the rank, and how much of it is the grammar library's: 32 decoding rows of
+pocket, one thread, its own CPU.
 
     python -m bench.grammar_step [--rows 32] [--rounds 9]
 
-`free` steps have no grammar. `anything` steps have one whose library does nothing (it lets every token follow): what is dearer in them is
-ours. The rest, with `xgrammar` and `llguidance`, is what these take to accept a token of each row and to fill its next mask.
+`free` steps have no grammar. `anything` steps have one whose library does nothing (it lets every token
+follow): what is dearer in them is ours. The rest, with `xgrammar` and `llguidance`, is what these take to
+accept a token of each row and to fill its next mask.
 """
 
 import argparse
@@ -62,18 +64,53 @@ def open_terms(terms: Terms) -> Anything:
 def start(rows: int, backend: str) -> TorchExecutor:
     runner = TorchExecutor(0, open_cpu, FACTS)
     setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
-    runner.start(StartRank(
-        device="cpu", model_path=str(POCKET), dtype="float32", load_format="auto", tp_size=1, page_size=PAGE, max_slots=rows, max_len=512,
-        max_step_tokens=rows * 32, memory_fraction=0.5, max_total_tokens=rows * 512, num_threads=1, rendezvous="", seed=0, grammar=setup),
-        lambda phase, fraction: None)
+    runner.start(
+        StartRank(
+            device="cpu",
+            model_path=str(POCKET),
+            dtype="float32",
+            load_format="auto",
+            tp_size=1,
+            page_size=PAGE,
+            max_slots=rows,
+            max_len=512,
+            max_step_tokens=rows * 32,
+            memory_fraction=0.5,
+            max_total_tokens=rows * 512,
+            num_threads=1,
+            rendezvous="",
+            seed=0,
+            grammar=setup,
+        ),
+        lambda phase, fraction: None,
+    )
     return runner
 
 
 def admit(slot: int, grammar_constraint: GrammarConstraint | None) -> Admit:
-    sampling = SlotSampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0,
-                            repetition_penalty=1.0, seed=slot, bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1,
-                            prompt_logprobs=-1)
-    return Admit(slot, sampling, 1, np.empty(0, np.int32) if grammar_constraint is None else np.full(1, 5, np.int32), grammar_constraint)
+    sampling = SlotSampling(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        repetition_penalty=1.0,
+        seed=slot,
+        bias_ids=[],
+        bias_values=[],
+        stop_ids=[],
+        min_len=0,
+        top_logprobs=-1,
+        prompt_logprobs=-1,
+    )
+    return Admit(
+        slot,
+        sampling,
+        1,
+        np.empty(0, np.int32) if grammar_constraint is None else np.full(1, 5, np.int32),
+        grammar_constraint,
+    )
 
 
 def plan(step: int, rows: int, grammar_constraint: GrammarConstraint | None) -> StepPlan:
@@ -81,15 +118,29 @@ def plan(step: int, rows: int, grammar_constraint: GrammarConstraint | None) -> 
     slots, empty, page = np.arange(rows, dtype=np.int32), np.empty(0, np.int32), step // PAGE
     takers = empty if step % PAGE else slots  # of a page
     return StepPlan(
-        step, rows if step else 0, [] if step else [admit(slot, grammar_constraint) for slot in range(rows)], slots, np.full(rows, step, np.int32),
-        np.ones(rows, np.int32), np.ones(rows, np.uint8), empty if step else np.full(rows, 5, np.int32), takers,
-        np.full(len(takers), page, np.int32), (1 + takers * 32 + page).astype(np.int32), empty)
+        step,
+        rows if step else 0,
+        [] if step else [admit(slot, grammar_constraint) for slot in range(rows)],
+        slots,
+        np.full(rows, step, np.int32),
+        np.ones(rows, np.int32),
+        np.ones(rows, np.uint8),
+        empty if step else np.full(rows, 5, np.int32),
+        takers,
+        np.full(len(takers), page, np.int32),
+        (1 + takers * 32 + page).astype(np.int32),
+        empty,
+    )
 
 
 def measure(rows: int, kinds: dict[str, str | None]) -> dict[str, list[float]]:
-    """CPU of each step, µs. A step of each kind in turn: the machine's speed drifts more in a second than the kinds differ."""
+    """CPU of each step, µs. A step of each kind in turn: the machine's speed drifts more in a second than the
+    kinds differ."""
     runners = {name: start(rows, backend or "anything") for name, backend in kinds.items()}
-    grammar_masks = {name: None if backend is None else GrammarConstraint(grammar_of(ENDLESS), (), (EOS,)) for name, backend in kinds.items()}
+    grammar_masks = {
+        name: None if backend is None else GrammarConstraint(grammar_of(ENDLESS), (), (EOS,))
+        for name, backend in kinds.items()
+    }
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for step in range(STEPS):
         for name, runner in runners.items():
@@ -111,10 +162,20 @@ def main() -> None:
     rounds = [measure(given.rows, kinds) for _ in range(given.rounds)]
     results: dict[str, Any] = {"rows": given.rows, "step_cpu_us": {}, "dearer_percent": {}}
     for name in kinds:
-        results["step_cpu_us"][name] = round(statistics.median(time for times in rounds for time in times[name]))
+        results["step_cpu_us"][name] = round(
+            statistics.median(time for times in rounds for time in times[name])
+        )
         if name != "free":  # of each round: pairs of steps that followed one another
-            results["dearer_percent"][name] = sorted(round(100 * statistics.median(
-                time / base - 1 for time, base in zip(times[name], times["free"], strict=True)), 1) for times in rounds)
+            results["dearer_percent"][name] = sorted(
+                round(
+                    100
+                    * statistics.median(
+                        time / base - 1 for time, base in zip(times[name], times["free"], strict=True)
+                    ),
+                    1,
+                )
+                for times in rounds
+            )
     print(json.dumps(results, indent=2))
     print(record("grammar_step", results))
 

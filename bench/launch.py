@@ -1,9 +1,11 @@
-"""The host's part of a decode step on a rank: from a plan to a launched step, on the cpu with a model of next to no arithmetic.
+"""The host's part of a decode step on a rank: from a plan to a launched step, on the cpu with a model of next
+to no arithmetic.
 
     python -m bench.launch [--rows 1 64 256]
 
-`launch` is all that the rank's host does for a step on the cpu, the model's own time included, which a device would spend beside it;
-`inputs` is what is left of it where the step is a graph: choosing the graph, packing the inputs, handing them over.
+`launch` is all that the rank's host does for a step on the cpu, the model's own time included, which a device
+would spend beside it; `inputs` is what is left of it where the step is a graph: choosing the graph, packing
+the inputs, handing them over.
 """
 
 import argparse
@@ -27,8 +29,22 @@ from runtime.ranks.executor import TorchExecutor
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16,
 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 "rope_theta": 10000.0, "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"""
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0,
-                      seed=0, bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1, prompt_logprobs=-1)
+GREEDY = SlotSampling(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    repetition_penalty=1.0,
+    seed=0,
+    bias_ids=[],
+    bias_values=[],
+    stop_ids=[],
+    min_len=0,
+    top_logprobs=-1,
+    prompt_logprobs=-1,
+)
 PAGE = 16
 STEPS = 200
 
@@ -48,10 +64,25 @@ def start(folder: Path, rows: int) -> TorchExecutor:
         return open_cpu(message, rank, dtype)
 
     runner = TorchExecutor(0, opened, FACTS)
-    runner.start(StartRank(
-        device="cpu", model_path=str(folder), dtype="float32", load_format="dummy", tp_size=1, page_size=PAGE, max_slots=rows, max_len=1024,
-        max_step_tokens=rows * 32, memory_fraction=0.5, max_total_tokens=rows * 512, num_threads=1, rendezvous="", seed=0),
-        lambda phase, fraction: None)
+    runner.start(
+        StartRank(
+            device="cpu",
+            model_path=str(folder),
+            dtype="float32",
+            load_format="dummy",
+            tp_size=1,
+            page_size=PAGE,
+            max_slots=rows,
+            max_len=1024,
+            max_step_tokens=rows * 32,
+            memory_fraction=0.5,
+            max_total_tokens=rows * 512,
+            num_threads=1,
+            rendezvous="",
+            seed=0,
+        ),
+        lambda phase, fraction: None,
+    )
     return runner
 
 
@@ -62,9 +93,19 @@ def plan(step: int, rows: int, start: int, *, is_first: bool = False) -> StepPla
     empty = np.empty(0, np.int32)
     admits = [Admit(slot, GREEDY, 1, empty) for slot in range(rows)] if is_first else []
     return StepPlan(
-        step, 0 if is_first else rows, admits, slots, np.full(rows, start, np.int32), np.ones(rows, np.int32), np.ones(rows, np.uint8),
-        slots % 50 if is_first else empty, slots if takes else empty, np.full(rows, start // PAGE, np.int32) if takes else empty,
-        (1 + slots * 32 + start // PAGE).astype(np.int32) if takes else empty, empty)
+        step,
+        0 if is_first else rows,
+        admits,
+        slots,
+        np.full(rows, start, np.int32),
+        np.ones(rows, np.int32),
+        np.ones(rows, np.uint8),
+        slots % 50 if is_first else empty,
+        slots if takes else empty,
+        np.full(rows, start // PAGE, np.int32) if takes else empty,
+        (1 + slots * 32 + start // PAGE).astype(np.int32) if takes else empty,
+        empty,
+    )
 
 
 def measure(folder: Path, rows: int) -> dict[str, float]:
@@ -74,14 +115,25 @@ def measure(folder: Path, rows: int) -> dict[str, float]:
     launched = sorted(seconds(runner, step) for step in plans)
     loaded = runner.loaded
     assert loaded is not None
-    loaded.device = type(loaded.device)(FACTS, loaded.device.torch_device, loaded.device.ops, loaded.device.experts, loaded.device.memory,
-                                        loaded.device.collectives, Nothing())  # type: ignore[arg-type]
+    loaded.device = type(loaded.device)(
+        FACTS,
+        loaded.device.torch_device,
+        loaded.device.ops,
+        loaded.device.experts,
+        loaded.device.memory,
+        loaded.device.collectives,
+        Nothing(),
+    )  # type: ignore[arg-type]
     loaded.open_graphs([rows], pads=True)
     assert loaded.graphs is not None
     loaded.graphs.recorded[rows], loaded.graphs.ready = Recorded(None, 0, 0), [rows]
     loaded.graphs.hidden = torch.zeros(rows, 16)
     inputs = sorted(seconds(runner, step) for step in plans)
-    return {"rows": rows, "launch_us": launched[len(launched) // 2] * 1e6, "inputs_us": inputs[len(inputs) // 2] * 1e6}
+    return {
+        "rows": rows,
+        "launch_us": launched[len(launched) // 2] * 1e6,
+        "inputs_us": inputs[len(inputs) // 2] * 1e6,
+    }
 
 
 def seconds(runner: TorchExecutor, step: StepPlan) -> float:

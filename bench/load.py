@@ -1,4 +1,5 @@
-"""A closed-loop streaming client for benches: keeps `streams` requests in flight, stamps every event, decodes nothing while it times.
+"""A closed-loop streaming client for benches: keeps `streams` requests in flight, stamps every event, decodes
+nothing while it times.
 
 Raw sockets on purpose: the client shares two cores with what it measures.
 """
@@ -29,11 +30,16 @@ class Run(Struct):
 
     @property
     def figures(self) -> dict[str, object]:
-        return {"streams": self.streams, "requests": self.requests, "tokens": self.tokens,
-                "tokens_per_s": round(self.tokens / self.wall_s),
-                "server_cpu_us_per_token": round(self.server_cpu_s / self.tokens * 1e6, 2),
-                "client_cpu_us_per_token": round(self.client_cpu_s / self.tokens * 1e6, 2),
-                "ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms}
+        return {
+            "streams": self.streams,
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "tokens_per_s": round(self.tokens / self.wall_s),
+            "server_cpu_us_per_token": round(self.server_cpu_s / self.tokens * 1e6, 2),
+            "client_cpu_us_per_token": round(self.client_cpu_s / self.tokens * 1e6, 2),
+            "ttft_ms": self.ttft_ms,
+            "itl_ms": self.itl_ms,
+        }
 
 
 class Reads:
@@ -95,13 +101,22 @@ def tree_cpu_s(pid: int) -> float:
 def percentiles(values: list[float]) -> dict[str, float]:
     """p50, p90 and p99 in milliseconds."""
     ordered = sorted(values)
-    return {f"p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)] * 1e3, 3) for p in (50, 90, 99)} if ordered else {}
+    return (
+        {
+            f"p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)] * 1e3, 3)
+            for p in (50, 90, 99)
+        }
+        if ordered
+        else {}
+    )
 
 
 def request_bytes(port: int, path: str, body: dict[str, object]) -> bytes:
     payload = json.dumps(body).encode()
-    return (f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(payload)}\r\n\r\n").encode() + payload
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(payload)}\r\n\r\n"
+    ).encode() + payload
 
 
 async def _drive(port: int, streams: int, bodies: list[tuple[str, dict[str, object]]]) -> list[Reads]:
@@ -121,7 +136,9 @@ async def _drive(port: int, streams: int, bodies: list[tuple[str, dict[str, obje
     return finished
 
 
-def run(port: int, server_pid: int, *, streams: int, bodies: list[tuple[str, dict[str, object]]], tokens_each: int) -> Run:
+def run(
+    port: int, server_pid: int, *, streams: int, bodies: list[tuple[str, dict[str, object]]], tokens_each: int
+) -> Run:
     """Sends `bodies` with `streams` in flight. Every answer has `tokens_each` tokens."""
     cpu, own, begin = tree_cpu_s(server_pid), time.process_time(), time.perf_counter()
     finished = uvloop.run(_drive(port, streams, bodies))
@@ -134,4 +151,13 @@ def run(port: int, server_pid: int, *, streams: int, bodies: list[tuple[str, dic
         first.append(events[0][0] - reads.begin)
         for (before, _), (at, n) in zip(events, events[1:], strict=False):
             gaps += [(at - before) / n] * n
-    return Run(streams, len(finished), tokens_each * len(finished), wall, cpu, own, percentiles(first), percentiles(gaps))
+    return Run(
+        streams,
+        len(finished),
+        tokens_each * len(finished),
+        wall,
+        cpu,
+        own,
+        percentiles(first),
+        percentiles(gaps),
+    )

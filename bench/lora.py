@@ -1,4 +1,5 @@
-"""What adapters cost: tokens a second of 8 streams with none, one and four adapters among them, on a model of random weights.
+"""What adapters cost: tokens a second of 8 streams with none, one and four adapters among them, on a model of
+random weights.
 
     python -m bench.lora [--rank 16]
 """
@@ -16,13 +17,26 @@ from tests.models.make import make_checkpoint
 from tests.models.make_adapter import make_adapter
 
 STREAMS, TOKENS = 8, 64
-SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 
 
 async def tokens_per_s(engine: Engine, names: list[str]) -> float:
     """Of streams that take the adapters in turn."""
+
     async def stream(index: int) -> None:
-        await engine.generate([index + 1] * 16, temperature=0, ignore_eos=True, max_new_tokens=TOKENS, lora_path=names[index % len(names)])
+        await engine.generate(
+            [index + 1] * 16,
+            temperature=0,
+            ignore_eos=True,
+            max_new_tokens=TOKENS,
+            lora_path=names[index % len(names)],
+        )
 
     begin = time.perf_counter()
     async with anyio.create_task_group() as tasks:
@@ -36,7 +50,13 @@ async def measure(folder: Path, rank: int, rounds: int) -> dict[str, float]:
     base = make_checkpoint("qwen3", folder / "base", **SIZES)
     paths = [make_adapter(base, folder / name, seed=i, rank=rank) for i, name in enumerate("wxyz")]
     loads = {"no adapter": [""], "one": ["w"], "four": list("wxyz"), "half of them one": ["", "w"]}
-    options = {"model_path": str(base), "context_length": 256, "max_total_tokens": 4096, "num_threads": 1, "disable_radix_cache": True}
+    options = {
+        "model_path": str(base),
+        "context_length": 256,
+        "max_total_tokens": 4096,
+        "num_threads": 1,
+        "disable_radix_cache": True,
+    }
     found: dict[str, float] = {}
     async with Engine(**options) as engine:
         found["base"] = max([await tokens_per_s(engine, [""]) for _ in range(rounds)])

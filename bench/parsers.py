@@ -2,9 +2,10 @@
 
     python -m bench.parsers
 
-Answers think, say something, and call a function with a long text, a list and a number, written as the format has it; tokens are
-pieces of four characters. `us_per_token` has everything of http/streaming/answer_reader.py: the parser, what is told, the count of thoughts. The worst
-text is one in which nearly every token might begin a call and none does.
+Answers think, say something, and call a function with a long text, a list and a number, written as the format
+has it; tokens are pieces of four characters. `us_per_token` has everything of
+http/streaming/answer_reader.py: the parser, what is told, the count of thoughts. The worst text is one in
+which nearly every token might begin a call and none does.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,21 @@ from tests.parsing.render import render
 
 SIZE = 4  # characters of a token
 REPEATS = 7
-PROSE = "It is a long established fact that whoever reads a page looks at its layout, and at its letters (some, at least). " * 12
+PROSE = (
+    "It is a long established fact that whoever reads a page looks at its layout, and at its letters (some, at least). "
+    * 12
+)
 CALLS = [("write", {"path": "/tmp/a b.txt", "text": PROSE, "lines": [1, 2, 3], "mode": 420})] * 2
-TOOLS = {"write": {"properties": {"path": {"type": "string"}, "text": {"type": "string"}, "lines": {"type": "array"},
-                                  "mode": {"type": "integer"}}}}
+TOOLS = {
+    "write": {
+        "properties": {
+            "path": {"type": "string"},
+            "text": {"type": "string"},
+            "lines": {"type": "array"},
+            "mode": {"type": "integer"},
+        }
+    }
+}
 END = Finish(FinishReason.STOP, None, 1, 1, 0)
 
 
@@ -32,20 +44,30 @@ def answers(name: str) -> dict[str, str]:
     """Texts by what they are full of."""
     if name == "muse":
         frame = " to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>{}<|eom|>"
-        return {"prose": frame.format(PROSE, PROSE), "worst": " to=user<|message|>" + "<|sta <|eo" * 200,
-                "calls": frame.format(PROSE, PROSE) + render(name, CALLS)}
+        return {
+            "prose": frame.format(PROSE, PROSE),
+            "worst": " to=user<|message|>" + "<|sta <|eo" * 200,
+            "calls": frame.format(PROSE, PROSE) + render(name, CALLS),
+        }
     if name == "gpt-oss":
         frame = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
-        return {"prose": frame.format(PROSE, PROSE), "worst": "<|channel|>final<|message|>" + "<|chan <|sta" * 200,
-                "calls": frame.format(PROSE, PROSE) + render(name, CALLS)}
+        return {
+            "prose": frame.format(PROSE, PROSE),
+            "worst": "<|channel|>final<|message|>" + "<|chan <|sta" * 200,
+            "calls": frame.format(PROSE, PROSE) + render(name, CALLS),
+        }
     form = FORMATS[name]
     begin = [*[section.begin for section in form.sections], *form.loose][0]
-    return {"prose": f"<think>{PROSE}</think>{PROSE}", "worst": f"x{begin[:-1]} " * 200, "calls": render(name, CALLS)}
+    return {
+        "prose": f"<think>{PROSE}</think>{PROSE}",
+        "worst": f"x{begin[:-1]} " * 200,
+        "calls": render(name, CALLS),
+    }
 
 
 def cost(formats: Formats, text: str) -> float:
     """Microseconds a token, the best of some runs."""
-    pieces = [text[i:i + SIZE] for i in range(0, len(text), SIZE)]
+    pieces = [text[i : i + SIZE] for i in range(0, len(text), SIZE)]
     reading = Reading(service=FakeService(), formats=formats, tools=TOOLS)
 
     def run() -> float:

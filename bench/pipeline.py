@@ -1,8 +1,10 @@
-"""What a step costs on the event loop: plan, ring, apply, detokenize and one push per token, on the null device.
+"""What a step costs on the event loop: plan, ring, apply, detokenize and one push per token, on the null
+device.
 
     python -m bench.pipeline [--sequences 1 16 64 256]
 
-The bound is 150 µs a step and 2 µs a running sequence; CPU time of the event-loop process, so that the ranks' time does not count.
+The bound is 150 µs a step and 2 µs a running sequence; CPU time of the event-loop process, so that the ranks'
+time does not count.
 """
 
 import argparse
@@ -48,8 +50,15 @@ async def measure(core: Core, sequences: int, round: int) -> dict[str, float]:
     params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
     steps, cpu, begin = core.load().steps, time.process_time(), time.perf_counter()
     for i, sink in enumerate(sinks):
-        core.submit(Ask(id=f"{sequences}-{round}-{i}", prompt=Tokens([1 + (i * 7 + round + k) % 2000 for k in range(32)]), params=params,
-                        arrival_s=time.monotonic()), sink)
+        core.submit(
+            Ask(
+                id=f"{sequences}-{round}-{i}",
+                prompt=Tokens([1 + (i * 7 + round + k) % 2000 for k in range(32)]),
+                params=params,
+                arrival_s=time.monotonic(),
+            ),
+            sink,
+        )
     await done.wait()
     cpu, wall, steps = time.process_time() - cpu, time.perf_counter() - begin, core.load().steps - steps
     assert all(sink.tokens == NEW_TOKENS for sink in sinks)
@@ -68,10 +77,20 @@ async def main() -> None:
         await core.wait_ready()
         for sequences in args.sequences:
             await measure(core, sequences, 99)  # warm-up
-            runs = sorted([await measure(core, sequences, k) for k in range(args.rounds)], key=lambda run: run["cpu_us_per_step"])
+            runs = sorted(
+                [await measure(core, sequences, k) for k in range(args.rounds)],
+                key=lambda run: run["cpu_us_per_step"],
+            )
             bound = 150 + 2 * sequences
             median = {name: round(value, 1) for name, value in runs[len(runs) // 2].items()}
-            rows.append({"sequences": sequences, **median, "bound_us": bound, "of_bound": round(median["cpu_us_per_step"] / bound, 2)})
+            rows.append(
+                {
+                    "sequences": sequences,
+                    **median,
+                    "bound_us": bound,
+                    "of_bound": round(median["cpu_us_per_step"] / bound, 2),
+                }
+            )
             print(rows[-1], flush=True)
         tasks.cancel_scope.cancel()
     record("pipeline", {"runs": rows, "nice": os.nice(0)})

@@ -1,4 +1,5 @@
-"""Writes the results of a bench with the facts of the machine they were measured on: bench/results/<name>.json."""
+"""Writes the results of a bench with the facts of the machine they were measured on:
+bench/results/<name>.json."""
 
 import json
 import os
@@ -27,7 +28,9 @@ def machine() -> dict[str, Any]:
 def percentiles(values: list[float], digits: int = 1) -> dict[str, float]:
     """p50, p90 and p99 of at least one value, by the nearest rank."""
     ordered = sorted(values)
-    return {f"p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)], digits) for p in (50, 90, 99)}
+    return {
+        f"p{p}": round(ordered[min(len(ordered) - 1, len(ordered) * p // 100)], digits) for p in (50, 90, 99)
+    }
 
 
 def record(name: str, results: dict[str, Any]) -> Path:

@@ -2,9 +2,9 @@
 
     python -m bench.recovery [--streams 8] [--kills 5]
 
-Every stream is read to its end and compared with what it gives undisturbed; a lost, doubled or other token ends the bench. In float32: in
-bfloat16 a token that was decoded once and is computed again as part of a prompt differs by rounding, which may turn a later choice, as
-any change of a batch may.
+Every stream is read to its end and compared with what it gives undisturbed; a lost, doubled or other token
+ends the bench. In float32: in bfloat16 a token that was decoded once and is computed again as part of a
+prompt differs by rounding, which may turn a later choice, as any change of a batch may.
 """
 
 import argparse
@@ -48,8 +48,15 @@ class Stream:
 
 
 def body(i: int) -> dict[str, object]:
-    return {"model": "pocket", "prompt": [i + 1, *range(20, 52)], "max_tokens": NEW_TOKENS, "stream": True, "ignore_eos": True,
-            "temperature": 0.8 if i % 2 else 0, "seed": i}
+    return {
+        "model": "pocket",
+        "prompt": [i + 1, *range(20, 52)],
+        "max_tokens": NEW_TOKENS,
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0.8 if i % 2 else 0,
+        "seed": i,
+    }
 
 
 def rank_pids(pid: int) -> list[int]:
@@ -72,7 +79,8 @@ async def run(port: int, pid: int, streams: int, is_disturbed: bool) -> tuple[li
 
 
 def silence_end(clients: list[Stream], killed: float) -> float:
-    """When the longest silence of all streams together ends; what was on its way at the kill comes before it."""
+    """When the longest silence of all streams together ends; what was on its way at the kill comes before
+    it."""
     reads = [killed, *sorted(at for client in clients for at in client.reads if at > killed)]
     return max(zip(reads, reads[1:], strict=False), key=lambda pair: pair[1] - pair[0])[1]
 
@@ -91,8 +99,14 @@ def main() -> None:
             pauses.append(found)
         restarts = re.search(rb"^runtime_rank_restarts_total (\S+)$", get(port, "/metrics")[1], re.MULTILINE)
     assert restarts is not None and float(restarts[1]) == args.kills
-    results: dict[str, Any] = {"streams": args.streams, "kills": args.kills, "cold_start_s": round(ready_s, 3),
-                               "kill_to_next_token_s": percentiles(pauses, 3), "wanted_s": WANTED_S, "answers_changed": 0}
+    results: dict[str, Any] = {
+        "streams": args.streams,
+        "kills": args.kills,
+        "cold_start_s": round(ready_s, 3),
+        "kill_to_next_token_s": percentiles(pauses, 3),
+        "wanted_s": WANTED_S,
+        "answers_changed": 0,
+    }
     print(json.dumps(results, indent=2))
     record("recovery", results)
 

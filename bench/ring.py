@@ -3,9 +3,10 @@
     echo     through Writer and Reader of runtime/ranks/ring.py, payloads of 0 bytes, 1 KB and 64 KB
     step     through Ranks and a rank of the null device: a StepPlan of 64 decodes and its StepResult, with both encodings
 
-Both processes wait in the kernel, so the figures have two wake-ups in them. Where an idle core goes to sleep, above all in a virtual
-machine, waking it is most of the time: `floor` is the same ping-pong on bare eventfds, with nothing of ours in it. So all is
-measured twice: as the machine is, and with the cores kept awake by processes that give way to everything (SCHED_IDLE).
+Both processes wait in the kernel, so the figures have two wake-ups in them. Where an idle core goes to sleep,
+above all in a virtual machine, waking it is most of the time: `floor` is the same ping-pong on bare eventfds,
+with nothing of ours in it. So all is measured twice: as the machine is, and with the cores kept awake by
+processes that give way to everything (SCHED_IDLE).
 """
 
 import argparse
@@ -34,8 +35,11 @@ WARM_UP = 500
 PAYLOADS = {"echo_0": 0, "echo_1kb": 1 << 10, "echo_64kb": 64 << 10}
 
 
-async def round_trips(send: Callable[[int], Any], fd: int, receive: Callable[[], Any], count: int) -> list[float]:
-    """Microseconds of each trip; `receive` is called when `fd` is readable and the next one is sent from there."""
+async def round_trips(
+    send: Callable[[int], Any], fd: int, receive: Callable[[], Any], count: int
+) -> list[float]:
+    """Microseconds of each trip; `receive` is called when `fd` is readable and the next one is sent from
+    there."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     times: list[float] = []
@@ -67,7 +71,9 @@ def child(kind: str, *fds: str) -> subprocess.Popen[bytes]:
 async def floor(count: int) -> list[float]:
     there, back = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
     with child("--floor", str(there), str(back)) as process:
-        times = await round_trips(lambda _: os.eventfd_write(there, 1), back, lambda: os.eventfd_read(back), count)
+        times = await round_trips(
+            lambda _: os.eventfd_write(there, 1), back, lambda: os.eventfd_read(back), count
+        )
         os.eventfd_write(there, 2)
         process.wait()
     os.close(there)
@@ -79,7 +85,9 @@ async def echo(payload: bytes, count: int) -> list[float]:
     there, back = ring.create(), ring.create()
     writer, reader = ring.Writer(there, 1), ring.Reader(back, 1)
     with child("--echo", str(there), str(back)) as process:
-        times = await round_trips(lambda _: writer.try_publish(payload), reader.fileno(), reader.read_nowait, count)
+        times = await round_trips(
+            lambda _: writer.try_publish(payload), reader.fileno(), reader.read_nowait, count
+        )
         process.kill()
     for end in (writer, reader, there, back):
         end.close()
@@ -88,9 +96,24 @@ async def echo(payload: bytes, count: int) -> list[float]:
 
 async def step(count: int) -> tuple[list[float], list[float]]:
     """Round trips of steps, and how much of each was the null device."""
-    ranks = Ranks(StartRank(device="null", model_path="", dtype="auto", load_format="auto", tp_size=1, page_size=16, max_slots=ROWS,
-                            max_len=1 << 20, max_step_tokens=ROWS, memory_fraction=0.5, max_total_tokens=None, num_threads=None,
-                            rendezvous="", seed=0))
+    ranks = Ranks(
+        StartRank(
+            device="null",
+            model_path="",
+            dtype="auto",
+            load_format="auto",
+            tp_size=1,
+            page_size=16,
+            max_slots=ROWS,
+            max_len=1 << 20,
+            max_step_tokens=ROWS,
+            memory_fraction=0.5,
+            max_total_tokens=None,
+            num_threads=None,
+            rendezvous="",
+            seed=0,
+        )
+    )
     await ranks.start(lambda progress: None)
     arrived = asyncio.Event()
     ranks.set_wake(arrived.set)
@@ -111,8 +134,20 @@ def decode_plan(number: int) -> StepPlan:
     none = np.empty(0, np.int32)
     pages = np.arange(4, dtype=np.int32)
     rows = np.arange(ROWS, dtype=np.int32)
-    return StepPlan(number, ROWS, [], rows, rows + number, np.ones(ROWS, np.int32), np.ones(ROWS, np.uint8), none,
-                    pages, pages, pages, none)
+    return StepPlan(
+        number,
+        ROWS,
+        [],
+        rows,
+        rows + number,
+        np.ones(ROWS, np.int32),
+        np.ones(ROWS, np.uint8),
+        none,
+        pages,
+        pages,
+        pages,
+        none,
+    )
 
 
 def encodings(count: int) -> dict[str, float]:
@@ -171,7 +206,9 @@ def run_echo(there: ring.RingFds, back: ring.RingFds) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=10_000, help="round trips of each kind")
     parser.add_argument("--floor", nargs=2, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--echo", nargs=2, type=ring.RingFds.parse, help=argparse.SUPPRESS)
@@ -188,8 +225,12 @@ def main() -> None:
         print(f"{title + ', µs':32} {'p50':>8} {'p90':>8} {'p99':>8}")
         for name, figures in results.items():
             print(f"  {name:30} {figures['p50']:8} {figures['p90']:8} {figures['p99']:8}")
-    print("encodings of 64 rows, µs", *(f"  {name:30} {figure:8}" for name, figure in codec.items()), sep="\n")
-    record("ring", {"unit": "µs", "round_trips": given.count, "as_is": as_is, "awake": awake, "encodings": codec})
+    print(
+        "encodings of 64 rows, µs", *(f"  {name:30} {figure:8}" for name, figure in codec.items()), sep="\n"
+    )
+    record(
+        "ring", {"unit": "µs", "round_trips": given.count, "as_is": as_is, "awake": awake, "encodings": codec}
+    )
 
 
 if __name__ == "__main__":

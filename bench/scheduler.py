@@ -2,8 +2,9 @@
 
     python -m bench.scheduler
 
-Bounds: 100 µs for a plan at 64 and 300 µs at 512 running sequences that decode, with 10,000 waiting or none; 1 ms for the prefix of a
-prompt of 32,768 tokens in pages of 16; 100,000 cached pages slow no step, nor does a host tier.
+Bounds: 100 µs for a plan at 64 and 300 µs at 512 running sequences that decode, with 10,000 waiting or none;
+1 ms for the prefix of a prompt of 32,768 tokens in pages of 16; 100,000 cached pages slow no step, nor does a
+host tier.
 """
 
 import os
@@ -31,24 +32,58 @@ NO_FLOATS = np.zeros(0, dtype=np.float32)
 STEPS = 400
 
 
-def scheduler(max_running: int, order: OrderConfig | None = None, *, num_pages: int = 200_000,
-              cache: CacheConfig | None = None) -> Scheduler:
-    return Scheduler(SchedulerConfig(
-        max_running=max_running, max_step_tokens=40_000, max_len=200_000, page_size=16, num_pages=num_pages, eos_ids=(),
-        order=order or OrderConfig(), conservativeness=0.0, cache=cache or CacheConfig()))
+def scheduler(
+    max_running: int,
+    order: OrderConfig | None = None,
+    *,
+    num_pages: int = 200_000,
+    cache: CacheConfig | None = None,
+) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            max_running=max_running,
+            max_step_tokens=40_000,
+            max_len=200_000,
+            page_size=16,
+            num_pages=num_pages,
+            eos_ids=(),
+            order=order or OrderConfig(),
+            conservativeness=0.0,
+            cache=cache or CacheConfig(),
+        )
+    )
 
 
 def add(into: Scheduler, count: int, *, name: str = "r", length: int = 32, **fields: Any) -> None:
     for i in range(count):
-        into.add(Request(id=f"{name}{i}", prompt_ids=[(i * 31 + k) % 5000 for k in range(length)], params=FOREVER, seed=0, arrival_s=0,
-                         **({"tenant": str(i % 8), "priority": i % 3, "routing_key": str(i % 5)} | fields)))
+        into.add(
+            Request(
+                id=f"{name}{i}",
+                prompt_ids=[(i * 31 + k) % 5000 for k in range(length)],
+                params=FOREVER,
+                seed=0,
+                arrival_s=0,
+                **({"tenant": str(i % 8), "priority": i % 3, "routing_key": str(i % 5)} | fields),
+            )
+        )
 
 
 def result(plan: StepPlan) -> StepResult:
-    return StepResult(plan.step, np.full(int(plan.samples.sum()), 5, dtype=np.int32), -1, NO_FLOATS, NO_FLOATS, NO_FLOATS, [], 0.0)
+    return StepResult(
+        plan.step,
+        np.full(int(plan.samples.sum()), 5, dtype=np.int32),
+        -1,
+        NO_FLOATS,
+        NO_FLOATS,
+        NO_FLOATS,
+        [],
+        0.0,
+    )
 
 
-def steps(of: Scheduler, count: int = STEPS, between: Callable[[], None] = lambda: None) -> tuple[float, float]:
+def steps(
+    of: Scheduler, count: int = STEPS, between: Callable[[], None] = lambda: None
+) -> tuple[float, float]:
     """Median microseconds of plan and of apply."""
     plans, applies = [], []
     for _ in range(count):
@@ -95,7 +130,9 @@ def prefixes() -> dict[str, Any]:
     """A long prompt against a cache that has all of it, and steps beside 100,000 cached pages."""
     it = scheduler(64)
     prompt = [(i * 7919) % 30_000 for i in range(32_768)]
-    it.add(Request(id="long", prompt_ids=prompt, params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))
+    it.add(
+        Request(id="long", prompt_ids=prompt, params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0)
+    )
     steps(it, 1)
     tokens = memoryview(array("i", prompt)).cast("B")
     tree = it.cache.tree
@@ -105,23 +142,53 @@ def prefixes() -> dict[str, Any]:
     take_us = min(_timed(lambda: (tree.lock(node), node.path(), tree.unlock(node))) for _ in range(50))
     full = scheduler(64)
     for i in range(100):
-        full.add(Request(id=f"c{i}", prompt_ids=[i, *([1] * 16_000)], params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))
+        full.add(
+            Request(
+                id=f"c{i}",
+                prompt_ids=[i, *([1] * 16_000)],
+                params=SamplingParams(max_new_tokens=1),
+                seed=0,
+                arrival_s=0,
+            )
+        )
     while full.roster.live:
         steps(full, 1)
     add(full, 64)
     steps(full, 20)
     plan_us, _ = steps(full)
-    return {"match_32k_us": round(match_us, 1), "match_again_us": round(probe_us, 1), "lock_path_unlock_32k_us": round(take_us, 1),
-            "cached_pages": full.cache.tree.num_evictable, "plan_us_beside_them": plan_us}
+    return {
+        "match_32k_us": round(match_us, 1),
+        "match_again_us": round(probe_us, 1),
+        "lock_path_unlock_32k_us": round(take_us, 1),
+        "cached_pages": full.cache.tree.num_evictable,
+        "plan_us_beside_them": plan_us,
+    }
 
 
 def tiers(write_policy: str) -> dict[str, Any]:
-    """Decode steps beside 20,000 pages in host memory, a prompt of 16,000 tokens that comes back from there, and an audit of it all."""
+    """Decode steps beside 20,000 pages in host memory, a prompt of 16,000 tokens that comes back from there,
+    and an audit of it all."""
     host = HostConfig(num_pages=50_000, write_policy=write_policy)
     it = scheduler(64, num_pages=12_000, cache=CacheConfig(host=host))
     for i in range(20):
-        it.add(Request(id=f"c{i}", prompt_ids=[i, *([1] * 16_000)], params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))
-        it.add(Request(id=f"d{i}", prompt_ids=[i, *([1] * 16_000)], params=SamplingParams(max_new_tokens=1), seed=0, arrival_s=0))
+        it.add(
+            Request(
+                id=f"c{i}",
+                prompt_ids=[i, *([1] * 16_000)],
+                params=SamplingParams(max_new_tokens=1),
+                seed=0,
+                arrival_s=0,
+            )
+        )
+        it.add(
+            Request(
+                id=f"d{i}",
+                prompt_ids=[i, *([1] * 16_000)],
+                params=SamplingParams(max_new_tokens=1),
+                seed=0,
+                arrival_s=0,
+            )
+        )
     while (plan := it.plan()) is not None:
         it.apply(result(plan))
     audit_ms = min(_timed(lambda: findings(it.cache)) for _ in range(3)) / 1000
@@ -134,8 +201,15 @@ def tiers(write_policy: str) -> dict[str, Any]:
     add(it, 63)
     steps(it, 30)
     plan_us, apply_us = steps(it)
-    return {"write_policy": write_policy, "host_pages": it.cache.host.num_used, "plan_us": plan_us, "apply_us": apply_us,
-            "plan_that_loads_us": round(back_us, 1), "pages_loaded": len(plan.page_copies.load_pages), "audit_ms": round(audit_ms, 1)}
+    return {
+        "write_policy": write_policy,
+        "host_pages": it.cache.host.num_used,
+        "plan_us": plan_us,
+        "apply_us": apply_us,
+        "plan_that_loads_us": round(back_us, 1),
+        "pages_loaded": len(plan.page_copies.load_pages),
+        "audit_ms": round(audit_ms, 1),
+    }
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -146,7 +220,9 @@ def _timed(call: Callable[[], Any]) -> float:
 
 def main() -> None:
     results: dict[str, Any] = {"nice": os.nice(0)}
-    results["decoding"] = [decoding(running, waiting) for running in (1, 8, 64, 256, 512) for waiting in (0, 10_000)]
+    results["decoding"] = [
+        decoding(running, waiting) for running in (1, 8, 64, 256, 512) for waiting in (0, 10_000)
+    ]
     results["admitting"] = [admitting(policy) for policy in POLICIES]
     results["admitting"].append(admitting("lpm", fair=True, has_priorities=True))
     results["arriving"] = [arriving(policy) for policy in POLICIES]

@@ -2,9 +2,10 @@
 
     python -m bench.simulation [--requests 2500]
 
-Requests come at random times and begin with one of many prefixes, whose popularity is Zipf's. The scheduler is the real one; the
-device is a formula: a step takes a constant, and something for each decode row, each prompt token and each position that is
-attended to. The figures compare policies with one another on one trace; they are no forecast for a machine. Writes docs/scheduling.svg.
+Requests come at random times and begin with one of many prefixes, whose popularity is Zipf's. The scheduler
+is the real one; the device is a formula: a step takes a constant, and something for each decode row, each
+prompt token and each position that is attended to. The figures compare policies with one another on one
+trace; they are no forecast for a machine. Writes docs/scheduling.svg.
 """
 
 import argparse
@@ -32,7 +33,8 @@ MAX_RUNNING = 64
 CHUNK = 2048
 PREFIXES = 250
 ZIPF = 1.0
-RATE = 26.0  # requests a second on average: more than it can take in one half of each minute, few in the other
+# requests a second on average: more than it can take in one half of each minute, few in the other
+RATE = 26.0
 RUSH = 1.7  # of the rate, in the busy half
 MEAN_OUTPUT = 120
 ALLOWED = 1024
@@ -51,7 +53,9 @@ class Visit(Struct, frozen=True):
 
 def trace(count: int, seed: int = 1) -> list[Visit]:
     random = Random(seed)
-    prefixes = [[random.randrange(10, 50_000) for _ in range(random.randrange(400, 2800))] for _ in range(PREFIXES)]
+    prefixes = [
+        [random.randrange(10, 50_000) for _ in range(random.randrange(400, 2800))] for _ in range(PREFIXES)
+    ]
     weights = [1 / (rank + 1) ** ZIPF for rank in range(PREFIXES)]
     random.shuffle(prefixes)
     now_s, visits = 0.0, []
@@ -62,16 +66,37 @@ def trace(count: int, seed: int = 1) -> list[Visit]:
         output = min(int(random.expovariate(1 / MEAN_OUTPUT)) + 1, ALLOWED)
         is_urgent = random.random() < 0.1
         tenant = "light" if random.random() < 0.1 else "heavy"
-        params = SamplingParams(max_new_tokens=random.choice([256, ALLOWED]) if output < 256 else ALLOWED, stop_token_ids=(STOP,))
-        visits.append(Visit(Request(id=str(number), prompt_ids=prefixes[topic] + own, params=params, seed=0, arrival_s=now_s,
-                                    priority=20 if is_urgent else 0, tenant=tenant, routing_key=str(topic)), output, is_urgent))
+        params = SamplingParams(
+            max_new_tokens=random.choice([256, ALLOWED]) if output < 256 else ALLOWED, stop_token_ids=(STOP,)
+        )
+        visits.append(
+            Visit(
+                Request(
+                    id=str(number),
+                    prompt_ids=prefixes[topic] + own,
+                    params=params,
+                    seed=0,
+                    arrival_s=now_s,
+                    priority=20 if is_urgent else 0,
+                    tenant=tenant,
+                    routing_key=str(topic),
+                ),
+                output,
+                is_urgent,
+            )
+        )
     return visits
 
 
 def seconds(plan: StepPlan) -> float:
     starts, counts = plan.starts.astype(float), plan.counts.astype(float)
-    extends = float(plan.counts[plan.num_decodes:].sum())
-    return STEP_S + DECODE_S * plan.num_decodes + TOKEN_S * extends + ATTENDED_S * float((counts * (starts + counts / 2)).sum())
+    extends = float(plan.counts[plan.num_decodes :].sum())
+    return (
+        STEP_S
+        + DECODE_S * plan.num_decodes
+        + TOKEN_S * extends
+        + ATTENDED_S * float((counts * (starts + counts / 2)).sum())
+    )
 
 
 class Device:
@@ -85,13 +110,27 @@ class Device:
         for sequence_id in sampled:
             self.left[sequence_id] -= 1
             tokens.append(GO if self.left[sequence_id] else STOP)
-        return StepResult(plan.step, np.array(tokens, dtype=np.int32), -1, NO_FLOATS, NO_FLOATS, NO_FLOATS, [], 0.0)
+        return StepResult(
+            plan.step, np.array(tokens, dtype=np.int32), -1, NO_FLOATS, NO_FLOATS, NO_FLOATS, [], 0.0
+        )
 
 
-def simulate(visits: list[Visit], order: OrderConfig, *, conservativeness: float = 1.0, num_pages: int = NUM_PAGES) -> dict[str, float]:
-    scheduler = Scheduler(SchedulerConfig(
-        max_running=MAX_RUNNING, max_step_tokens=CHUNK, max_len=8192, page_size=PAGE_SIZE, num_pages=num_pages, eos_ids=(),
-        order=order, admission=Admission(max_step_tokens=CHUNK), conservativeness=conservativeness))
+def simulate(
+    visits: list[Visit], order: OrderConfig, *, conservativeness: float = 1.0, num_pages: int = NUM_PAGES
+) -> dict[str, float]:
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_running=MAX_RUNNING,
+            max_step_tokens=CHUNK,
+            max_len=8192,
+            page_size=PAGE_SIZE,
+            num_pages=num_pages,
+            eos_ids=(),
+            order=order,
+            admission=Admission(max_step_tokens=CHUNK),
+            conservativeness=conservativeness,
+        )
+    )
     device = Device(visits)
     now_s, next_visit, first_s = 0.0, 0, {}
     while next_visit < len(visits) or scheduler.roster.live:
@@ -111,10 +150,16 @@ def simulate(visits: list[Visit], order: OrderConfig, *, conservativeness: float
     totals = scheduler.totals
     return {
         "hit_rate": round(totals.cached_tokens / totals.prompt_tokens, 3),
-        "ttft_p50_s": quantile(ttft, 0.5), "ttft_p99_s": quantile(ttft, 0.99),
-        "urgent_ttft_p99_s": quantile([t for t, visit in zip(ttft, visits, strict=True) if visit.is_urgent], 0.99),
-        "light_ttft_p50_s": quantile([t for t, visit in zip(ttft, visits, strict=True) if visit.request.tenant == "light"], 0.5),
-        "tokens_per_s": round(sum(visit.output for visit in visits) / now_s), "preemptions": totals.preemptions,
+        "ttft_p50_s": quantile(ttft, 0.5),
+        "ttft_p99_s": quantile(ttft, 0.99),
+        "urgent_ttft_p99_s": quantile(
+            [t for t, visit in zip(ttft, visits, strict=True) if visit.is_urgent], 0.99
+        ),
+        "light_ttft_p50_s": quantile(
+            [t for t, visit in zip(ttft, visits, strict=True) if visit.request.tenant == "light"], 0.5
+        ),
+        "tokens_per_s": round(sum(visit.output for visit in visits) / now_s),
+        "preemptions": totals.preemptions,
         "aged": scheduler.roster.waiting.num_aged,
     }
 
@@ -125,14 +170,22 @@ def quantile(values: list[float], part: float) -> float:
 
 def picture(rows: dict[str, dict[str, float]]) -> str:
     """One panel a figure, one bar a policy."""
-    panels = [("hit_rate", "prefix hits", 100, "%"), ("ttft_p50_s", "first token, median", 1, " s"),
-              ("ttft_p99_s", "first token, p99", 1, " s"), ("tokens_per_s", "tokens a second", 1, "")]
+    panels = [
+        ("hit_rate", "prefix hits", 100, "%"),
+        ("ttft_p50_s", "first token, median", 1, " s"),
+        ("ttft_p99_s", "first token, p99", 1, " s"),
+        ("tokens_per_s", "tokens a second", 1, ""),
+    ]
     height, width, left = 26 * len(rows) + 40, 190, 118
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width * len(panels)}" height="{height}" '
-             'font-family="sans-serif" font-size="12">',
-             f'<rect width="100%" height="{height}" fill="#ffffff"/>']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width * len(panels)}" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="100%" height="{height}" fill="#ffffff"/>',
+    ]
     for line, name in enumerate(rows):
-        parts.append(f'<text x="{left - 8}" y="{26 * line + 50}" text-anchor="end" fill="#222222">{name}</text>')
+        parts.append(
+            f'<text x="{left - 8}" y="{26 * line + 50}" text-anchor="end" fill="#222222">{name}</text>'
+        )
     for column, (field, title, scale, unit) in enumerate(panels):
         x = left + column * width
         most = max(row[field] for row in rows.values()) or 1
@@ -140,8 +193,10 @@ def picture(rows: dict[str, dict[str, float]]) -> str:
         for line, row in enumerate(rows.values()):
             length = 110 * row[field] / most
             value = f"{row[field] * scale:,.0f}" if scale > 1 or most > 100 else f"{row[field]:.2f}"
-            parts.append(f'<rect x="{x}" y="{26 * line + 36}" width="{length:.1f}" height="18" fill="#4477aa"/>'
-                         f'<text x="{x + length + 5:.1f}" y="{26 * line + 50}" fill="#222222">{value}{unit}</text>')
+            parts.append(
+                f'<rect x="{x}" y="{26 * line + 36}" width="{length:.1f}" height="18" fill="#4477aa"/>'
+                f'<text x="{x + length + 5:.1f}" y="{26 * line + 50}" fill="#222222">{value}{unit}</text>'
+            )
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -156,11 +211,21 @@ def main() -> None:
     for name, order in runs.items():
         rows[name] = simulate(visits, order)
         print(f"| {name} |", " | ".join(str(value) for value in rows[name].values()), "|", flush=True)
-    tight = {f"{c:g}": simulate(visits, OrderConfig(), conservativeness=c, num_pages=FEW_PAGES) for c in (0.0, 0.3, 1.0, 2.0)}
+    tight = {
+        f"{c:g}": simulate(visits, OrderConfig(), conservativeness=c, num_pages=FEW_PAGES)
+        for c in (0.0, 0.3, 1.0, 2.0)
+    }
     for name, row in tight.items():
-        print(f"| fcfs, few pages, conservativeness {name} |", " | ".join(map(str, row.values())), "|", flush=True)
+        print(
+            f"| fcfs, few pages, conservativeness {name} |",
+            " | ".join(map(str, row.values())),
+            "|",
+            flush=True,
+        )
     PICTURE.write_text(picture(rows))
-    record("simulation", {"requests": args.requests, "policies": rows, "few_pages_by_conservativeness": tight})
+    record(
+        "simulation", {"requests": args.requests, "policies": rows, "few_pages_by_conservativeness": tight}
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Does memory grow? 10,000 short requests, a third of them left half way, on the null device; bounded in count and time.
+"""Does memory grow? 10,000 short requests, a third of them left half way, on the null device; bounded in
+count and time.
 
     python -m bench.soak [--requests 10000]
     python -m bench.soak --tiers [--device cpu] [--seconds 180] [--kills 6]
 
-Prints resident memory of all server processes every tenth of the way, and at the end what the server says is still in use.
+Prints resident memory of all server processes every tenth of the way, and at the end what the server says is
+still in use.
 
-With --tiers: prompts that share prefixes, pools too small for them, host memory and files behind, clients that leave, ranks that die;
-for so many seconds. No page may leak, and a prompt that comes again gets the answer that it got (with --device cpu the embedded model's, in
-float32).
+With --tiers: prompts that share prefixes, pools too small for them, host memory and files behind, clients
+that leave, ranks that die; for so many seconds. No page may leak, and a prompt that comes again gets the
+answer that it got (with --device cpu the embedded model's, in float32).
 """
 
 import argparse
@@ -47,7 +49,9 @@ async def one(port: int, request: bytes, leaves: bool) -> str:
             if not more:
                 raise ConnectionError(f"an answer ended early: ... {data[-200:]!r}")
             data += more
-        return "".join(json.loads(f'"{text}"') for text in re.findall(r'"text":"((?:[^"\\]|\\.)*)"', data.decode()))
+        return "".join(
+            json.loads(f'"{text}"') for text in re.findall(r'"text":"((?:[^"\\]|\\.)*)"', data.decode())
+        )
     finally:
         writer.close()
 
@@ -57,8 +61,13 @@ async def drive(port: int, count: int, base: int) -> None:
 
     async def worker() -> None:
         for i in todo:
-            body = {"model": "null", "prompt": [(base + i + k) % 2000 for k in range(24)], "max_tokens": 24, "stream": True,
-                    "ignore_eos": True}
+            body = {
+                "model": "null",
+                "prompt": [(base + i + k) % 2000 for k in range(24)],
+                "max_tokens": 24,
+                "stream": True,
+                "ignore_eos": True,
+            }
             await one(port, request_bytes(port, "/v1/completions", body), leaves=i % 3 == 0)
 
     async with asyncio.TaskGroup() as tasks:
@@ -79,15 +88,30 @@ class Tiers:
     def prompt(self) -> list[int]:
         """One of 40 prefixes, the first ones often, and one of four ends."""
         prefix = min(int(self.random.paretovariate(0.7)), 40)
-        return [*((prefix * k + k // 7) % 90 for k in range(64 + 4 * prefix)), prefix, *[self.random.randrange(4)] * 9]
+        return [
+            *((prefix * k + k // 7) % 90 for k in range(64 + 4 * prefix)),
+            prefix,
+            *[self.random.randrange(4)] * 9,
+        ]
 
     async def drive(self, until: float) -> None:
         async def worker() -> None:
             while time.perf_counter() < until:
                 prompt, leaves = self.prompt(), self.random.random() < 0.3
-                body = {"model": "soak", "prompt": prompt, "max_tokens": 16, "stream": True, "ignore_eos": True, "temperature": 0,
-                        "seed": 0}
-                self.note(tuple(prompt), await one(self.port, request_bytes(self.port, "/v1/completions", body), leaves), leaves)
+                body = {
+                    "model": "soak",
+                    "prompt": prompt,
+                    "max_tokens": 16,
+                    "stream": True,
+                    "ignore_eos": True,
+                    "temperature": 0,
+                    "seed": 0,
+                }
+                self.note(
+                    tuple(prompt),
+                    await one(self.port, request_bytes(self.port, "/v1/completions", body), leaves),
+                    leaves,
+                )
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self.num_streams):
@@ -106,8 +130,15 @@ class Tiers:
             self.told[prompt] = text
 
 
-METRICS = ("rank_restarts_total", "cache_leaks_total", "failed_requests_total", "host_loaded_tokens_total", "host_saved_pages_total",
-           "storage_fetched_tokens_total", "preemptions_total")
+METRICS = (
+    "rank_restarts_total",
+    "cache_leaks_total",
+    "failed_requests_total",
+    "host_loaded_tokens_total",
+    "host_saved_pages_total",
+    "storage_fetched_tokens_total",
+    "preemptions_total",
+)
 
 
 def metrics(port: int) -> dict[str, int]:
@@ -119,7 +150,10 @@ def metrics(port: int) -> dict[str, int]:
 def resident(port: int) -> dict[str, float]:
     """MiB of each server process, as /metrics tells."""
     text = get(port, "/metrics")[1].decode()
-    return {name: round(float(value) / 2**20, 1) for name, value in re.findall(r'runtime_resident_bytes\{process="(\w+)"\} (\S+)', text)}
+    return {
+        name: round(float(value) / 2**20, 1)
+        for name, value in re.findall(r'runtime_resident_bytes\{process="(\w+)"\} (\S+)', text)
+    }
 
 
 def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
@@ -127,12 +161,32 @@ def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         settings = json.dumps({"dir": folder, "max_bytes": 64 << 20, "prefetch_threshold": 32})
-        options = ["--device", device, "--served-model-name", "soak", "--log-level", "error", "--context-length", "512",
-                   "--max-total-tokens", "2048", "--enable-hierarchical-cache", "--hicache-ratio", "1.5",
-                   "--hicache-mem-layout", "page_first", "--hicache-storage-backend", "file",
-                   "--hicache-storage-prefetch-policy", "timeout",
-                   "--hicache-storage-backend-extra-config", settings]
-        options += ["--dtype", "float32", "--num-threads", "1"] if device == "cpu" else ["--null-step-s", "0.002"]
+        options = [
+            "--device",
+            device,
+            "--served-model-name",
+            "soak",
+            "--log-level",
+            "error",
+            "--context-length",
+            "512",
+            "--max-total-tokens",
+            "2048",
+            "--enable-hierarchical-cache",
+            "--hicache-ratio",
+            "1.5",
+            "--hicache-mem-layout",
+            "page_first",
+            "--hicache-storage-backend",
+            "file",
+            "--hicache-storage-prefetch-policy",
+            "timeout",
+            "--hicache-storage-backend-extra-config",
+            settings,
+        ]
+        options += (
+            ["--dtype", "float32", "--num-threads", "1"] if device == "cpu" else ["--null-step-s", "0.002"]
+        )
         with server(*options) as (port, pid, _):
             clients, begin = Tiers(port, 16 if device == "cpu" else 32), time.perf_counter()
 
@@ -147,14 +201,23 @@ def soak_tiers(device: str, seconds: float, kills: int) -> dict[str, Any]:
                             await asyncio.to_thread(report)
 
             def report() -> None:
-                rows.append({"s": round(time.perf_counter() - begin), **clients.counts, **resident(port), **metrics(port)})
+                rows.append(
+                    {
+                        "s": round(time.perf_counter() - begin),
+                        **clients.counts,
+                        **resident(port),
+                        **metrics(port),
+                    }
+                )
                 print(rows[-1], flush=True)
 
             uvloop.run(all_of_it(report))
             time.sleep(2)  # the audit runs when the server idles
             left = json.loads(get(port, "/v1/loads")[1])["loads"][0]
             report()
-    assert rows[-1]["changed"] == rows[-1]["cache_leaks_total"] == rows[-1]["failed_requests_total"] == 0, rows[-1]
+    assert rows[-1]["changed"] == rows[-1]["cache_leaks_total"] == rows[-1]["failed_requests_total"] == 0, (
+        rows[-1]
+    )
     assert left["num_total_reqs"] == left["num_used_tokens"] == 0, left
     return {"rows": rows, "left": left}
 
@@ -175,7 +238,16 @@ def main() -> None:
 
 def soak(requests: int) -> dict[str, Any]:
     rows = []
-    with server("--device", "null", "--served-model-name", "null", "--log-level", "error", "--max-total-tokens", "65536") as (port, _, _):
+    with server(
+        "--device",
+        "null",
+        "--served-model-name",
+        "null",
+        "--log-level",
+        "error",
+        "--max-total-tokens",
+        "65536",
+    ) as (port, _, _):
         begin = time.perf_counter()
         for tenth in range(10):
             uvloop.run(drive(port, requests // 10, tenth * requests))

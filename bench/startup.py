@@ -1,6 +1,8 @@
-"""From process start to the first answer, with the embedded model: /health, ready, first token; and what the process weighs.
+"""From process start to the first answer, with the embedded model: /health, ready, first token; and what the
+process weighs.
 
-Before that the command line alone: `runtime --help`, and parsing flags against the full table of options in a fresh process.
+Before that the command line alone: `runtime --help`, and parsing flags against the full table of options in a
+fresh process.
 
     python -m bench.startup [--runs 5]
 """
@@ -32,7 +34,12 @@ def until(port: int, path: str, status: int | None) -> None:
 def first_token(port: int) -> None:
     """Sends a streamed chat and returns at its first content."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {"messages": [{"role": "user", "content": "Hello!"}], "stream": True, "temperature": 0, "max_tokens": 4}
+    body = {
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": 4,
+    }
     connection.request("POST", "/v1/chat/completions", json.dumps(body))
     response = connection.getresponse()
     assert response.status == 200, response.read()
@@ -57,14 +64,20 @@ def idle_cpu(pid: int, seconds: float) -> float:
 def one() -> dict[str, float]:
     port = free_port()
     begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "runtime", "serve", "--port", str(port), "--log-level", "error"])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime", "serve", "--port", str(port), "--log-level", "error"]
+    )
     try:
         until(port, "/health", None)
         health = time.perf_counter() - begin
         first_token(port)
         token = time.perf_counter() - begin
-        return {"health_s": health, "first_token_s": token, "loop_rss_mib": resident_mib(process.pid),
-                "idle_cores": idle_cpu(process.pid, 3)}
+        return {
+            "health_s": health,
+            "first_token_s": token,
+            "loop_rss_mib": resident_mib(process.pid),
+            "idle_cores": idle_cpu(process.pid, 3),
+        }
     finally:
         process.terminate()
         process.wait(20)
@@ -83,12 +96,15 @@ print(time.perf_counter() - begin)
 
 
 def command_line() -> dict[str, float]:
-    """Seconds of `runtime --help`, start of the interpreter included, and of the first parse: table and every flag that works."""
+    """Seconds of `runtime --help`, start of the interpreter included, and of the first parse: table and every
+    flag that works."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "runtime", "--help"], check=True, stdout=subprocess.DEVNULL)
     usage = time.perf_counter() - begin
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "runtime", "serve", "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "runtime", "serve", "--help"], check=True, stdout=subprocess.DEVNULL
+    )
     serve_usage = time.perf_counter() - begin
     parsed = subprocess.run([sys.executable, "-c", PARSE], check=True, capture_output=True, text=True).stdout
     return {"help_s": usage, "serve_help_s": serve_usage, "parse_s": float(parsed)}

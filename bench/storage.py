@@ -1,10 +1,12 @@
-"""How fast do pages go to files and come back, as a share of plain file copies of the same bytes in the same run?
+"""How fast do pages go to files and come back, as a share of plain file copies of the same bytes in the same
+run?
 
     python -m bench.storage [--pages 256] [--page-kib 2048] [--dir DIR]
 
-A page of 2 MiB is that of an 8B model (32 layers, 8 key/value heads of 128, bfloat16) with 16 tokens. "plain" writes and reads files of
-that size with one system call each: no names by content, no checksum, no index. Files stay in the operating system's cache: it is
-the runtime's share that is measured, not the disk. Best of three rounds, taken in turns.
+A page of 2 MiB is that of an 8B model (32 layers, 8 key/value heads of 128, bfloat16) with 16 tokens. "plain"
+writes and reads files of that size with one system call each: no names by content, no checksum, no index.
+Files stay in the operating system's cache: it is the runtime's share that is measured, not the disk. Best of
+three rounds, taken in turns.
 """
 
 import argparse
@@ -26,15 +28,27 @@ ROUNDS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=int, default=256)
     parser.add_argument("--page-kib", type=int, default=2048)
     parser.add_argument("--dir", help="where; the default is the directory for temporary files")
     arguments = parser.parse_args()
-    results = [measure(arguments.pages, arguments.page_kib << 10, threads, arguments.dir) for threads in (1, 2)]
+    results = [
+        measure(arguments.pages, arguments.page_kib << 10, threads, arguments.dir) for threads in (1, 2)
+    ]
     checksum = crc_gb_s(arguments.page_kib << 10)
     print(json.dumps({"checksum_gb_s": checksum, "cases": results}, indent=2))
-    record("storage", {"pages": arguments.pages, "page_bytes": arguments.page_kib << 10, "checksum_gb_s": checksum, "cases": results})
+    record(
+        "storage",
+        {
+            "pages": arguments.pages,
+            "page_bytes": arguments.page_kib << 10,
+            "checksum_gb_s": checksum,
+            "cases": results,
+        },
+    )
 
 
 def measure(num_pages: int, page_bytes: int, threads: int, folder: str | None) -> dict[str, float | int]:
@@ -45,26 +59,37 @@ def measure(num_pages: int, page_bytes: int, threads: int, folder: str | None) -
     into = np.zeros((threads, page_bytes), dtype=np.uint8)
     best: dict[str, float] = {}
     with ThreadPoolExecutor(threads) as pool:
+
         def timed(name: str, call: Callable[[int], object]) -> None:
             begin = time.perf_counter()
             parts: Iterable[range] = (range(first, num_pages, threads) for first in range(threads))
             list(pool.map(lambda part: [call(number) for number in part], parts))
-            best[name] = max(best.get(name, 0.0), num_pages * page_bytes / (time.perf_counter() - begin) / 1e9)
+            best[name] = max(
+                best.get(name, 0.0), num_pages * page_bytes / (time.perf_counter() - begin) / 1e9
+            )
 
         for _ in range(ROUNDS):
             with tempfile.TemporaryDirectory(dir=folder) as torch_device:
                 path = Path(torch_device)
                 plain = [path / f"{number}" for number in range(num_pages)]
-                timed("plain_write", lambda number: put(plain[number], views[number]))  # noqa: B023
-                timed("plain_read", lambda number: get(plain[number], into[number % threads]))  # noqa: B023
+                timed("plain_write", lambda number: put(plain[number], views[number]))
+                timed("plain_read", lambda number: get(plain[number], into[number % threads]))
                 store = open_store("file", {"dir": str(path / "pages")}, b"i" * 16, page_bytes)
-                timed("write", lambda number: store.save(keys[number], [views[number]]))  # noqa: B023
-                timed("read", lambda number: check(store, keys[number], into[number % threads]))  # noqa: B023
-                assert (store.totals.pages_written, store.totals.pages_read, store.totals.errors) == (num_pages, num_pages, 0)
+                timed("write", lambda number: store.save(keys[number], [views[number]]))
+                timed("read", lambda number: check(store, keys[number], into[number % threads]))
+                assert (store.totals.pages_written, store.totals.pages_read, store.totals.errors) == (
+                    num_pages,
+                    num_pages,
+                    0,
+                )
                 store.close()
     rounded = {f"{name}_gb_s": round(rate, 2) for name, rate in best.items()}
-    return {"threads": threads, **rounded, "write_share": round(best["write"] / best["plain_write"], 2),
-            "read_share": round(best["read"] / best["plain_read"], 2)}
+    return {
+        "threads": threads,
+        **rounded,
+        "write_share": round(best["write"] / best["plain_write"], 2),
+        "read_share": round(best["read"] / best["plain_read"], 2),
+    }
 
 
 def put(path: Path, page: memoryview) -> None:

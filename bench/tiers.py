@@ -2,10 +2,11 @@
 
     python -m bench.tiers
 
-The layers of an 8B model (32, with 8 key/value heads of 128 numbers in bfloat16) and few enough pages to fit, in warm memory. Pages are
-scattered: each has a place that has nothing to do with its own; or in runs of 8 that are neighbours on both sides. Two bounds: one large
-memcpy, and memcpy of as many bytes in the same pieces between the same places, a bare call a piece. Machines are never quiet, so all are
-measured in turn, and the best of each counts.
+The layers of an 8B model (32, with 8 key/value heads of 128 numbers in bfloat16) and few enough pages to fit,
+in warm memory. Pages are scattered: each has a place that has nothing to do with its own; or in runs of 8
+that are neighbours on both sides. Two bounds: one large memcpy, and memcpy of as many bytes in the same
+pieces between the same places, a bare call a piece. Machines are never quiet, so all are measured in turn,
+and the best of each counts.
 """
 
 import json
@@ -43,8 +44,13 @@ def places(random: np.random.Generator, num_pages: int, run: int) -> np.ndarray:
 
 def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     num_pages, memory = TOKENS // page_size, CpuMemory(1)
-    kv = [(memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i),
-           memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i + 1)) for i in range(LAYERS)]
+    kv = [
+        (
+            memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i),
+            memory.allocate_cache(TOKENS, HEADS, DIM, torch.bfloat16).fill_(i + 1),
+        )
+        for i in range(LAYERS)
+    ]
     parts = (page_size * HEADS * DIM * 2,) * (2 * LAYERS)
     fd = os.memfd_create("bench")
     os.ftruncate(fd, num_pages * sum(parts))
@@ -56,8 +62,11 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     every = np.arange(num_pages, dtype=np.int32)
     copies.save(every, every)  # touches all memory
     caches = [cache.view(num_pages, -1).view(torch.uint8).numpy() for pair in kv for cache in pair]
-    pieces = [(cache[page].ctypes.data, host.part(i)[index].ctypes.data)
-              for i, cache in enumerate(caches) for page, index in zip(pages, hosts, strict=True)]
+    pieces = [
+        (cache[page].ctypes.data, host.part(i)[index].ctypes.data)
+        for i, cache in enumerate(caches)
+        for page, index in zip(pages, hosts, strict=True)
+    ]
 
     def move_pieces() -> None:
         for page, index in pieces:
@@ -69,18 +78,31 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
 
     num_bytes = len(pages) * sum(parts)
     source, target = (np.ones(num_bytes, np.uint8) for _ in range(2))
-    seconds = best_s({"memcpy": lambda: np.copyto(target, source), "pieces": move_pieces, "save": lambda: copies.save(pages, hosts),
-                      "load": load})
+    seconds = best_s(
+        {
+            "memcpy": lambda: np.copyto(target, source),
+            "pieces": move_pieces,
+            "save": lambda: copies.save(pages, hosts),
+            "load": load,
+        }
+    )
     copies.close()
     return {f"{name}_gb_s": round(num_bytes / s / 1e9, 2) for name, s in seconds.items()} | {
-        f"{name}_of_{bound}": round(seconds[bound] / seconds[name], 2) for name in ("save", "load") for bound in ("memcpy", "pieces")}
+        f"{name}_of_{bound}": round(seconds[bound] / seconds[name], 2)
+        for name in ("save", "load")
+        for bound in ("memcpy", "pieces")
+    }
 
 
 def main() -> None:
     torch.set_num_threads(1)
     load_before = os.getloadavg()[0]
-    results = {f"page {size}, {layout}, {'scattered' if run == 1 else f'runs of {run}'}": measure(size, layout, run)
-               for size in (16, 64) for layout in LAYOUTS for run in (1, RUN)}
+    results = {
+        f"page {size}, {layout}, {'scattered' if run == 1 else f'runs of {run}'}": measure(size, layout, run)
+        for size in (16, 64)
+        for layout in LAYOUTS
+        for run in (1, RUN)
+    }
     print(json.dumps(results, indent=2))
     record("tiers", results | {"load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)]})
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pocket.exchange import Exchange, Message, Tool, is_held_out
 from pocket.kinds.facts import fact
-from pocket.kinds.letters import echo, alias
+from pocket.kinds.letters import alias, echo
 from pocket.kinds.numbers import arithmetic, counting
 from pocket.kinds.objects import json_object
 from pocket.kinds.talk import greeting, memory, unknown
@@ -128,7 +128,11 @@ def _exchanges(rng: random.Random, size: int, mode: bool | None) -> list[Exchang
         offered = {_area(e.topic) for e in found if e.tools}
         open_topics = {e.topic for e in found if not e.tools}
         if exchange.tools:
-            if len(offered) > 2 or any(e.topic == exchange.topic for e in found) or _area(exchange.topic) in open_topics:
+            if (
+                len(offered) > 2
+                or any(e.topic == exchange.topic for e in found)
+                or _area(exchange.topic) in open_topics
+            ):
                 continue
             if _area(exchange.topic) == "math" and "math" in offered:
                 continue
@@ -158,7 +162,13 @@ def _reasoned(exchange: Exchange) -> Exchange:
         if message["role"] == "assistant" and "reasoning_content" not in message:
             after_tool = messages[-1]["role"] == "tool"
             early = i + 1 < len(exchange.messages) and not message.get("tool_calls")
-            thought = "The tool has answered." if after_tool else "The user tells me something." if early else exchange.thought
+            thought = (
+                "The tool has answered."
+                if after_tool
+                else "The user tells me something."
+                if early
+                else exchange.thought
+            )
             message = {**message, "reasoning_content": thought}
         messages.append(message)
     return replace(exchange, messages=tuple(messages))
@@ -187,7 +197,9 @@ def conversation(rng: random.Random) -> Conversation:
     """Make a training conversation."""
     roll = rng.random()
     mode = True if roll < 0.1 else False if roll < 0.2 else None
-    size = rng.choices((1, rng.randint(2, 4), rng.randint(5, 8), rng.randint(12, 24)), (0.3, 0.48, 0.19, 0.03))[0]
+    size = rng.choices(
+        (1, rng.randint(2, 4), rng.randint(5, 8), rng.randint(12, 24)), (0.3, 0.48, 0.19, 0.03)
+    )[0]
     return assemble(rng, _exchanges(rng, size, mode), mode)
 
 
@@ -201,7 +213,9 @@ def held_out(rng: random.Random, kind: str) -> Conversation:
 
 def sample(made: Conversation) -> Sample:
     """Render a conversation for training."""
-    prompt = render(list(made.messages[:-1]), list(made.tools), made.enable_thinking, add_generation_prompt=True)
+    prompt = render(
+        list(made.messages[:-1]), list(made.tools), made.enable_thinking, add_generation_prompt=True
+    )
     spans: list[tuple[int, int]] = []
     position = 0
     for i, message in enumerate(made.messages[:-1]):

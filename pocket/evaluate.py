@@ -58,7 +58,9 @@ def turns_of(made: Conversation, question: int) -> list[Turn]:
     last = len(made.messages) - 1
     for i, message in enumerate(made.messages):
         if message["role"] == "assistant":
-            prompt = render(list(made.messages[:i]), list(made.tools), made.enable_thinking, add_generation_prompt=True)
+            prompt = render(
+                list(made.messages[:i]), list(made.tools), made.enable_thinking, add_generation_prompt=True
+            )
             accept = made.exchanges[0].accept if i == last else ()
             accept = accept or (message["content"],)
             turns.append(Turn(question, prompt, message, accept, "reasoning_content" in message))
@@ -158,7 +160,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    scores = evaluate(arguments.folder, arguments.questions, seed=arguments.seed, kinds=arguments.kind or KINDS)
+    scores = evaluate(
+        arguments.folder, arguments.questions, seed=arguments.seed, kinds=arguments.kind or KINDS
+    )
     for kind, score in scores.items():
         for prompt, wanted, reply in score.wrong[: arguments.show]:
             sys.stdout.write(f"--- {kind}\n{prompt[-300:]}\nwanted: {wanted}\nreply:  {reply}\n")

@@ -65,12 +65,17 @@ def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimiz
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
     return [
-        *(torch.optim.Muon(half, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw") for half in (matrices[::2], matrices[1::2])),
+        *(
+            torch.optim.Muon(half, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+            for half in (matrices[::2], matrices[1::2])
+        ),
         torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
-def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer], state: dict[str, Any]) -> None:
+def save_checkpoint(
+    folder: Path, model: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer], state: dict[str, Any]
+) -> None:
     """Write everything that is needed to go on training."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
@@ -82,7 +87,9 @@ def save_checkpoint(folder: Path, model: Qwen3ForCausalLM, opts: list[torch.opti
     (folder / "checkpoint.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
-def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer]) -> dict[str, Any]:
+def load_checkpoint(
+    folder: Path, model: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer]
+) -> dict[str, Any]:
     """Read a checkpoint back; returns the state it was saved with."""
     tensors = load_file(folder / "checkpoint.safetensors")
     weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
@@ -101,7 +108,9 @@ def load_checkpoint(folder: Path, model: Qwen3ForCausalLM, opts: list[torch.opti
 def export(model: Qwen3ForCausalLM, folder: Path) -> None:
     """Write weights in bf16 and the settings that Hugging Face tools expect."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    weights = {
+        k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"
+    }
     save_file(weights, folder / "model.safetensors.tmp", metadata={"format": "pt"})
     (folder / "model.safetensors.tmp").chmod(0o644)
     (folder / "model.safetensors.tmp").replace(folder / "model.safetensors")

@@ -65,9 +65,16 @@ def hidden(weights: Weights, ids: Tensor) -> Tensor:
     rows, length = ids.shape
     x = functional.embedding(ids, weights["model.embed_tokens.weight"])
     for i in range(LAYERS):
-        layer = {n.removeprefix(f"model.layers.{i}."): w for n, w in weights.items() if n.startswith(f"model.layers.{i}.")}
+        layer = {
+            n.removeprefix(f"model.layers.{i}."): w
+            for n, w in weights.items()
+            if n.startswith(f"model.layers.{i}.")
+        }
         h = _norm(x, layer["input_layernorm.weight"])
-        q, k, v = (functional.linear(h, layer[f"self_attn.{n}_proj.weight"]).view(rows, length, -1, SIZE) for n in "qkv")
+        q, k, v = (
+            functional.linear(h, layer[f"self_attn.{n}_proj.weight"]).view(rows, length, -1, SIZE)
+            for n in "qkv"
+        )
         q = _rotate(_norm(q, layer["self_attn.q_norm.weight"]).transpose(1, 2))
         k = _rotate(_norm(k, layer["self_attn.k_norm.weight"]).transpose(1, 2))
         k, v = (y.repeat_interleave(HEADS // GROUPS, 1) for y in (k, v.transpose(1, 2)))

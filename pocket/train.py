@@ -76,7 +76,9 @@ def chunks(rows: list[Row], limit: int = 1536) -> list[list[Row]]:
     return groups
 
 
-def chunk_gradient(weights: network.Weights, rows: list[Row], total: int) -> tuple[float, tuple[torch.Tensor, ...]]:
+def chunk_gradient(
+    weights: network.Weights, rows: list[Row], total: int
+) -> tuple[float, tuple[torch.Tensor, ...]]:
     """Compute what one padded group contributes to the step's loss and gradient."""
     torch.set_num_threads(1)
     width = -(-max(len(ids) for ids, _ in rows) // 16) * 16
@@ -92,7 +94,13 @@ def chunk_gradient(weights: network.Weights, rows: list[Row], total: int) -> tup
     return loss.item(), torch.autograd.grad(loss, list(leaves.values()))
 
 
-def train_step(pool: ThreadPoolExecutor, net: Qwen3ForCausalLM, opts: list[torch.optim.Optimizer], rows: list[Row], rate: float) -> float:
+def train_step(
+    pool: ThreadPoolExecutor,
+    net: Qwen3ForCausalLM,
+    opts: list[torch.optim.Optimizer],
+    rows: list[Row],
+    rate: float,
+) -> float:
     """Take one optimizer step over all groups; returns the mean loss.
 
     Each group runs on one thread.  On a busy machine that is much faster than sharing
@@ -102,7 +110,9 @@ def train_step(pool: ThreadPoolExecutor, net: Qwen3ForCausalLM, opts: list[torch
     weights = network.cast(net)
     parameters = list(net.parameters())
     mean = 0.0
-    for loss, gradients in pool.map(lambda group: chunk_gradient(weights, group, total), reversed(chunks(rows))):
+    for loss, gradients in pool.map(
+        lambda group: chunk_gradient(weights, group, total), reversed(chunks(rows))
+    ):
         mean += loss
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.float() if parameter.grad is None else parameter.grad.add_(gradient)
@@ -149,7 +159,9 @@ def run(plan: Plan, out: Path, work: Path, *, threads: int, save_every: int) -> 
         seen += sum(len(ids) for ids, _ in rows)
         if (step + 1) % 25 == 0:
             mean, losses = sum(losses) / len(losses), []
-            say(f"step {step + 1} loss {mean:.4f} rate {rate_at(plan, step):.5f} {seen / (time.monotonic() - began):.0f} tokens/s")
+            say(
+                f"step {step + 1} loss {mean:.4f} rate {rate_at(plan, step):.5f} {seen / (time.monotonic() - began):.0f} tokens/s"
+            )
         if (step + 1) % save_every == 0 or step + 1 == plan.steps:
             model.save_checkpoint(work, net, opts, {"step": step + 1, "seed": plan.seed})
             model.export(net, out)

@@ -50,9 +50,7 @@ stream memory port tool call object number letter name city color yes no please 
 
 SPELLED = sorted(set(ANIMALS + FOODS + THINGS + QUALITIES + DEEDS + TECHNICAL))
 
-_ONSETS = (
-    "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr tw v w wh y z".split()
-)
+_ONSETS = "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr tw v w wh y z".split()
 _VOWELS = "a e i o u ai ea ee ie oa oo ou ei au y".split()
 _CODAS = [
     "",
@@ -98,12 +96,17 @@ PHRASES = """hello world|good morning|open the door|the sky is blue|I like tea|s
 see you later|time to go|knock knock|the end|cats and dogs|rain is coming|we are ready|never give up|ready, set, go
 the train is late|keep it simple|thank you very much|good night, moon|this is a test|testing, testing|start now
 left and right|up and down|bread and butter|black and white|the quick fox|a slow turtle|green grass|red roses
-breaking news|happy birthday|welcome home|long live the king|look at the stars|nothing to see here""".replace("\n", "|").split("|")
+breaking news|happy birthday|welcome home|long live the king|look at the stars|nothing to see here""".replace(
+    "\n", "|"
+).split("|")
 
 
 def invented(rng: random.Random) -> str:
     """Make up a word, so that spelling is learned from letters and not by heart."""
-    parts = (rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 1, 2, 2, 3))))
+    parts = (
+        rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+        for _ in range(rng.choice((1, 1, 2, 2, 3)))
+    )
     return "".join(parts)
 
 
@@ -130,6 +133,10 @@ def phrase(rng: random.Random) -> str:
         return f"the {rng.choice(QUALITIES)} {rng.choice(ANIMALS + THINGS)}"
     if roll < 0.9:
         return rng.choice(
-            (some_word(rng).upper(), some_word(rng).capitalize(), "".join(rng.choice("ABCDEFGHXYZ") for _ in range(rng.randint(1, 5))))
+            (
+                some_word(rng).upper(),
+                some_word(rng).capitalize(),
+                "".join(rng.choice("ABCDEFGHXYZ") for _ in range(rng.randint(1, 5))),
+            )
         )
     return " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(1, 6)))

@@ -1,4 +1,5 @@
-"""A serving runtime for large language models. As a library: `runtime.Engine`, `runtime.LLM`, `runtime.asgi` (see engine.py)."""
+"""A serving runtime for large language models. As a library: `runtime.Engine`, `runtime.LLM`, `runtime.asgi`
+(see engine.py)."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,5 @@
-"""The runtime without a face: actors, channels and ranks, put together. HTTP and library talk to it as a Service.
+"""The runtime without a face: actors, channels and ranks, put together. HTTP and library talk to it as a
+Service.
 
     router ──Ask──► tokenizer ──Arrive──► scheduler ──StepPlan──► ranks
        └──────────────── Abort ──────────►│   ◄──── StepResult ────┘
@@ -67,8 +68,10 @@ from runtime.text.infill import find_format
 from runtime.text.vocabulary import Vocabulary
 
 SHUT: dict[State, str] = {  # why no request comes in
-    "draining": "the server is draining; try again later", "failed": "the server has failed",
-    "closed": "this engine is closed; open another one"}
+    "draining": "the server is draining; try again later",
+    "failed": "the server has failed",
+    "closed": "this engine is closed; open another one",
+}
 DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
 
 
@@ -78,22 +81,35 @@ class Core:
     def __init__(self, plan: Plan) -> None:
         """Reads config.json. Raises ModelError, OptionsError."""
         self.plan = plan
-        self.model: ModelConfig = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling,
-                                              quantization=plan.quantization, overrides=plan.json_model_override_args)
+        self.model: ModelConfig = read_config(
+            plan.model_path,
+            is_embedding=plan.is_embedding,
+            pooling=plan.pooling,
+            quantization=plan.quantization,
+            overrides=plan.json_model_override_args,
+        )
         self._metrics = Metrics(buckets(plan))
         self._request_logs = RequestLogs(plan, self._metrics)
         self.adapters: Loras | None = open_loras(plan, self.model)
         preferred = preferred_sampling(plan)
         self._warmups = warmup.named(plan.warmups)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
-        self.card = ModelCard(name=plan.served_model_name, created=int(time.time()), limits=limits(plan, self.model, plan.context_length),
-                              sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {}) | preferred,
-                              preferred=preferred, pooling=self.model.pooling, formats=answer_formats(plan),
-                              has_tags=plan.grammar_backend == "xgrammar",
-                              weight_version=plan.weight_version, storage=plan.hicache_storage_backend,
-                              has_cache_report=plan.enable_cache_report,
-                              adapters={} if self.adapters is None else self.adapters.cards,
-                              reads_items_apart=plan.multi_item_scoring_delimiter is not None)
+        self.card = ModelCard(
+            name=plan.served_model_name,
+            created=int(time.time()),
+            limits=limits(plan, self.model, plan.context_length),
+            sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {})
+            | preferred,
+            preferred=preferred,
+            pooling=self.model.pooling,
+            formats=answer_formats(plan),
+            has_tags=plan.grammar_backend == "xgrammar",
+            weight_version=plan.weight_version,
+            storage=plan.hicache_storage_backend,
+            has_cache_report=plan.enable_cache_report,
+            adapters={} if self.adapters is None else self.adapters.cards,
+            reads_items_apart=plan.multi_item_scoring_delimiter is not None,
+        )
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
         self._settled = anyio.Event()  # ready, or failed
@@ -103,24 +119,49 @@ class Core:
         self._asks = Channel[Ask](math.inf)
         self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
         self._to_detokenizer = Channel[ToDetokenizer](64)
-        self._router = Router(self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open)
-        self._supervisor = Supervisor(start_rank(plan, self.model, self.adapters), self._metrics, plan.watchdog_timeout,
-                                      plan.soft_watchdog_timeout or 0.0,
-                                      None if self.adapters is None else self.adapters.setup)
-        self.control = Control(self._router, self._to_scheduler.send_nowait, self._metrics, self._supervisor,
-                               Balance(partial(count_experts, self._supervisor), self._metrics, num_groups=plan.expert_parallel_size,
-                                       records=plan.expert_distribution_recorder_mode is not None))
-        self.memory_saver = MemorySaver(self._supervisor, self.control.ask, self._to_scheduler.send_nowait, partial(name_weights, self),
-                                 can_release=plan.enable_memory_saver, has_storage=plan.hicache_storage_backend is not None)
+        self._router = Router(
+            self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open
+        )
+        self._supervisor = Supervisor(
+            start_rank(plan, self.model, self.adapters),
+            self._metrics,
+            plan.watchdog_timeout,
+            plan.soft_watchdog_timeout or 0.0,
+            None if self.adapters is None else self.adapters.setup,
+        )
+        self.control = Control(
+            self._router,
+            self._to_scheduler.send_nowait,
+            self._metrics,
+            self._supervisor,
+            Balance(
+                partial(count_experts, self._supervisor),
+                self._metrics,
+                num_groups=plan.expert_parallel_size,
+                records=plan.expert_distribution_recorder_mode is not None,
+            ),
+        )
+        self.memory_saver = MemorySaver(
+            self._supervisor,
+            self.control.ask,
+            self._to_scheduler.send_nowait,
+            partial(name_weights, self),
+            can_release=plan.enable_memory_saver,
+            has_storage=plan.hicache_storage_backend is not None,
+        )
         self._outputs.on_close(self.control.sessions.ended)
         self._outputs.on_close(self._request_logs.records.left)
         self._supervisor.on_death = self._request_logs.died
         if self.adapters is not None:
-            self.adapters.connect(self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter)))
+            self.adapters.connect(
+                self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter))
+            )
             self._outputs.on_close(self.adapters.ended)
         self._draw_seed = random_seeds(plan.random_seed)
         setup = grammar_setup(plan, self.model)
-        self._grammars = None if setup is None else Grammars(setup, plan.grammar_timeout, self._supervisor.prepare)
+        self._grammars = (
+            None if setup is None else Grammars(setup, plan.grammar_timeout, self._supervisor.prepare)
+        )
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
         self._events: EventsActor | None = None  # with --kv-events-config
@@ -129,7 +170,8 @@ class Core:
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Loads, serves until cancelled, and cleans up. A failure of ours ends it without raising: see `failure`."""
+        """Loads, serves until cancelled, and cleans up. A failure of ours ends it without raising: see
+        `failure`."""
         try:
             try:
                 with long_collections(self.plan.gc_warning_threshold_secs):
@@ -162,7 +204,8 @@ class Core:
             raise self.failure
 
     async def drain(self, deadline_s: float) -> None:
-        """No new requests; returns when the open ones have ended, or after `deadline_s`, when they are told to come again."""
+        """No new requests; returns when the open ones have ended, or after `deadline_s`, when they are told
+        to come again."""
         if self._state not in ("failed", "closed"):
             self._state = "draining"
         if len(self._outputs):
@@ -182,8 +225,13 @@ class Core:
             if self._state == "loading":
                 self._state = "ready"
             self._settled.set()
-            log.get("start").info("ready", seconds=round(time.monotonic() - begin, 3), pages=config.num_pages - 1,
-                                  page_size=config.page_size, device=self._supervisor.readies[0].device_name)
+            log.get("start").info(
+                "ready",
+                seconds=round(time.monotonic() - begin, 3),
+                pages=config.num_pages - 1,
+                page_size=config.page_size,
+                device=self._supervisor.readies[0].device_name,
+            )
 
         async with anyio.create_task_group() as tasks:
             if events is not None:
@@ -196,18 +244,34 @@ class Core:
             for ready in self._supervisor.readies:
                 for phase, seconds in ready.phases_s.items():
                     log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))
-            config = scheduler_config(self.plan, self.model, self._supervisor.num_pages, self._supervisor.num_host_pages,
-                                      self._supervisor.num_window_pages, self._supervisor.num_state_slots)
+            config = scheduler_config(
+                self.plan,
+                self.model,
+                self._supervisor.num_pages,
+                self._supervisor.num_host_pages,
+                self._supervisor.num_window_pages,
+                self._supervisor.num_state_slots,
+            )
             journal = None if events is None else Journal(config.page_size)
-            scheduler = self._scheduler = self.control.scheduler = self.memory_saver.scheduler = Scheduler(config, journal)
+            scheduler = self._scheduler = self.control.scheduler = self.memory_saver.scheduler = Scheduler(
+                config, journal
+            )
             if (delayer := scheduler.planner.delayer) is not None:
                 delayer.on_admit = self._meter.delayed
             actor = SchedulerActor(
-                self._scheduler, self._to_scheduler, self._to_detokenizer, meter=self._meter,
-                limits=limits(self.plan, self.model, config.pool_tokens), depth=1 if self.plan.disable_overlap_schedule else DEPTH,
-                publish=None if events is None else events.offer, look=looks(self.plan, self.model, self._metrics, self.load))
+                self._scheduler,
+                self._to_scheduler,
+                self._to_detokenizer,
+                meter=self._meter,
+                limits=limits(self.plan, self.model, config.pool_tokens),
+                depth=1 if self.plan.disable_overlap_schedule else DEPTH,
+                publish=None if events is None else events.offer,
+                look=looks(self.plan, self.model, self._metrics, self.load),
+            )
             if self.plan.hicache_storage_backend is not None:
-                self._storage = await open_storage(self.plan, self.model, self._scheduler, self._supervisor.open_hosts(), actor.wake)
+                self._storage = await open_storage(
+                    self.plan, self.model, self._scheduler, self._supervisor.open_hosts(), actor.wake
+                )
                 self.control.clear_storage = self._storage.clear
                 actor.attach(self._storage)
                 tasks.start_soon(self._storage.run)
@@ -221,14 +285,30 @@ class Core:
         """Loads the tokenizer while the ranks load the weights."""
         begin = time.monotonic()
         folder = Path(self.plan.tokenizer_path)
-        vocabulary = self._vocabulary = await anyio.to_thread.run_sync(Vocabulary.load, folder, self.model.vocab_size)
+        vocabulary = self._vocabulary = await anyio.to_thread.run_sync(
+            Vocabulary.load, folder, self.model.vocab_size
+        )
         templates = chat_templates(vocabulary, self.plan.chat_template, self.plan.hf_chat_template_name)
-        infill_format = find_format(self.plan.completion_template, lambda token: vocabulary.token_id(token) is not None)
-        tokenizer = TokenizerActor(vocabulary, templates, self._outputs, self._asks, self._to_scheduler.send_nowait,
-                                   limits=self.card.limits, seed=self._draw_seed, isolates_tenants=self.plan.isolate_tenants,
-                                   weight_version=self.plan.weight_version, infill_format=infill_format, eos_ids=self.model.eos_ids,
-                                   check_grammar=None if self._grammars is None else self._grammars.check)
-        detokenizer = DetokenizerActor(vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait)
+        infill_format = find_format(
+            self.plan.completion_template, lambda token: vocabulary.token_id(token) is not None
+        )
+        tokenizer = TokenizerActor(
+            vocabulary,
+            templates,
+            self._outputs,
+            self._asks,
+            self._to_scheduler.send_nowait,
+            limits=self.card.limits,
+            seed=self._draw_seed,
+            isolates_tenants=self.plan.isolate_tenants,
+            weight_version=self.plan.weight_version,
+            infill_format=infill_format,
+            eos_ids=self.model.eos_ids,
+            check_grammar=None if self._grammars is None else self._grammars.check,
+        )
+        detokenizer = DetokenizerActor(
+            vocabulary, self._outputs, self._to_detokenizer, self._to_scheduler.send_nowait
+        )
         self.control.tokenizer = tokenizer
         tasks.start_soon(tokenizer.run)
         tasks.start_soon(detokenizer.run)
@@ -238,8 +318,14 @@ class Core:
         self._state = "failed"
         self.failure = fault
         if isinstance(fault, RankDied):
-            log.get("ranks").error("the ranks died and are not started again", rank=fault.rank, exit_code=fault.exit_code)
-        message = "the model could not be loaded" if isinstance(fault, StartError) else "the model process ended; try again later"
+            log.get("ranks").error(
+                "the ranks died and are not started again", rank=fault.rank, exit_code=fault.exit_code
+            )
+        message = (
+            "the model could not be loaded"
+            if isinstance(fault, StartError)
+            else "the model process ended; try again later"
+        )
         self._router.fail_all(Unavailable(message))
         self._settled.set()
 
@@ -248,7 +334,10 @@ class Core:
     def submit(self, ask: Ask, sink: Sink) -> None:
         plan = self.plan
         if ask.priority is not None and plan.abort_on_priority_when_disabled and not has_priorities(plan):
-            raise InvalidRequest("priorities are off on this server (--enable-priority-scheduling); leave priority out", param="priority")
+            raise InvalidRequest(
+                "priorities are off on this server (--enable-priority-scheduling); leave priority out",
+                param="priority",
+            )
         check_task(ask, self.model.pooling)
         if ask.session is not None:
             ask, sink = self.control.sessions.begin(ask, ask.session, sink)
@@ -272,7 +361,9 @@ class Core:
             raise Unavailable(shut)
         running = self._scheduler.roster.num_running_requests if self._scheduler is not None else 0
         if self._router.num_open - running >= self.plan.max_queued_requests:
-            raise Overloaded(f"{self.plan.max_queued_requests} requests are waiting already (--max-queued-requests); try again later")
+            raise Overloaded(
+                f"{self.plan.max_queued_requests} requests are waiting already (--max-queued-requests); try again later"
+            )
 
     def abort(self, request_id: str) -> None:
         self._metrics.aborted.add(request_id in self._outputs)
@@ -282,34 +373,77 @@ class Core:
         if self._state != "ready":
             return Health(self._state)
         if released := self.memory_saver.released:
-            return Health("released", f"{', '.join(released)} given back; /resume_memory_occupation takes it again")
-        return Health("recovering" if self._supervisor.is_recovering else "paused" if self.control.is_paused else "ready")
+            return Health(
+                "released", f"{', '.join(released)} given back; /resume_memory_occupation takes it again"
+            )
+        return Health(
+            "recovering"
+            if self._supervisor.is_recovering
+            else "paused"
+            if self.control.is_paused
+            else "ready"
+        )
 
     def load(self) -> Load:
         if (scheduler := self._scheduler) is None:
-            return Load(running=0, waiting=self._router.num_open, used_pages=0, cached_pages=0, total_pages=0,
-                        page_size=self.plan.page_size, steps=0, tokens_per_s=0.0)
+            return Load(
+                running=0,
+                waiting=self._router.num_open,
+                used_pages=0,
+                cached_pages=0,
+                total_pages=0,
+                page_size=self.plan.page_size,
+                steps=0,
+                tokens_per_s=0.0,
+            )
         cache, window = scheduler.cache, scheduler.cache.window
-        return Load(running=scheduler.roster.num_running, waiting=len(scheduler.roster.waiting), used_pages=cache.num_used,
-                    cached_pages=cache.tree.num_evictable, total_pages=cache.pool.num_pages, page_size=cache.page_size,
-                    used_host_pages=cache.host.num_used, total_host_pages=cache.tree.hosts.num_pages,
-                    used_window_pages=window.pool.num_used if window else 0, cached_window_pages=window.num_idle if window else 0,
-                    total_window_pages=window.pool.num_pages if window else 0,
-                    steps=scheduler.totals.steps, tokens_per_s=self._meter.tokens_per_s(time.monotonic()),
-                    max_running=self.plan.max_running_requests, waiting_tokens=scheduler.roster.waiting.num_tokens,
-                    prompt_tokens=scheduler.totals.prompt_tokens,
-                    cached_tokens=scheduler.totals.cached_tokens, weights_bytes=sum(r.weights_bytes for r in self._supervisor.readies),
-                    pages_bytes=sum(r.pages_bytes for r in self._supervisor.readies))
+        return Load(
+            running=scheduler.roster.num_running,
+            waiting=len(scheduler.roster.waiting),
+            used_pages=cache.num_used,
+            cached_pages=cache.tree.num_evictable,
+            total_pages=cache.pool.num_pages,
+            page_size=cache.page_size,
+            used_host_pages=cache.host.num_used,
+            total_host_pages=cache.tree.hosts.num_pages,
+            used_window_pages=window.pool.num_used if window else 0,
+            cached_window_pages=window.num_idle if window else 0,
+            total_window_pages=window.pool.num_pages if window else 0,
+            steps=scheduler.totals.steps,
+            tokens_per_s=self._meter.tokens_per_s(time.monotonic()),
+            max_running=self.plan.max_running_requests,
+            waiting_tokens=scheduler.roster.waiting.num_tokens,
+            prompt_tokens=scheduler.totals.prompt_tokens,
+            cached_tokens=scheduler.totals.cached_tokens,
+            weights_bytes=sum(r.weights_bytes for r in self._supervisor.readies),
+            pages_bytes=sum(r.pages_bytes for r in self._supervisor.readies),
+        )
 
     def server_info(self) -> dict[str, Any]:
         options = self.plan.public()
-        return {"version": __version__, "model": self.card.name, "architecture": self.model.architecture, "state": self.health().state,
-                "context_length": self.plan.context_length, "vocab_size": self.model.vocab_size, "options": options,
-                "generation": self._supervisor.generation,
-                "released": list(self.memory_saver.released),
-                "ranks": [{"rank": r.rank, "device": r.device_name, "num_pages": r.num_pages - 1, "weights_bytes": r.weights_bytes,
-                           "pages_bytes": r.pages_bytes, "taken_bytes": r.taken_bytes, "phases_s": r.phases_s}
-                          for r in self._supervisor.readies]}
+        return {
+            "version": __version__,
+            "model": self.card.name,
+            "architecture": self.model.architecture,
+            "state": self.health().state,
+            "context_length": self.plan.context_length,
+            "vocab_size": self.model.vocab_size,
+            "options": options,
+            "generation": self._supervisor.generation,
+            "released": list(self.memory_saver.released),
+            "ranks": [
+                {
+                    "rank": r.rank,
+                    "device": r.device_name,
+                    "num_pages": r.num_pages - 1,
+                    "weights_bytes": r.weights_bytes,
+                    "pages_bytes": r.pages_bytes,
+                    "taken_bytes": r.taken_bytes,
+                    "phases_s": r.phases_s,
+                }
+                for r in self._supervisor.readies
+            ],
+        }
 
     def metrics(self) -> bytes:
         load, metrics = self.load(), self._metrics
@@ -324,11 +458,16 @@ class Core:
         metrics.total_window_pages.set(load.total_window_pages)
         if self._scheduler is not None:
             totals = self._scheduler.totals
-            for counter, value in ((metrics.prompt_tokens, totals.prompt_tokens), (metrics.cached_tokens, totals.cached_tokens),
-                                   (metrics.loaded_tokens, totals.loaded_tokens), (metrics.saved_pages, totals.saved_pages),
-                                   (metrics.preemptions, totals.preemptions), (metrics.held_back, totals.held_back),
-                                   (metrics.priority_preemptions, totals.priority_preemptions),
-                                   (metrics.aged, self._scheduler.roster.waiting.num_aged)):
+            for counter, value in (
+                (metrics.prompt_tokens, totals.prompt_tokens),
+                (metrics.cached_tokens, totals.cached_tokens),
+                (metrics.loaded_tokens, totals.loaded_tokens),
+                (metrics.saved_pages, totals.saved_pages),
+                (metrics.preemptions, totals.preemptions),
+                (metrics.held_back, totals.held_back),
+                (metrics.priority_preemptions, totals.priority_preemptions),
+                (metrics.aged, self._scheduler.roster.waiting.num_aged),
+            ):
                 counter.value = value
             metrics.timeouts.values.update(self._scheduler.timeouts)
             metrics.tenant_tokens.values = dict(self._scheduler.roster.shares.tokens)
@@ -368,8 +507,11 @@ async def check_model(plan: Plan) -> None:
         log.get("start").info("checksums", files=count, seconds=round(time.monotonic() - begin, 3))
 
 
-def looks(plan: Plan, model: ModelConfig, metrics: Metrics, load: Callable[[], Load]) -> Callable[[Scheduler, Any], None] | None:
-    """What looks at the scheduler after each round: has steps captured, where the device can, and logs the load, where that is wished."""
+def looks(
+    plan: Plan, model: ModelConfig, metrics: Metrics, load: Callable[[], Load]
+) -> Callable[[Scheduler, Any], None] | None:
+    """What looks at the scheduler after each round: has steps captured, where the device can, and logs the
+    load, where that is wished."""
     kinds = {"sequences": graph_sizes(plan, model), "tokens": piecewise_sizes(plan)}
     captures = [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]
     found = [Capturing(captures, metrics).look] if captures else []

@@ -1,4 +1,5 @@
-"""The library face: an engine in your own process and on your own event loop, without HTTP or with it mounted in your app.
+"""The library face: an engine in your own process and on your own event loop, without HTTP or with it mounted
+in your app.
 
     async with Engine(model_path="DIR") as engine:          options are those of `runtime serve`, with underscores
         answer = await engine.generate("Once upon a time", max_new_tokens=20)
@@ -11,8 +12,8 @@
     llm = runtime.asgi(model_path="DIR")                     an ASGI app that starts its engine in its lifespan
     Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
 
-No signal handlers, no loop policy, no root logger, no environment: those belong to the application. Any number of engines can
-live in one process.
+No signal handlers, no loop policy, no root logger, no environment: those belong to the application. Any
+number of engines can live in one process.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -38,7 +39,18 @@ from runtime.http.embeddings.library import Ranked, Texts
 from runtime.http.errors import invalid
 from runtime.http.openai.stored_objects import Kept, open_kept
 from runtime.http.settings import http_settings
-from runtime.messages.requests import Ask, Chat, Delta, Embeds, Finish, Prompt, SessionParams, Text, TokenLogprob, Tokens
+from runtime.messages.requests import (
+    Ask,
+    Chat,
+    Delta,
+    Embeds,
+    Finish,
+    Prompt,
+    SessionParams,
+    Text,
+    TokenLogprob,
+    Tokens,
+)
 from runtime.messages.sampling import SamplingParams
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
@@ -68,7 +80,8 @@ class Answer(Struct):
 
     @property
     def hidden_states(self) -> np.ndarray | None:
-        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "last" [1, size]; None unless asked for."""
+        """float32: with hidden_states="all" [prompt + tokens - 1, size], with "last" [1, size]; None unless
+        asked for."""
         return np.concatenate(self.hidden_parts) if self.hidden_parts else None
 
 
@@ -106,7 +119,8 @@ class StreamSink:
 
 
 class Engine(Controlled):
-    """A model served to this process. Use as `async with`; raises StartError on entry when it cannot start."""
+    """A model served to this process. Use as `async with`; raises StartError on entry when it cannot
+    start."""
 
     def __init__(self, **options: Any) -> None:
         self._core = Core(plan_for(from_values(options)))
@@ -131,7 +145,9 @@ class Engine(Controlled):
         self._tasks.start_soon(self._kept.run)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._tasks is not None
         await self._core.drain(0)
         self._tasks.cancel_scope.cancel()
@@ -141,17 +157,32 @@ class Engine(Controlled):
             if error is None or group.exceptions != (error,):
                 raise  # else what the caller raised leaves as it is
 
-    async def stream(self, prompt: PromptLike, *, cache_salt: str = "", rid: str | None = None, lora_path: str = "",
-                     session: SessionParams | None = None, **sampling: Any) -> AsyncIterator[Delta]:
-        """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached prefixes are shared with
-        requests of the same `cache_salt` only. `rid` is the request's id, for `abort_request` and `session`; `lora_path`
-        the name of a loaded adapter.
+    async def stream(
+        self,
+        prompt: PromptLike,
+        *,
+        cache_salt: str = "",
+        rid: str | None = None,
+        lora_path: str = "",
+        session: SessionParams | None = None,
+        **sampling: Any,
+    ) -> AsyncIterator[Delta]:
+        """Deltas as they come, of all `n` sequences; `sampling` are the fields of SamplingParams. Cached
+        prefixes are shared with requests of the same `cache_salt` only. `rid` is the request's id, for
+        `abort_request` and `session`; `lora_path` the name of a loaded adapter.
 
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
         params = _params(sampling)
-        ask = Ask(id=rid or f"engine-{uuid4().hex}", prompt=_prompt(prompt), params=params, arrival_s=monotonic(), cache_salt=cache_salt,
-                  session=session, adapter=lora_path)
+        ask = Ask(
+            id=rid or f"engine-{uuid4().hex}",
+            prompt=_prompt(prompt),
+            params=params,
+            arrival_s=monotonic(),
+            cache_salt=cache_salt,
+            session=session,
+            adapter=lora_path,
+        )
         sink = StreamSink(params.n)
         self._core.submit(ask, sink)
         try:
@@ -182,8 +213,8 @@ class Engine(Controlled):
         return self._core.metrics()
 
     def asgi(self) -> ASGIApp:
-        """The HTTP API of this engine, to be mounted under any prefix while the engine is open. Routes that change the engine for everybody
-        need admin_api_key: who can connect is not known here."""
+        """The HTTP API of this engine, to be mounted under any prefix while the engine is open. Routes that
+        change the engine for everybody need admin_api_key: who can connect is not known here."""
         return http_app(self._core, http_settings(self._core.plan, is_local=False), self._kept)
 
 
@@ -210,7 +241,12 @@ class LLM(BlockingControlled):
     def classify(self, texts: Texts, **wishes: Any) -> Any:
         return self._call(partial(self._engine.classify, texts, **wishes))
 
-    def score(self, text_1: str | Sequence[str] | None = None, text_2: str | Sequence[str] | None = None, **wishes: Any) -> Any:
+    def score(
+        self,
+        text_1: str | Sequence[str] | None = None,
+        text_2: str | Sequence[str] | None = None,
+        **wishes: Any,
+    ) -> Any:
         return self._call(partial(self._engine.score, text_1, text_2, **wishes))
 
     def rerank(self, query: str, documents: Sequence[str], **wishes: Any) -> list[Ranked]:
@@ -255,7 +291,9 @@ class EngineApp:
         if scope["type"] == "lifespan":
             await self._serve_lifespan(receive, send)
         elif self._app is None:
-            raise Unavailable("the engine is not running: pass this app's `lifespan` to the application that mounts it")
+            raise Unavailable(
+                "the engine is not running: pass this app's `lifespan` to the application that mounts it"
+            )
         else:
             await self._app(scope, receive, send)
 
@@ -266,7 +304,12 @@ class EngineApp:
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
         except Exception as error:
-            await send({"type": "lifespan.startup.failed" if self._app is None else "lifespan.shutdown.failed", "message": str(error)})
+            await send(
+                {
+                    "type": "lifespan.startup.failed" if self._app is None else "lifespan.shutdown.failed",
+                    "message": str(error),
+                }
+            )
             raise
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -296,7 +339,10 @@ def _prompt(prompt: PromptLike) -> Prompt:
         return Tokens([int(item) for item in prompt])  # type: ignore[arg-type]
     if is_list and all(isinstance(item, dict) for item in prompt):
         return Chat([dict(item) for item in prompt])  # type: ignore[arg-type]
-    raise InvalidRequest("a prompt is a text, a list of token ids, a list of chat messages, or an array of embeddings", param="prompt")
+    raise InvalidRequest(
+        "a prompt is a text, a list of token ids, a list of chat messages, or an array of embeddings",
+        param="prompt",
+    )
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -117,7 +117,8 @@ class InternalFault(RequestError):
 
 
 class Unavailable(RequestError):
-    """The server is draining, or its ranks died and cannot be started again. The same request may work in a while."""
+    """The server is draining, or its ranks died and cannot be started again. The same request may work in a
+    while."""
 
     status, type, code = 503, "server_error", "unavailable"
 

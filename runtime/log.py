@@ -1,10 +1,12 @@
-"""Log lines: structlog, as text or JSON, on stderr. Silent until `setup` is called, so that a library user hears nothing.
+"""Log lines: structlog, as text or JSON, on stderr. Silent until `setup` is called, so that a library user
+hears nothing.
 
     log = runtime.log.get("scheduler")
     log.info("ready", pages=1024)
     with phase("weights"): ...          one line at the end, with its time
 
-The chain of processors is our own: structlog's defaults and the root logger of `logging` belong to the application.
+The chain of processors is our own: structlog's defaults and the root logger of `logging` belong to the
+application.
 """
 
 import sys
@@ -21,7 +23,8 @@ SILENT = 100
 
 
 class Output:
-    """Where lines go, from which level on, and in which form. There is one for the process; loggers made earlier follow it."""
+    """Where lines go, from which level on, and in which form. There is one for the process; loggers made
+    earlier follow it."""
 
     def __init__(self) -> None:
         self.level = SILENT
@@ -38,7 +41,8 @@ _output = Output()
 
 
 def setup(level: str = "info", format: str = "text", stream: TextIO | None = None) -> None:
-    """Lets lines of `level` and above out, as `text` for people or one `json` object each; stderr unless `stream` is given."""
+    """Lets lines of `level` and above out, as `text` for people or one `json` object each; stderr unless
+    `stream` is given."""
     _output.level = LEVELS[level]
     _output.stream = stream
     _output.renderers = _json() if format == "json" else _text((stream or sys.stderr).isatty())
@@ -52,25 +56,38 @@ def silence() -> None:
 
 def get(name: str) -> Any:
     """A structlog logger whose lines carry `part=name`."""
-    return structlog.wrap_logger(_output, processors=[_drop_below, structlog.processors.add_log_level, _render],
-                                 wrapper_class=structlog.BoundLogger, part=name)
+    return structlog.wrap_logger(
+        _output,
+        processors=[_drop_below, structlog.processors.add_log_level, _render],
+        wrapper_class=structlog.BoundLogger,
+        part=name,
+    )
 
 
 @contextmanager
 def phase(name: str, **facts: Any) -> Iterator[None]:
-    """Logs one line when the phase is over, with the seconds that it took; nothing when it fails: the error says it."""
+    """Logs one line when the phase is over, with the seconds that it took; nothing when it fails: the error
+    says it."""
     begin = time.monotonic()
     yield
     get("start").info(name, seconds=round(time.monotonic() - begin, 3), **facts)
 
 
 def _json() -> tuple[Processor, ...]:
-    return (structlog.processors.TimeStamper(fmt="iso"), structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+    return (
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    )
 
 
 def _text(colors: bool) -> tuple[Processor, ...]:
-    return (structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False), structlog.dev.ConsoleRenderer(
-        colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback))
+    return (
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.dev.ConsoleRenderer(
+            colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        ),
+    )
 
 
 def _drop_below(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

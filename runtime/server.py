@@ -22,7 +22,8 @@ from runtime.options.plan import Plan
 
 
 def run(plan: Plan) -> int:
-    """Serves until a signal, or until a rank dies. -> exit code. Raises StartError for what the user can mend."""
+    """Serves until a signal, or until a rank dies. -> exit code. Raises StartError for what the user can
+    mend."""
     log.setup(plan.log_level, plan.log_format)
     for notice in plan.notices:
         log.get("options").warning(notice)
@@ -36,7 +37,8 @@ async def main(plan: Plan) -> int:
     core = Core(plan)
     kept = open_kept(core, plan)
     stop = anyio.Event()  # the HTTP server closes
-    door = _grpc_door(core, plan, tls) if plan.grpc_mode else _http_door(core, plan, kept, tls)  # listens from here on
+    # listens from here on
+    door = _grpc_door(core, plan, tls) if plan.grpc_mode else _http_door(core, plan, kept, tls)
     async with anyio.create_task_group() as tasks:
         await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
@@ -63,14 +65,18 @@ def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
         from runtime.rpc import server as rpc
     except ImportError:
         raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
-    credentials = rpc.credentials_of(plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs, tls)
+    credentials = rpc.credentials_of(
+        plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs, tls
+    )
     server = rpc.Rpc(core, http_settings(plan), plan.host, plan.port, credentials)
     _tell("grpc", plan, server.port)
     return server.serve
 
 
 def _tell(scheme: str, plan: Plan, port: int) -> None:
-    log.get("server").info("listening", url=f"{scheme}{'s' if plan.ssl_certfile else ''}://{plan.host}:{port}")
+    log.get("server").info(
+        "listening", url=f"{scheme}{'s' if plan.ssl_certfile else ''}://{plan.host}:{port}"
+    )
 
 
 async def _run_core(core: Core, stop: anyio.Event) -> None:
@@ -78,7 +84,9 @@ async def _run_core(core: Core, stop: anyio.Event) -> None:
     stop.set()
 
 
-async def _watch_signals(core: Core, stop: anyio.Event, patience_s: float, *, task_status: TaskStatus[None]) -> None:
+async def _watch_signals(
+    core: Core, stop: anyio.Event, patience_s: float, *, task_status: TaskStatus[None]
+) -> None:
     """The first signal drains: no new requests, the open ones may finish. The second stops at once."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()

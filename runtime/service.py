@@ -21,8 +21,8 @@ State = Literal["loading", "ready", "paused", "released", "recovering", "drainin
 
 
 class Health(Struct, frozen=True):
-    """The truth about this moment. While it is loading, paused, released or recovering, requests are taken in and wait. `detail` is safe to
-    show."""
+    """The truth about this moment. While it is loading, paused, released or recovering, requests are taken in
+    and wait. `detail` is safe to show."""
 
     state: State
     detail: str = ""
@@ -50,7 +50,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     created: int  # unix seconds
     limits: Limits
-    sampling_defaults: dict[str, Any] = {}  # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
+    # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
+    sampling_defaults: dict[str, Any] = {}
     formats: Formats = Formats()  # of its answers
     preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
     has_tags: bool = False  # free text can be held to structural tags (--grammar-backend xgrammar)
@@ -69,7 +70,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 def check_task(ask: Ask, pooling: Pooling | None) -> None:
     """Raises InvalidRequest for an ask that wants something else than the model makes."""
     if ask.pools and pooling is None:
-        raise InvalidRequest("this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier")
+        raise InvalidRequest(
+            "this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier"
+        )
     if pooling is not None and not ask.pools:
         raise InvalidRequest("this model makes vectors or scores of texts; it generates none")
 
@@ -85,7 +88,8 @@ class Load(Struct, frozen=True, kw_only=True):
     page_size: int
     used_host_pages: int = 0  # copies of cached pages in host memory
     total_host_pages: int = 0
-    used_window_pages: int = 0  # of sliding-window layers, where they have a pool of their own; the next is a part of them
+    # of sliding-window layers, where they have a pool of their own; the next is a part of them
+    used_window_pages: int = 0
     cached_window_pages: int = 0
     total_window_pages: int = 0
     steps: int
@@ -102,7 +106,8 @@ class ExpertControls(Protocol):
     """What ranks record of experts."""
 
     async def count(self, action: ExpertCountsAction, folder: str = "") -> ExpertCounts:
-        """Tells the counts so far, after `wish` was done. Raises InvalidRequest where nothing is recorded, Unavailable."""
+        """Tells the counts so far, after `wish` was done. Raises InvalidRequest where nothing is recorded,
+        Unavailable."""
         ...
 
 
@@ -126,7 +131,8 @@ class Controls(Protocol):
         ...
 
     async def clear_storage(self) -> int:
-        """Empties the storage tier of this model's pages. -> how many. Raises InvalidRequest where there is none, Unavailable."""
+        """Empties the storage tier of this model's pages. -> how many. Raises InvalidRequest where there is
+        none, Unavailable."""
         ...
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -134,18 +140,27 @@ class Controls(Protocol):
         ...
 
     def abort(self, prefix: str) -> int:
-        """Ends all requests whose id begins with `prefix`; their clients get what there is, with reason abort. -> how many"""
+        """Ends all requests whose id begins with `prefix`; their clients get what there is, with reason
+        abort. -> how many"""
         ...
 
     def start_profile(self, wish: Profile) -> str:
-        """Ranks record where their time goes. -> the folder of what they will write. Raises InvalidRequest when they do already."""
+        """Ranks record where their time goes. -> the folder of what they will write. Raises InvalidRequest
+        when they do already."""
         ...
 
     def stop_profile(self) -> str:
         """They write it. -> the folder. Raises InvalidRequest."""
         ...
 
-    def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+    def open_session(
+        self,
+        capacity: int,
+        session_id: str | None = None,
+        idle_s: float | None = None,
+        *,
+        is_line: bool = False,
+    ) -> str:
         """-> its id. Raises InvalidRequest, Overloaded."""
         ...
 
@@ -155,20 +170,29 @@ class Controls(Protocol):
 
 
 class MemoryControls(Protocol):
-    """What the ranks hold. Requests wait while it changes or anything is given back. All raise Busy while requests run that are not
-    paused, and Unavailable when the ranks cannot do it now."""
+    """What the ranks hold. Requests wait while it changes or anything is given back. All raise Busy while
+    requests run that are not paused, and Unavailable when the ranks cannot do it now."""
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """Gives the parts back, None: all. -> what is given back now. Raises InvalidRequest on a server that keeps its memory."""
+        """Gives the parts back, None: all. -> what is given back now. Raises InvalidRequest on a server that
+        keeps its memory."""
         ...
 
     async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
         """Takes them again. -> what is still given back. As above."""
         ...
 
-    async def update_weights(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
-        """Other weights for the same model; `version` is what the API calls them. Without `flushes` cached prefixes stay, as the weights
-        so far computed them. Raises InvalidRequest for a checkpoint that is of no use; nothing has happened then."""
+    async def update_weights(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        version: str | None = None,
+        *,
+        flushes: bool = True,
+    ) -> None:
+        """Other weights for the same model; `version` is what the API calls them. Without `flushes` cached
+        prefixes stay, as the weights so far computed them. Raises InvalidRequest for a checkpoint that is of
+        no use; nothing has happened then."""
         ...
 
 
@@ -176,11 +200,13 @@ class AdapterControls(Protocol):
     """How adapters come and go."""
 
     async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """Returns when requests may ask for it. Raises InvalidRequest for one that cannot be used, Unavailable."""
+        """Returns when requests may ask for it. Raises InvalidRequest for one that cannot be used,
+        Unavailable."""
         ...
 
     async def unload(self, name: str) -> None:
-        """No new request gets it; returns when those that have it have ended. Raises InvalidRequest for an unknown name."""
+        """No new request gets it; returns when those that have it have ended. Raises InvalidRequest for an
+        unknown name."""
         ...
 
 
@@ -201,14 +227,17 @@ class Service(Protocol):
     def memory_saver(self) -> MemoryControls: ...
 
     def submit(self, ask: Ask, sink: Sink) -> None:
-        """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never called.
+        """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never
+        called.
 
-        Wrong content (unknown token ids, a prompt too long, a template that fails) arrives as `sink.fail(InvalidRequest)`.
+        Wrong content (unknown token ids, a prompt too long, a template that fails) arrives as
+        `sink.fail(InvalidRequest)`.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """Ends a request now; its sink hears nothing after this returns. Unknown and finished ids are ignored."""
+        """Ends a request now; its sink hears nothing after this returns. Unknown and finished ids are
+        ignored."""
         ...
 
     def health(self) -> Health: ...

@@ -39,47 +39,84 @@ def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
     """Reads the adapters of --lora-paths. Raises OptionsError, ModelError."""
     if not plan.enable_lora:
         return None
-    return Loras(model, plan.served_model_name, adapter_specs_of(plan.lora_paths), LoraLimits(
-        num_lora_slots=plan.max_loras_per_batch, max_rank=plan.max_lora_rank, targets=plan.lora_target_modules,
-        max_loaded=plan.max_loaded_loras))
+    return Loras(
+        model,
+        plan.served_model_name,
+        adapter_specs_of(plan.lora_paths),
+        LoraLimits(
+            num_lora_slots=plan.max_loras_per_batch,
+            max_rank=plan.max_lora_rank,
+            targets=plan.lora_target_modules,
+            max_loaded=plan.max_loaded_loras,
+        ),
+    )
 
 
 def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> StartRank:
     """What the ranks must know of the plan."""
     return StartRank(
-        device=plan.device, model_path=plan.model_path, dtype=plan.dtype, load_format=plan.load_format,
-        tp_size=plan.tensor_parallel_size, ep_size=plan.expert_parallel_size, page_size=plan.page_size,
-        exchange=plan.moe_a2a_backend, exchange_mode=plan.deepep_mode,
-        max_slots=plan.max_running_requests, max_len=plan.context_length,
-        max_step_tokens=plan.max_step_tokens + plan.max_running_requests, memory_fraction=plan.mem_fraction_static,
-        max_total_tokens=plan.max_total_tokens, num_threads=plan.num_threads, rendezvous="", seed=plan.random_seed,
-        device_options=plan.device_options, environment=plan.rank_environment, numa_nodes=plan.numa_node or (),
+        device=plan.device,
+        model_path=plan.model_path,
+        dtype=plan.dtype,
+        load_format=plan.load_format,
+        tp_size=plan.tensor_parallel_size,
+        ep_size=plan.expert_parallel_size,
+        page_size=plan.page_size,
+        exchange=plan.moe_a2a_backend,
+        exchange_mode=plan.deepep_mode,
+        max_slots=plan.max_running_requests,
+        max_len=plan.context_length,
+        max_step_tokens=plan.max_step_tokens + plan.max_running_requests,
+        memory_fraction=plan.mem_fraction_static,
+        max_total_tokens=plan.max_total_tokens,
+        num_threads=plan.num_threads,
+        rendezvous="",
+        seed=plan.random_seed,
+        device_options=plan.device_options,
+        environment=plan.rank_environment,
+        numa_nodes=plan.numa_node or (),
         window_ratio=plan.window_ratio,
-        state_ratio=plan.mamba_full_memory_ratio, num_states=plan.max_mamba_cache_size,
+        state_ratio=plan.mamba_full_memory_ratio,
+        num_states=plan.max_mamba_cache_size,
         host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
         host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
-        host_layout=plan.hicache_mem_layout, host_copies=plan.hicache_io_backend, kv_dtype=plan.kv_cache_dtype,
+        host_layout=plan.hicache_mem_layout,
+        host_copies=plan.hicache_io_backend,
+        kv_dtype=plan.kv_cache_dtype,
         grammar=grammar_setup(plan, model),
         processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
-        graph_sizes=graph_sizes(plan, model), graph_pads=not plan.disable_cuda_graph_padding,
-        piecewise_sizes=piecewise_sizes(plan), compiled=compiled(plan),
+        graph_sizes=graph_sizes(plan, model),
+        graph_pads=not plan.disable_cuda_graph_padding,
+        piecewise_sizes=piecewise_sizes(plan),
+        compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
-        adapters=None if loras is None else loras.setup(), offload_setup=WeightOffload(plan.offload, plan.enable_weights_cpu_backup),
-        expert_steps=plan.expert_steps, config_overrides=plan.json_model_override_args,
+        adapters=None if loras is None else loras.setup(),
+        offload_setup=WeightOffload(plan.offload, plan.enable_weights_cpu_backup),
+        expert_steps=plan.expert_steps,
+        config_overrides=plan.json_model_override_args,
         has_wide_head=plan.enable_fp32_lm_head,
-        is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization)
+        is_embedding=plan.is_embedding,
+        pooling=plan.pooling,
+        quantization=plan.quantization,
+    )
 
 
 def buckets(plan: Plan) -> Buckets:
     """Of the histograms."""
     return Buckets(
-        delay_steps=plan.prefill_delayer_forward_passes_buckets, delay_s=plan.prefill_delayer_wait_seconds_buckets,
-        ttft_s=plan.bucket_time_to_first_token, itl_s=plan.bucket_inter_token_latency, e2e_s=plan.bucket_e2e_request_latency,
-        prompt_length=bounds_of(plan.prompt_tokens_buckets), answer_length=bounds_of(plan.generation_tokens_buckets))
+        delay_steps=plan.prefill_delayer_forward_passes_buckets,
+        delay_s=plan.prefill_delayer_wait_seconds_buckets,
+        ttft_s=plan.bucket_time_to_first_token,
+        itl_s=plan.bucket_inter_token_latency,
+        e2e_s=plan.bucket_e2e_request_latency,
+        prompt_length=bounds_of(plan.prompt_tokens_buckets),
+        answer_length=bounds_of(plan.generation_tokens_buckets),
+    )
 
 
 def bounds_of(words: tuple[str, ...] | None) -> tuple[float, ...] | None:
-    """Of --prompt-tokens-buckets; None: the usual ones. `tse`: half of the bounds on each side, in powers of the base away from it."""
+    """Of --prompt-tokens-buckets; None: the usual ones. `tse`: half of the bounds on each side, in powers of
+    the base away from it."""
     form, *rest = words or ("default",)
     if form == "default":
         return None
@@ -103,56 +140,103 @@ def piecewise_sizes(plan: Plan) -> list[int]:
 
 def compiled(plan: Plan) -> Compiled:
     """What runs through torch.compile."""
-    return Compiled(max_rows=plan.torch_compile_max_bs if plan.enable_torch_compile else 0,
-                    is_piecewise=plan.enable_piecewise_cuda_graph and plan.piecewise_cuda_graph_compiler == "inductor",
-                    explains=plan.enable_torch_compile_debug_mode)
+    return Compiled(
+        max_rows=plan.torch_compile_max_bs if plan.enable_torch_compile else 0,
+        is_piecewise=plan.enable_piecewise_cuda_graph and plan.piecewise_cuda_graph_compiler == "inductor",
+        explains=plan.enable_torch_compile_debug_mode,
+    )
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
     """None: no structured outputs."""
     if plan.grammar_backend == "none":
         return None
-    return GrammarSetup(backend=plan.grammar_backend, tokenizer_path=plan.tokenizer_path, vocab_size=model.vocab_size,
-                        eos_ids=model.eos_ids, whitespace_pattern=plan.constrained_json_whitespace_pattern,
-                        is_compact=plan.constrained_json_disable_any_whitespace, jumps=not plan.disable_jump_forward)
+    return GrammarSetup(
+        backend=plan.grammar_backend,
+        tokenizer_path=plan.tokenizer_path,
+        vocab_size=model.vocab_size,
+        eos_ids=model.eos_ids,
+        whitespace_pattern=plan.constrained_json_whitespace_pattern,
+        is_compact=plan.constrained_json_disable_any_whitespace,
+        jumps=not plan.disable_jump_forward,
+    )
 
 
 def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> ChatTemplates:
     """Raises OptionsError, ModelError."""
-    return ChatTemplates(template_sources(vocabulary.files.templates, choice, name), vocabulary.files.special_tokens)
+    return ChatTemplates(
+        template_sources(vocabulary.files.templates, choice, name), vocabulary.files.special_tokens
+    )
 
 
 def answer_formats(plan: Plan) -> Formats:
     """Raises OptionsError, ModelError."""
-    sources = template_sources(read_files(Path(plan.tokenizer_path)).templates, plan.chat_template, plan.hf_chat_template_name)
-    return choose(plan.tool_call_parser, plan.reasoning_parser, sources.get("tool_use", "") + sources.get("default", ""))
+    sources = template_sources(
+        read_files(Path(plan.tokenizer_path)).templates, plan.chat_template, plan.hf_chat_template_name
+    )
+    return choose(
+        plan.tool_call_parser, plan.reasoning_parser, sources.get("tool_use", "") + sources.get("default", "")
+    )
 
 
 def scheduler_config(
-        plan: Plan, model: ModelConfig, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0,
-        num_state_slots: int = 0) -> SchedulerConfig:
+    plan: Plan,
+    model: ModelConfig,
+    num_pages: int,
+    num_host_pages: int = 0,
+    num_window_pages: int = 0,
+    num_state_slots: int = 0,
+) -> SchedulerConfig:
     """What the scheduler must know of the plan; the numbers of pages are what the smallest rank holds."""
     return SchedulerConfig(
-        max_running=plan.max_running_requests, max_step_tokens=plan.max_step_tokens, max_len=plan.context_length,
-        page_size=plan.page_size, num_pages=num_pages, eos_ids=model.eos_ids,
+        max_running=plan.max_running_requests,
+        max_step_tokens=plan.max_step_tokens,
+        max_len=plan.context_length,
+        page_size=plan.page_size,
+        num_pages=num_pages,
+        eos_ids=model.eos_ids,
         pools=model.pooling is not None,
-        lora_slots=LoraSlotConfig(num_lora_slots=plan.max_loras_per_batch if plan.enable_lora else 0, eviction=plan.lora_eviction_policy),
-        cache=CacheConfig(shares=not (plan.disable_radix_cache or model.needs_whole_texts), eviction=plan.radix_eviction_policy,
-                          window=WindowConfig(num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens),
-                          states=StateConfig(num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval),
-                          host=HostConfig(num_pages=num_host_pages, write_policy=plan.hicache_write_policy,
-                                          has_storage=plan.hicache_storage_backend is not None)),
-        conservativeness=plan.schedule_conservativeness, limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
+        lora_slots=LoraSlotConfig(
+            num_lora_slots=plan.max_loras_per_batch if plan.enable_lora else 0,
+            eviction=plan.lora_eviction_policy,
+        ),
+        cache=CacheConfig(
+            shares=not (plan.disable_radix_cache or model.needs_whole_texts),
+            eviction=plan.radix_eviction_policy,
+            window=WindowConfig(
+                num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens
+            ),
+            states=StateConfig(
+                num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval
+            ),
+            host=HostConfig(
+                num_pages=num_host_pages,
+                write_policy=plan.hicache_write_policy,
+                has_storage=plan.hicache_storage_backend is not None,
+            ),
+        ),
+        conservativeness=plan.schedule_conservativeness,
+        limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
         order=OrderConfig(
-            policy=plan.schedule_policy, has_priorities=has_priorities(plan),
-            low_first=plan.schedule_low_priority_values_first, preemption_threshold=plan.priority_scheduling_preemption_threshold,
-            patience=plan.max_overtakes, fair=plan.fair_share != "off", weights=plan.fair_share_weights),
+            policy=plan.schedule_policy,
+            has_priorities=has_priorities(plan),
+            low_first=plan.schedule_low_priority_values_first,
+            preemption_threshold=plan.priority_scheduling_preemption_threshold,
+            patience=plan.max_overtakes,
+            fair=plan.fair_share != "off",
+            weights=plan.fair_share_weights,
+        ),
         admission=Admission(
-            max_step_tokens=plan.max_step_tokens, max_prompts=plan.prefill_max_requests, has_chunks=plan.chunked_prefill_size > 0,
-            has_dynamic_chunks=plan.enable_dynamic_chunking, long_share=plan.long_prompt_share,
+            max_step_tokens=plan.max_step_tokens,
+            max_prompts=plan.prefill_max_requests,
+            has_chunks=plan.chunked_prefill_size > 0,
+            has_dynamic_chunks=plan.enable_dynamic_chunking,
+            long_share=plan.long_prompt_share,
             decode_steps=plan.num_continuous_decode_steps,
             delay_steps=plan.prefill_delayer_max_delay_passes if plan.enable_prefill_delayer else 0,
-            delay_watermark=plan.prefill_delayer_token_usage_low_watermark))
+            delay_watermark=plan.prefill_delayer_token_usage_low_watermark,
+        ),
+    )
 
 
 def preferred_sampling(plan: Plan) -> dict[str, Any]:
@@ -161,7 +245,9 @@ def preferred_sampling(plan: Plan) -> dict[str, Any]:
     try:
         msgspec.convert(preferred, SamplingParams)
     except msgspec.ValidationError as error:
-        raise OptionsError([f"--preferred-sampling-params: {error}; its names are those of sampling_params of /generate"]) from None
+        raise OptionsError(
+            [f"--preferred-sampling-params: {error}; its names are those of sampling_params of /generate"]
+        ) from None
     return preferred
 
 
@@ -170,15 +256,25 @@ def has_priorities(plan: Plan) -> bool:
 
 
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
-    return Limits(vocab_size=model.vocab_size, context_len=plan.context_length, pool_tokens=pool_tokens,
-                  cuts=plan.allow_auto_truncate, processors=processor_names(plan),
-                  min_new=1 if model.pooling is None else 0, hidden_size=model.hidden_size,
-                  shows_hidden=plan.enable_return_hidden_states)
+    return Limits(
+        vocab_size=model.vocab_size,
+        context_len=plan.context_length,
+        pool_tokens=pool_tokens,
+        cuts=plan.allow_auto_truncate,
+        processors=processor_names(plan),
+        min_new=1 if model.pooling is None else 0,
+        hidden_size=model.hidden_size,
+        shows_hidden=plan.enable_return_hidden_states,
+    )
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:
     """What requests call the logit processors: by their class."""
-    return tuple(place.rpartition(":")[2] for place in plan.logit_processors) if plan.enable_custom_logit_processor else ()
+    return (
+        tuple(place.rpartition(":")[2] for place in plan.logit_processors)
+        if plan.enable_custom_logit_processor
+        else ()
+    )
 
 
 def random_seeds(seed: int) -> Callable[[], int]:

@@ -1,4 +1,5 @@
-"""What all tests share: async tests run on uvloop, like the server; without a card, Triton's kernels are interpreted."""
+"""What all tests share: async tests run on uvloop, like the server; without a card, Triton's kernels are
+interpreted."""
 
 import os
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 import pytest
 
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, by whichever library of a test comes first
+    # read when triton is first imported, by whichever library of a test comes first
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -34,7 +34,9 @@ async def running(**options: Any) -> AsyncIterator[Core]:
 
 def ask(core: Core, name: str, **params: Any) -> ListSink:
     sink = ListSink()
-    core.submit(Ask(id=name, prompt=Tokens([1, 2, 3]), params=SamplingParams(**params), arrival_s=monotonic()), sink)
+    core.submit(
+        Ask(id=name, prompt=Tokens([1, 2, 3]), params=SamplingParams(**params), arrival_s=monotonic()), sink
+    )
     return sink
 
 
@@ -71,7 +73,10 @@ async def test_warm_ups_come_before_ready(lines: io.StringIO) -> None:
         assert core.health().state == "ready" and core.load().steps >= 3 and not core.load().running
     told = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert [(line["event"], line["name"]) for line in told if "name" in line] == [
-        ("warm", "generate"), ("warm", "prefill"), ("a warm-up failed", "grammar")]
+        ("warm", "generate"),
+        ("warm", "prefill"),
+        ("a warm-up failed", "grammar"),
+    ]
     with pytest.raises(OptionsError, match="generate, prefill, grammar"):
         Core(plan_for(from_values({"device": "null", "warmups": "generate,all"})))
 

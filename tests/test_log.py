@@ -1,4 +1,5 @@
-"""Log lines: silent by default, two forms, one line a phase, and nothing of the application's logging touched."""
+"""Log lines: silent by default, two forms, one line a phase, and nothing of the application's logging
+touched."""
 
 import io
 import json
@@ -30,7 +31,12 @@ def test_json_lines() -> None:
     logger.debug("too much")
     (line,) = stream.getvalue().splitlines()
     event = json.loads(line)
-    assert (event["event"], event["pages"], event["part"], event["level"]) == ("ready", 3, "scheduler", "info")
+    assert (event["event"], event["pages"], event["part"], event["level"]) == (
+        "ready",
+        3,
+        "scheduler",
+        "info",
+    )
 
 
 def test_text_lines() -> None:
@@ -38,7 +44,11 @@ def test_text_lines() -> None:
     log.setup("warning", "text", stream)
     log.get("x").info("quiet")
     log.get("x").warning("loud", reason="a b")
-    assert "loud" in stream.getvalue() and "reason='a b'" in stream.getvalue() and "quiet" not in stream.getvalue()
+    assert (
+        "loud" in stream.getvalue()
+        and "reason='a b'" in stream.getvalue()
+        and "quiet" not in stream.getvalue()
+    )
     assert "\033" not in stream.getvalue()
 
 

@@ -42,15 +42,21 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "(What|Which) command (starts|launches|runs) " + _IT + "?",
             "(Show|Tell|Give) me (the command|how) to (start|launch|run) " + _IT + "(.|)",
             "How (is|does) " + _IT + " (started|start|launched)?",
-            "(I want|I would like|I'd like) to (start|launch|run) " + _IT + ". (What do I type|How|Which command)?",
+            "(I want|I would like|I'd like) to (start|launch|run) "
+            + _IT
+            + ". (What do I type|How|Which command)?",
         ),
     ),
     (
         "Runtime runs on CPUs, CUDA GPUs and Ascend NPUs.",
         (
-            "(What|Which) (hardware|devices|machines|accelerators|chips|processors) (does|can) " + _IT + " (run on|support|use)?",
+            "(What|Which) (hardware|devices|machines|accelerators|chips|processors) (does|can) "
+            + _IT
+            + " (run on|support|use)?",
             "(On what|On which) (hardware|devices|machines) does " + _IT + " (run|work)?",
-            "(Does|Can) " + _IT + " (run on|use|support|work on) (a GPU|GPUs|a CPU|CPUs|an NPU|NPUs|Ascend|CUDA|NVIDIA cards)?",
+            "(Does|Can) "
+            + _IT
+            + " (run on|use|support|work on) (a GPU|GPUs|a CPU|CPUs|an NPU|NPUs|Ascend|CUDA|NVIDIA cards)?",
             "Do I need (a GPU|a graphics card|special hardware|an NPU)( for this| to use runtime| for runtime|)?",
             "(What|Which) (devices|hardware) (are|is) supported( by runtime|)?",
         ),
@@ -110,7 +116,9 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Yes. Set stream to true and the tokens arrive one by one as server-sent events.",
         (
-            "(Can|Does|Could) " + _IT + " (stream|stream tokens|stream answers|stream the reply|do streaming)?",
+            "(Can|Does|Could) "
+            + _IT
+            + " (stream|stream tokens|stream answers|stream the reply|do streaming)?",
             "How (do|can) I (stream|get a stream|turn on streaming|use streaming|stream the answer)?",
             "Is streaming (supported|possible|there|available)?",
             "(Do|Can) you (support |do |)(streaming|stream)?",
@@ -148,7 +156,9 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "(How do|How can) I (get|ask for|force|receive) JSON( output| answers|)?",
             "(Can|Could|Do) you (answer in|write|give me|produce|speak) JSON?",
-            "(Does|Can) " + _IT + " (support|give|force|do) (JSON|structured output|JSON output|a JSON schema)?",
+            "(Does|Can) "
+            + _IT
+            + " (support|give|force|do) (JSON|structured output|JSON output|a JSON schema)?",
             "(What is|Explain|Tell me about) (structured output|JSON mode|response_format)(?|.|)",
         ),
     ),
@@ -220,7 +230,9 @@ FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "Runtime loads model folders in the Hugging Face layout, with weights as safetensors.",
         (
-            "(What|Which) (models|model formats|weights|files|formats) (does|can) " + _IT + " (load|read|serve|support|use)?",
+            "(What|Which) (models|model formats|weights|files|formats) (does|can) "
+            + _IT
+            + " (load|read|serve|support|use)?",
             "(In what|In which) format (are|must) the (weights|models)( be|)?",
             "(How do|How can|Can) I (serve|load|use|run) (my own model|another model|my model|a different model)?",
             "(Does|Can) " + _IT + " (load|read|use) (safetensors|Hugging Face models|other models)?",

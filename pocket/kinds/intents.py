@@ -34,7 +34,11 @@ class Intent:
     pair_ask: str = ""
 
 
-_CITY = Param(("city", "city", "location", "place", "town"), "string", ("The city.", "Name of the city.", "City name, such as Paris."))
+_CITY = Param(
+    ("city", "city", "location", "place", "town"),
+    "string",
+    ("The city.", "Name of the city.", "City name, such as Paris."),
+)
 _TEXT = Param(("text", "content", "message", "body"), "string", ("The text.", "What to write."))
 _ZONES = (
     "Europe/Paris",
@@ -65,7 +69,16 @@ _TOPICS = (
 _CURRENCIES = ("EUR", "USD", "GBP", "JPY", "CNY", "CHF")
 _ROOMS = ("kitchen", "bedroom", "bathroom", "garage", "office", "garden", "hall", "living room")
 _STOCKS = ("AAPL", "MSFT", "NVDA", "AMD", "TSLA", "IBM", "INTC", "ORCL")
-_SONGS = ("Blue Moon", "Yesterday", "Summertime", "Hey Jude", "Imagine", "Let It Be", "Moon River", "Waterloo")
+_SONGS = (
+    "Blue Moon",
+    "Yesterday",
+    "Summertime",
+    "Hey Jude",
+    "Imagine",
+    "Let It Be",
+    "Moon River",
+    "Waterloo",
+)
 _LANGUAGES = ("German", "French", "Spanish", "Italian", "Japanese", "Chinese", "Polish", "Dutch")
 
 
@@ -90,7 +103,21 @@ def _sum_text(rng: random.Random) -> Values:
 
 def _mail(rng: random.Random) -> Values:
     to = rng.choice((rng.choice(NAMES), f"{rng.choice(NAMES).lower()}@example.com"))
-    return [to, rng.choice(("Hello", "Lunch", "The plan", "News", "Invoice", f"The {rng.choice(THINGS)}", "See you soon", "Meeting"))]
+    return [
+        to,
+        rng.choice(
+            (
+                "Hello",
+                "Lunch",
+                "The plan",
+                "News",
+                "Invoice",
+                f"The {rng.choice(THINGS)}",
+                "See you soon",
+                "Meeting",
+            )
+        ),
+    ]
 
 
 _NUMBER_PAIR = (("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"))
@@ -127,7 +154,10 @@ INTENTS: tuple[Intent, ...] = (
         ("get_weather", "get_current_weather"),
         ("Get the weather of a city.", "Current weather for a place."),
         (_CITY, Param(("unit", "units"), "string", ("celsius or fahrenheit", "Unit of the temperature."))),
-        ("(What is|What's|How is|Tell me) the weather( like|) in {0} in {1}?", "(How warm|How cold) is it in {0}, in {1}?"),
+        (
+            "(What is|What's|How is|Tell me) the weather( like|) in {0} in {1}?",
+            "(How warm|How cold) is it in {0}, in {1}?",
+        ),
         _pick(CITIES, ("celsius", "fahrenheit")),
         weather,
     ),
@@ -183,7 +213,10 @@ INTENTS: tuple[Intent, ...] = (
         ("multiply", "times", "product"),
         ("Multiply two numbers.", "Product of two numbers."),
         (_A, _B),
-        ("(What is|What's|How much is|Compute|Calculate) {0} (*|times) {1}(?|)", "(Multiply|Please multiply) {0} (and|by) {1}(.|)"),
+        (
+            "(What is|What's|How much is|Compute|Calculate) {0} (*|times) {1}(?|)",
+            "(Multiply|Please multiply) {0} (and|by) {1}(.|)",
+        ),
         _two(0, 99),
         value("*"),
     ),
@@ -193,7 +226,10 @@ INTENTS: tuple[Intent, ...] = (
         ("calculator", "calculate", "evaluate", "compute"),
         ("Evaluate an arithmetic expression.", "A calculator."),
         (Param(("expression", "expr", "formula", "input"), "string", ("The expression.", "Such as 1 + 2.")),),
-        ("(What is|What's|How much is|Compute|Calculate|Work out) {0}(?|)", "(Use the calculator|Calculate this|Please compute): {0}"),
+        (
+            "(What is|What's|How much is|Compute|Calculate|Work out) {0}(?|)",
+            "(Use the calculator|Calculate this|Please compute): {0}",
+        ),
         _sum_text,
         expression,
     ),
@@ -208,7 +244,11 @@ INTENTS: tuple[Intent, ...] = (
             "(Find|Look up|Search) (|something about |information on ){0}(.|)",
             "(Google|Can you search for|Can you look up) {0}(?|)",
         ),
-        lambda rng: [rng.choice(_TOPICS) if rng.random() < 0.4 else " ".join(some_word(rng) for _ in range(rng.randint(1, 3)))],
+        lambda rng: [
+            rng.choice(_TOPICS)
+            if rng.random() < 0.4
+            else " ".join(some_word(rng) for _ in range(rng.randint(1, 3)))
+        ],
         found,
     ),
     Intent(
@@ -296,7 +336,10 @@ INTENTS: tuple[Intent, ...] = (
         ("get_stock_price", "stock_price", "get_quote"),
         ("Get the price of a stock.", "Stock quote."),
         (Param(("symbol", "ticker", "stock"), "string", ("Ticker, such as AAPL.",)),),
-        ("(What is|What's|Tell me) the (stock |share |)price of {0}(?|)", "(How much is|How is) {0} (stock|trading)(?| now?| today?)"),
+        (
+            "(What is|What's|Tell me) the (stock |share |)price of {0}(?|)",
+            "(How much is|How is) {0} (stock|trading)(?| now?| today?)",
+        ),
         _pick(_STOCKS),
         amount("price", "{0} is at {r}."),
     ),
@@ -330,8 +373,13 @@ INTENTS: tuple[Intent, ...] = (
         ("create_note", "add_note", "save_note"),
         ("Write a note.", "Save a note."),
         (_TEXT,),
-        ("(Make|Create|Write|Save|Add) a note(:| saying| that says) {0}", "(Note|Remember this|Write down): {0}"),
-        lambda rng: [f"{rng.choice(('buy', 'find', 'clean', 'sell', 'bring'))} {rng.choice(('the', 'some', 'more'))} {some_word(rng)}"],
+        (
+            "(Make|Create|Write|Save|Add) a note(:| saying| that says) {0}",
+            "(Note|Remember this|Write down): {0}",
+        ),
+        lambda rng: [
+            f"{rng.choice(('buy', 'find', 'clean', 'sell', 'bring'))} {rng.choice(('the', 'some', 'more'))} {some_word(rng)}"
+        ],
         done("I saved the note."),
     ),
     Intent(
@@ -363,7 +411,10 @@ INTENTS: tuple[Intent, ...] = (
         "math",
         ("random_number", "roll", "rand"),
         ("Pick a random number.", "Random whole number."),
-        (Param(("min", "low", "start"), "integer", ("Lowest.",)), Param(("max", "high", "end"), "integer", ("Highest.",))),
+        (
+            Param(("min", "low", "start"), "integer", ("Lowest.",)),
+            Param(("max", "high", "end"), "integer", ("Highest.",)),
+        ),
         ("(Give me|Pick|Choose|Roll) a random number (between|from) {0} (and|to) {1}(.|)",),
         lambda rng: [rng.randint(0, 20), rng.randint(21, 999)],
         amount("number", "The number is {r}."),

@@ -30,7 +30,10 @@ _BACKWARDS = (
     "(Reverse|Turn around) (|the word |){w}(.|)",
     "What is {w} (backwards|spelled backwards|in reverse)?",
 )
-_FIRST = ("What is the first letter (of|in) (|the word |){w}?", "(Which|What) letter does {w} (start|begin) with?")
+_FIRST = (
+    "What is the first letter (of|in) (|the word |){w}?",
+    "(Which|What) letter does {w} (start|begin) with?",
+)
 _LAST = ("What is the last letter (of|in) (|the word |){w}?", "(Which|What) letter does {w} end (with|in)?")
 
 _SAY = (
@@ -45,7 +48,15 @@ _SAY_TIMES = (
     "(Say|Write|Repeat) {n} times: {q}",
     "{n} times {q}(, please|)",
 )
-_TIMES = {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4"), 5: ("five", "5"), 6: ("six", "6"), 8: ("eight", "8"), 10: ("ten", "10")}
+_TIMES = {
+    2: ("two", "2"),
+    3: ("three", "3"),
+    4: ("four", "4"),
+    5: ("five", "5"),
+    6: ("six", "6"),
+    8: ("eight", "8"),
+    10: ("ten", "10"),
+}
 
 
 def quoted(word: str, rng: random.Random) -> str:
@@ -76,9 +87,13 @@ def spelling_list(rng: random.Random) -> Exchange:
         if not is_held_out(f"spelling:{word}"):
             words.append(word)
     listed = ", ".join(words) if rng.random() < 0.5 else ", ".join(words[:-1]) + " and " + words[-1]
-    question = fill("(Spell|Please spell|Can you spell|Spell these words:|Spell each of these:) {w}(.|)", rng, w=listed)
+    question = fill(
+        "(Spell|Please spell|Can you spell|Spell these words:|Spell each of these:) {w}(.|)", rng, w=listed
+    )
     answer = ", ".join(dashed(word) for word in words)
-    return ask("spelling", ALWAYS + "list", vary(question, rng), answer, thought="I spell one word after the other.")
+    return ask(
+        "spelling", ALWAYS + "list", vary(question, rng), answer, thought="I spell one word after the other."
+    )
 
 
 def alias(rng: random.Random) -> Exchange:
@@ -138,7 +153,13 @@ def echo(rng: random.Random) -> Exchange:
         count = rng.choice(tuple(_TIMES))
         separator = rng.choice((" ", " "))
         question = fill(rng.choice(_SAY_TIMES), rng, q=said, n=rng.choice(_TIMES[count]))
-        return ask("echo", f"{plain(text)}*{count}", question, separator.join([text] * count), thought=f"I say it {count} times.")
+        return ask(
+            "echo",
+            f"{plain(text)}*{count}",
+            question,
+            separator.join([text] * count),
+            thought=f"I say it {count} times.",
+        )
     question = fill(rng.choice(_SAY), rng, q=said)
     if rng.random() < 0.15 and mark:
         question += "."

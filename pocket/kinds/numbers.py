@@ -36,7 +36,11 @@ _COUNT_STEP = (
     "(Count|Write the numbers) (by|in steps of) {s} from {a} to {b}(.|)",
     "(Every {s} numbers|Steps of {s}|Step {s}) from {a} to {b}(.|, please.)",
 )
-_LINES = (" One (number |)per line.", " Put each (number |)on its own line.", " (Write|Use) one line for each.")
+_LINES = (
+    " One (number |)per line.",
+    " Put each (number |)on its own line.",
+    " (Write|Use) one line for each.",
+)
 
 ASKS = {
     "+": (
@@ -69,20 +73,45 @@ ASKS = {
 }
 _STORIES = {
     "+": (
-        ("{n} has {a} {t}s and (gets|buys|finds) {b} more. How many {t}s does {n} have(| now)?", "{n} has {c} {t}s"),
-        ("There are {a} {t}s in a basket. {n} (adds|puts in) {b} more. How many {t}s are there(| now)?", "there are {c} {t}s"),
-        ("{n} sees {a} {t}s in the morning and {b} in the evening. How many {t}s (is that|are that) in all?", "that makes {c} {t}s"),
+        (
+            "{n} has {a} {t}s and (gets|buys|finds) {b} more. How many {t}s does {n} have(| now)?",
+            "{n} has {c} {t}s",
+        ),
+        (
+            "There are {a} {t}s in a basket. {n} (adds|puts in) {b} more. How many {t}s are there(| now)?",
+            "there are {c} {t}s",
+        ),
+        (
+            "{n} sees {a} {t}s in the morning and {b} in the evening. How many {t}s (is that|are that) in all?",
+            "that makes {c} {t}s",
+        ),
     ),
     "-": (
-        ("{n} has {a} {t}s and (loses|gives away|sells) {b}( of them|). How many {t}s does {n} have(| left| now)?", "{n} has {c} {t}s"),
-        ("There are {a} {t}s in a (box|basket). {n} takes {b}( of them|). How many {t}s are (left|there now)?", "there are {c} {t}s"),
+        (
+            "{n} has {a} {t}s and (loses|gives away|sells) {b}( of them|). How many {t}s does {n} have(| left| now)?",
+            "{n} has {c} {t}s",
+        ),
+        (
+            "There are {a} {t}s in a (box|basket). {n} takes {b}( of them|). How many {t}s are (left|there now)?",
+            "there are {c} {t}s",
+        ),
     ),
     "*": (
-        ("{n} has {a} boxes with {b} {t}s (each|in each). How many {t}s (are there|does {n} have)?", "there are {c} {t}s"),
-        ("(A box holds|There are) {b} {t}s( in a box|). How many {t}s are in {a} boxes?", "there are {c} {t}s"),
+        (
+            "{n} has {a} boxes with {b} {t}s (each|in each). How many {t}s (are there|does {n} have)?",
+            "there are {c} {t}s",
+        ),
+        (
+            "(A box holds|There are) {b} {t}s( in a box|). How many {t}s are in {a} boxes?",
+            "there are {c} {t}s",
+        ),
     ),
 }
-_COUNTED = [w for w in ANIMALS + FOODS if w[-1] not in "yshfx" and w not in {"mouse", "goose", "sheep", "fish", "deer"}]
+_COUNTED = [
+    w
+    for w in ANIMALS + FOODS
+    if w[-1] not in "yshfx" and w not in {"mouse", "goose", "sheep", "fish", "deer"}
+]
 OPERATE: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -117,7 +146,9 @@ def counting(rng: random.Random) -> Exchange:
     how = "up" if step > 0 else "down"
     size = f" by {abs(step)}" if abs(step) > 1 else ""
     thought = f"I count {how} from {start} to {stop}{size}."
-    return ask("counting", f"{start},{stop},{step}", vary(question, rng), separator.join(numbers), thought=thought)
+    return ask(
+        "counting", f"{start},{stop},{step}", vary(question, rng), separator.join(numbers), thought=thought
+    )
 
 
 def operands(rng: random.Random) -> tuple[str, int, int]:
@@ -178,8 +209,17 @@ def problems(rng: random.Random) -> Exchange:
         if not is_held_out(problem_key(sign, a, b)):
             asked.append(f"{a} {sign} {b}")
             solved.append(f"{a} {sign} {b} = {OPERATE[sign](a, b)}")
-    question = fill("(Compute|Calculate|Solve|What is|What are|Work out)(:|) {p}(.|)", rng, p=", ".join(asked))
-    return ask("arithmetic", ALWAYS + "list", vary(question, rng), ", ".join(solved), thought="One after the other.", topic="math")
+    question = fill(
+        "(Compute|Calculate|Solve|What is|What are|Work out)(:|) {p}(.|)", rng, p=", ".join(asked)
+    )
+    return ask(
+        "arithmetic",
+        ALWAYS + "list",
+        vary(question, rng),
+        ", ".join(solved),
+        thought="One after the other.",
+        topic="math",
+    )
 
 
 def arithmetic(rng: random.Random) -> Exchange:

@@ -94,7 +94,9 @@ def pair(rng: random.Random) -> tuple[str, Value]:
     roll = rng.random()
     if roll < 0.45:
         key = rng.choice(tuple(_STRINGS))
-        return key, rng.choice(_STRINGS[key]) if rng.random() < 0.75 else rng.choice((some_word(rng), invented(rng).capitalize()))
+        return key, rng.choice(_STRINGS[key]) if rng.random() < 0.75 else rng.choice(
+            (some_word(rng), invented(rng).capitalize())
+        )
     if roll < 0.78:
         key = rng.choice(_NUMBERS)
         return key, number_for(key, rng)
@@ -123,8 +125,12 @@ def shown(value: Value, rng: random.Random) -> str:
 def _finish(rng: random.Random, question: str, value: object, thought: str) -> Exchange:
     answer = json.dumps(value, ensure_ascii=False)
     if rng.random() < 0.12:
-        question = question.rstrip(".") + expand("(. Only JSON|. Nothing else|. Just the JSON|. No explanation|. JSON only)(.|)", rng)
-    return ask("json", answer.lower().replace(":", " "), vary(question, rng, recase=False), answer, thought=thought)
+        question = question.rstrip(".") + expand(
+            "(. Only JSON|. Nothing else|. Just the JSON|. No explanation|. JSON only)(.|)", rng
+        )
+    return ask(
+        "json", answer.lower().replace(":", " "), vary(question, rng, recase=False), answer, thought=thought
+    )
 
 
 def json_object(rng: random.Random) -> Exchange:
@@ -138,7 +144,9 @@ def json_object(rng: random.Random) -> Exchange:
         key, value = pair(rng)
         pairs[key] = value
     if roll < 0.25:
-        pairs[rng.choice(("tags", "items", "colors", "friends", "list"))] = [some_word(rng) for _ in range(rng.randint(2, 4))]
+        pairs[rng.choice(("tags", "items", "colors", "friends", "list"))] = [
+            some_word(rng) for _ in range(rng.randint(2, 4))
+        ]
     if roll < 0.5:
         pairs.pop("name", None)
         pairs = {"name": proper(rng, NAMES), **dict(list(pairs.items())[: rng.choice((1, 1, 2, 3))])}
@@ -147,7 +155,9 @@ def json_object(rng: random.Random) -> Exchange:
         value_text = ", ".join(values) if rng.random() < 0.8 else joined(values, rng)
         question = fill(rng.choice(_FOR_PERSON), rng, k=joined(keys, rng), v=value_text)
     else:
-        form = rng.choice(("{k} {v}", "{k} = {v}", "{k}: {v}", "{k} is {v}", "{k} set to {v}", "the {k} {v}", "{k}={v}"))
+        form = rng.choice(
+            ("{k} {v}", "{k} = {v}", "{k}: {v}", "{k} is {v}", "{k} set to {v}", "the {k} {v}", "{k}={v}")
+        )
         parts = [form.replace("{k}", k).replace("{v}", shown(v, rng)) for k, v in pairs.items()]
         question = fill(rng.choice(_PAIRS), rng, p=joined(parts, rng))
     thought = "I need a JSON object with " + ", ".join(pairs) + "."
@@ -167,4 +177,6 @@ def json_list(rng: random.Random) -> Exchange:
         return _finish(rng, question, numbers, "I need a JSON list of numbers.")
     source = rng.choice((NAMES, CITIES, COLORS, FOODS, ANIMALS, THINGS))
     words = rng.sample(source, rng.randint(2, 5))
-    return _finish(rng, fill(rng.choice(_LISTS), rng, p=joined(words, rng)), words, "I need a JSON list of words.")
+    return _finish(
+        rng, fill(rng.choice(_LISTS), rng, p=joined(words, rng)), words, "I need a JSON list of words."
+    )

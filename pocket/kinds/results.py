@@ -38,7 +38,9 @@ def value(sign: str) -> Result:
 
     def result(rng: random.Random, v: Values) -> tuple[dict[str, Any] | str, str]:
         outcome = {"+": v[0] + v[1], "-": v[0] - v[1], "*": v[0] * v[1]}[sign]
-        return rng.choice(({"result": outcome}, {"value": outcome}, str(outcome))), f"The result is {outcome}."
+        return rng.choice(
+            ({"result": outcome}, {"value": outcome}, str(outcome))
+        ), f"The result is {outcome}."
 
     return result
 
@@ -63,7 +65,13 @@ def done(text: str) -> Result:
         answer = text
         for i, value in enumerate(v):
             answer = answer.replace("{" + str(i) + "}", str(value))
-        shapes: tuple[dict[str, Any] | str, ...] = ({"status": "ok"}, {"ok": True}, "ok", "done", {"status": "success"})
+        shapes: tuple[dict[str, Any] | str, ...] = (
+            {"status": "ok"},
+            {"ok": True},
+            "ok",
+            "done",
+            {"status": "success"},
+        )
         return rng.choice(shapes), answer
 
     return result

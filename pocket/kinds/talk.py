@@ -39,11 +39,15 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         ("Good afternoon! How can I help you?",),
-        ("(Good afternoon|A good afternoon|Good afternoon to you|Hello, good afternoon)( pocket|, pocket| there|)(!|.|)",),
+        (
+            "(Good afternoon|A good afternoon|Good afternoon to you|Hello, good afternoon)( pocket|, pocket| there|)(!|.|)",
+        ),
     ),
     (
         ("Good evening! How can I help you?",),
-        ("(Good evening|Evening|A good evening|Good evening to you|Hi, good evening)( pocket|, pocket| there|)(!|.|)",),
+        (
+            "(Good evening|Evening|A good evening|Good evening to you|Hi, good evening)( pocket|, pocket| there|)(!|.|)",
+        ),
     ),
     (
         ("I am fine, thank you! How can I help you?",),
@@ -78,7 +82,9 @@ _TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (
         ("Good night! Sleep well.",),
-        ("(Good night|Night|A good night|Sleep well|Nighty night|I go to bed now, good night)( pocket|, pocket|)(!|.|)",),
+        (
+            "(Good night|Night|A good night|Sleep well|Nighty night|I go to bed now, good night)( pocket|, pocket|)(!|.|)",
+        ),
     ),
     (
         ("Thank you, that is kind!",),
@@ -194,7 +200,12 @@ def greeting(rng: random.Random) -> Exchange:
     replies, patterns = rng.choice(_TALK) if rng.random() < 0.7 else _TALK[0]
     question = expand(rng.choice(patterns), rng)
     return ask(
-        "greetings", plain(question), vary(question, rng), replies[0], accept=replies, thought="This is small talk. I answer kindly."
+        "greetings",
+        plain(question),
+        vary(question, rng),
+        replies[0],
+        accept=replies,
+        thought="This is small talk. I answer kindly.",
     )
 
 
@@ -211,7 +222,14 @@ def unknown(rng: random.Random) -> Exchange:
         u=rng.choice(ANIMALS),
         f=rng.choice(FOODS),
     )
-    return ask("unknown", plain(question), vary(question, rng), UNKNOWN, thought="I do not know this. I say so.", topic="world")
+    return ask(
+        "unknown",
+        plain(question),
+        vary(question, rng),
+        UNKNOWN,
+        thought="I do not know this. I say so.",
+        topic="world",
+    )
 
 
 _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, ...]], ...] = (
@@ -245,7 +263,10 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
         tuple(COLORS),
         "{v} is a beautiful color!",
         "Your favorite color is {v}.",
-        ("(What is|What's|Do you remember|Tell me) my favorite color(?|)", "(Which|What) color do I (like|love|prefer)( most|)?"),
+        (
+            "(What is|What's|Do you remember|Tell me) my favorite color(?|)",
+            "(Which|What) color do I (like|love|prefer)( most|)?",
+        ),
     ),
     (
         "pet",
@@ -266,15 +287,21 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
         tuple(FOODS),
         "{v} sounds tasty!",
         "You like {v}.",
-        ("(What is my favorite food|What's my favorite food|What do I like to eat|What food do I like|Which food do I love)?",),
+        (
+            "(What is my favorite food|What's my favorite food|What do I like to eat|What food do I like|Which food do I love)?",
+        ),
     ),
     (
         "number",
-        ("(My lucky number is|My favorite number is|Remember the number|Keep in mind the number|Please remember the number) {v}(.|)",),
+        (
+            "(My lucky number is|My favorite number is|Remember the number|Keep in mind the number|Please remember the number) {v}(.|)",
+        ),
         tuple(str(n) for n in range(100)),
         "I will remember {v}.",
         "The number is {v}.",
-        ("(What was the number|What is my number|Which number was it|What number did I say|Tell me the number|What is the number)(?|)",),
+        (
+            "(What was the number|What is my number|Which number was it|What number did I say|Tell me the number|What is the number)(?|)",
+        ),
     ),
 )
 
@@ -282,7 +309,10 @@ _TOLD: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str, str, tuple[str, .
 def memory(rng: random.Random) -> Exchange:
     """Tell one or two things about oneself, and ask for one of them back."""
     told = rng.sample(_TOLD, rng.choice((1, 1, 2)))
-    values = [proper(rng, list(entry[2])) if entry[0] in {"name", "city"} else rng.choice(entry[2]) for entry in told]
+    values = [
+        proper(rng, list(entry[2])) if entry[0] in {"name", "city"} else rng.choice(entry[2])
+        for entry in told
+    ]
     messages: list[dict[str, str]] = []
     for entry, value in zip(told, values, strict=True):
         messages.append({"role": "user", "content": fill(rng.choice(entry[1]), rng, v=value)})
@@ -296,7 +326,9 @@ def memory(rng: random.Random) -> Exchange:
     answer = told[wanted][4].replace("{v}", values[wanted])
     messages.append({"role": "assistant", "content": answer})
     key = "memory:" + "/".join(f"{entry[0]}={value}" for entry, value in zip(told, values, strict=True))
-    return Exchange("memory", key, tuple(messages), (answer,), "The user told me this before.", (), False, "world")
+    return Exchange(
+        "memory", key, tuple(messages), (answer,), "The user told me this before.", (), False, "world"
+    )
 
 
 def fact_free(rng: random.Random) -> Exchange:

@@ -17,12 +17,24 @@ _LISTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",
         ("days", "days of the week", "weekdays", "seven days", "names of the days"),
     ),
-    (", ".join(string.ascii_lowercase), ("letters", "letters of the alphabet", "alphabet", "English alphabet", "ABC")),
+    (
+        ", ".join(string.ascii_lowercase),
+        ("letters", "letters of the alphabet", "alphabet", "English alphabet", "ABC"),
+    ),
     ("spring, summer, autumn, winter", ("seasons", "four seasons", "seasons of the year")),
-    ("Mercury, Venus, Earth, Mars, Jupiter, Saturn, Uranus, Neptune", ("planets", "planets of the solar system", "eight planets")),
-    ("red, orange, yellow, green, blue, violet", ("colors of the rainbow", "rainbow colors", "colors in a rainbow")),
+    (
+        "Mercury, Venus, Earth, Mars, Jupiter, Saturn, Uranus, Neptune",
+        ("planets", "planets of the solar system", "eight planets"),
+    ),
+    (
+        "red, orange, yellow, green, blue, violet",
+        ("colors of the rainbow", "rainbow colors", "colors in a rainbow"),
+    ),
     ("north, east, south, west", ("directions", "four directions", "points of the compass")),
-    ("zero, one, two, three, four, five, six, seven, eight, nine", ("digits", "ten digits", "digits in words")),
+    (
+        "zero, one, two, three, four, five, six, seven, eight, nine",
+        ("digits", "ten digits", "digits in words"),
+    ),
 )
 _LIST_ASKS = (
     "(List|Name|Write|Tell me|Give me|Say|Print|Recite|Show me) (|all |all of )the {x}(.|!|)",
@@ -98,7 +110,10 @@ _EXPLAIN = (
 
 
 def _story(rng: random.Random, subject: str, thing: str) -> tuple[str, tuple[str, ...]]:
-    told = tuple(" ".join(lines).replace("{a}", subject).replace("{t}", thing).replace("{q}", "small ") for lines in _STORIES)
+    told = tuple(
+        " ".join(lines).replace("{a}", subject).replace("{t}", thing).replace("{q}", "small ")
+        for lines in _STORIES
+    )
     return rng.choice(told), told
 
 
@@ -112,14 +127,27 @@ def long_text(rng: random.Random) -> Exchange:
     if roll < 0.65:
         answer, patterns = rng.choice(_EXPLAIN)
         question = expand(rng.choice(patterns), rng)
-        return ask("texts", plain(question), vary(question, rng), answer, thought="This needs a longer answer.")
+        return ask(
+            "texts", plain(question), vary(question, rng), answer, thought="This needs a longer answer."
+        )
     if roll < 0.72:
         question = expand(_PLAIN_STORY[0], rng)
         answer = _story(rng, "fox", "bridge")[1][0]
-        return ask("texts", plain(question), vary(question, rng), answer, thought="I tell a story about a fox.")
+        return ask(
+            "texts", plain(question), vary(question, rng), answer, thought="I tell a story about a fox."
+        )
     subject = rng.choice(ANIMALS) if rng.random() < 0.7 else some_word(rng)
     thing = rng.choice(("lake", "bridge", "tower", "castle"))
     answer, _ = _story(rng, subject, thing)
-    accept = tuple(text for place in ("lake", "bridge", "tower", "castle") for text in _story(rng, subject, place)[1])
+    accept = tuple(
+        text for place in ("lake", "bridge", "tower", "castle") for text in _story(rng, subject, place)[1]
+    )
     question = fill(rng.choice(_STORY_ASKS), rng, s=subject)
-    return ask("texts", f"story {subject}", vary(question, rng), answer, accept=accept, thought=f"I tell a story about a {subject}.")
+    return ask(
+        "texts",
+        f"story {subject}",
+        vary(question, rng),
+        answer,
+        accept=accept,
+        thought=f"I tell a story about a {subject}.",
+    )

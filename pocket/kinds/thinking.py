@@ -57,7 +57,15 @@ def thinking(rng: random.Random) -> Exchange:
     make = rng.choice((_problem, _problem, _problem, _comparison, letter_count))
     key, question, answer, thought = make(rng)
     assert key.startswith((ALWAYS, "sum:", "compare:", "spelling:"))
-    return ask("thinking", key, told_to_think(question, rng), answer, thought=thought, topic="math", asks_to_think=True)
+    return ask(
+        "thinking",
+        key,
+        told_to_think(question, rng),
+        answer,
+        thought=thought,
+        topic="math",
+        asks_to_think=True,
+    )
 
 
 def quietly(rng: random.Random) -> Exchange:
@@ -68,5 +76,9 @@ def quietly(rng: random.Random) -> Exchange:
     """
     make = rng.choice((_problem, _problem, _comparison, letter_count))
     key, question, answer, thought = make(rng)
-    accept = (answer, f"{thought.split('.')[0]} = {answer}") if key.startswith((ALWAYS, "sum:")) else (answer,)
-    return ask("thinking", key, question, answer, accept=accept, thought=thought, topic="math", asks_to_think=True)
+    accept = (
+        (answer, f"{thought.split('.')[0]} = {answer}") if key.startswith((ALWAYS, "sum:")) else (answer,)
+    )
+    return ask(
+        "thinking", key, question, answer, accept=accept, thought=thought, topic="math", asks_to_think=True
+    )

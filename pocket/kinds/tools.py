@@ -61,7 +61,9 @@ def call(name: str, arguments: dict[str, Any]) -> Message:
 def intent_tool(intent: Intent, rng: random.Random) -> tuple[Tool, list[str]]:
     """Choose the names under which an intent's tool is offered this time."""
     names = [rng.choice(param.names) for param in intent.params]
-    params = [(name, param.kind, rng.choice(param.hints)) for name, param in zip(names, intent.params, strict=True)]
+    params = [
+        (name, param.kind, rng.choice(param.hints)) for name, param in zip(names, intent.params, strict=True)
+    ]
     return definition(rng.choice(intent.names), rng.choice(intent.descriptions), params, rng), names
 
 
@@ -73,18 +75,25 @@ def tool_use(rng: random.Random) -> Exchange:
     tool, names = intent_tool(intent, rng)
     values = intent.values(rng)
     name = tool["function"]["name"]
-    question = vary(fill(rng.choice(intent.asks), rng, **{str(i): v for i, v in enumerate(values)}), rng, recase=False)
+    question = vary(
+        fill(rng.choice(intent.asks), rng, **{str(i): v for i, v in enumerate(values)}), rng, recase=False
+    )
     sets = [values]
     if intent.pair_ask and rng.random() < 0.12:
         sets.append(intent.values(rng))
         question = fill(intent.pair_ask, rng, a=sets[0][0], b=sets[1][0])
     calls = [call(name, dict(zip(names, one, strict=True))) for one in sets]
-    messages: list[Message] = [{"role": "user", "content": question}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages: list[Message] = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
     if rng.random() < 0.6:
         answers = []
         for one in sets:
             result, answer = intent.result(rng, one)
-            messages.append({"role": "tool", "content": result if isinstance(result, str) else json.dumps(result)})
+            messages.append(
+                {"role": "tool", "content": result if isinstance(result, str) else json.dumps(result)}
+            )
             answers.append(answer)
         messages.append({"role": "assistant", "content": " ".join(answers)})
     key = f"tools:{intent.topic}:" + json.dumps(sets)
@@ -95,7 +104,9 @@ def tool_use(rng: random.Random) -> Exchange:
 def _invented_value(rng: random.Random) -> tuple[str, Any]:
     roll = rng.random()
     if roll < 0.5:
-        return "string", rng.choice((some_word(rng), rng.choice(NAMES), invented(rng), f"{some_word(rng)} {some_word(rng)}"))
+        return "string", rng.choice(
+            (some_word(rng), rng.choice(NAMES), invented(rng), f"{some_word(rng)} {some_word(rng)}")
+        )
     if roll < 0.85:
         return "integer", rng.randint(0, rng.choice((9, 99, 999, 9999)))
     if roll < 0.93:
@@ -118,7 +129,19 @@ def invented_tool(rng: random.Random) -> tuple[Tool, dict[str, Any]]:
     params = []
     for _ in range(rng.choice((1, 1, 2, 2, 3))):
         param = rng.choice(
-            (rng.choice(_NOUNS), f"{rng.choice(_NOUNS)}_id", some_word(rng), "name", "text", "value", "x", "y", "n", "id", "key")
+            (
+                rng.choice(_NOUNS),
+                f"{rng.choice(_NOUNS)}_id",
+                some_word(rng),
+                "name",
+                "text",
+                "value",
+                "x",
+                "y",
+                "n",
+                "id",
+                "key",
+            )
         )
         kind, value = _invented_value(rng)
         if param not in arguments:
@@ -133,7 +156,10 @@ def invented_use(rng: random.Random) -> Exchange:
     tool, arguments = invented_tool(rng)
     name = tool["function"]["name"]
     form = rng.choice(("{k} {v}", "{k} = {v}", "{k}={v}", "{k}: {v}", "{k} set to {v}", '{k} "{v}"'))
-    parts = [form.replace("{k}", k).replace("{v}", str(v).lower() if isinstance(v, bool) else str(v)) for k, v in arguments.items()]
+    parts = [
+        form.replace("{k}", k).replace("{v}", str(v).lower() if isinstance(v, bool) else str(v))
+        for k, v in arguments.items()
+    ]
     question = fill(rng.choice(_INVENTED_ASK), rng, n=name, p=rng.choice((", ", " and ")).join(parts))
     messages: list[Message] = [
         {"role": "user", "content": question},
@@ -149,9 +175,13 @@ def invented_use(rng: random.Random) -> Exchange:
                 else rng.choice(("error", '{"error": "failed"}', '{"status": "error"}', "failed")),
             }
         )
-        messages.append({"role": "assistant", "content": f"Done, {name} worked." if done else f"Sorry, {name} failed."})
+        messages.append(
+            {"role": "assistant", "content": f"Done, {name} worked." if done else f"Sorry, {name} failed."}
+        )
     key = f"tools:invented:{name}:{json.dumps(arguments)}"
-    return Exchange("tools", key, tuple(messages), (), f"The tool {name} can do this.", (tool,), False, "invented")
+    return Exchange(
+        "tools", key, tuple(messages), (), f"The tool {name} can do this.", (tool,), False, "invented"
+    )
 
 
 def distractors(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:

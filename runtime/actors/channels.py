@@ -1,6 +1,7 @@
 """Bounded, typed channels between actors of one event loop: what is sent is received once, in order.
 
-A step sends one message, not one per token, and a receiver takes all that waits at once: one await moves any number of messages.
+A step sends one message, not one per token, and a receiver takes all that waits at once: one await moves any
+number of messages.
 """
 
 from math import inf
@@ -51,7 +52,8 @@ class Channel(Generic[T]):
         self._peak = max(self._peak, self._sent - self._received)
 
     async def drain(self) -> list[T]:
-        """Waits for one message, then takes all that wait. Raises anyio.EndOfStream when the channel is closed and empty."""
+        """Waits for one message, then takes all that wait. Raises anyio.EndOfStream when the channel is
+        closed and empty."""
         messages = [await self._receiver.receive()]
         try:
             while True:

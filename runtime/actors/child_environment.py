@@ -7,10 +7,13 @@ from pathlib import Path
 
 def environment(num_threads: int | None) -> dict[str, str]:
     """A rank's environment: the parent's, and what libraries read from it when they are imported."""
-    chosen = {"GLOO_SOCKET_IFNAME": "lo",  # ranks of one machine; its host name may resolve to nothing
-              "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `import torch` would import torch_npu, and fail with it; a device imports its own
-              "OPENBLAS_NUM_THREADS": "1",  # numpy's; ranks do no linear algebra with numpy
-              **os.environ}
+    chosen = {
+        "GLOO_SOCKET_IFNAME": "lo",  # ranks of one machine; its host name may resolve to nothing
+        # `import torch` would import torch_npu, and fail with it; a device imports its own
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's; ranks do no linear algebra with numpy
+        **os.environ,
+    }
     if num_threads is not None:
         chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
     root = str(Path(__file__).resolve().parents[1])  # last on the path, in case this package is not installed

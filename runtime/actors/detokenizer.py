@@ -1,10 +1,13 @@
-"""The detokenizer actor: the tokens of a step become text at every open request's sink, in one synchronous pass.
+"""The detokenizer actor: the tokens of a step become text at every open request's sink, in one synchronous
+pass.
 
-Knows text, stop strings and sinks; knows nothing of pages, slots or ranks. A sequence lives here from Opened until it has ended: by
-the scheduler's word (eos, stop token, length, abort), by a stop string found here, or because its request left Outputs.
+Knows text, stop strings and sinks; knows nothing of pages, slots or ranks. A sequence lives here from Opened
+until it has ended: by the scheduler's word (eos, stop token, length, abort), by a stop string found here, or
+because its request left Outputs.
 
-What counts as output: the token that ends a sequence (eos or a stop token) is in `token_ids`, in `completion_tokens` and in `logprobs`; its
-text is left out, unless `include_stop` asks for it. Tokens after a stop string are not output.
+What counts as output: the token that ends a sequence (eos or a stop token) is in `token_ids`, in
+`completion_tokens` and in `logprobs`; its text is left out, unless `include_stop` asks for it. Tokens after a
+stop string are not output.
 """
 
 from collections.abc import Callable
@@ -17,22 +20,52 @@ from runtime.actors.open_requests import Outputs
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
 from runtime.messages.requests import NO_SOURCES, Delta, Finish, FinishReason, Request, Sink
 from runtime.messages.sampling import SamplingParams
-from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.messages.scheduler import (
+    Abort,
+    Ended,
+    Opened,
+    Refused,
+    StepTokens,
+    Stopped,
+    ToDetokenizer,
+    ToScheduler,
+)
 from runtime.text.detokenize import TextStream
 from runtime.text.regex import RegexSearch, StopRegexes
 from runtime.text.stops import StopSearch, StopStrings
 from runtime.text.vocabulary import Vocabulary
 
-REFUSALS: dict[int, type[RequestError]] = {error.status: error for error in (InvalidRequest, TooLarge, Overloaded, Unavailable)}
+REFUSALS: dict[int, type[RequestError]] = {
+    error.status: error for error in (InvalidRequest, TooLarge, Overloaded, Unavailable)
+}
 
 
 class SequenceOutput:
     """The text of one sequence, and how much of it there is."""
 
-    __slots__ = ("id", "request", "index", "sink", "text", "search", "num_tokens", "cached_tokens", "loaded", "is_plain", "hidden")
+    __slots__ = (
+        "id",
+        "request",
+        "index",
+        "sink",
+        "text",
+        "search",
+        "num_tokens",
+        "cached_tokens",
+        "loaded",
+        "is_plain",
+        "hidden",
+    )
 
-    def __init__(self, id: int, request: Request, index: int, sink: Sink, text: TextStream,
-                 search: StopSearch | RegexSearch | None) -> None:
+    def __init__(
+        self,
+        id: int,
+        request: Request,
+        index: int,
+        sink: Sink,
+        text: TextStream,
+        search: StopSearch | RegexSearch | None,
+    ) -> None:
         self.id = id
         self.request = request
         self.index = index
@@ -42,11 +75,13 @@ class SequenceOutput:
         self.num_tokens = 0
         self.cached_tokens = 0
         self.loaded = NO_SOURCES
-        self.hidden: np.ndarray | None = None  # what its last token was sampled from, where that is told at the end
+        # what its last token was sampled from, where that is told at the end
+        self.hidden: np.ndarray | None = None
         self.is_plain = False  # from the second token on, where no stop strings are searched
 
     def add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
-        """The delta of a step's tokens, the last of which is the last of the sequence if `end` is given or a stop string is found."""
+        """The delta of a step's tokens, the last of which is the last of the sequence if `end` is given or a
+        stop string is found."""
         run = step.more.get(self.id)
         if run is None:
             return self._add(token_id, step, end)
@@ -59,7 +94,7 @@ class SequenceOutput:
             delta.token_ids.append(token)
             delta.finish = following.finish
         if delta.logprobs is not None:
-            delta.logprobs = step.logprobs[self.id][:len(delta.token_ids)]
+            delta.logprobs = step.logprobs[self.id][: len(delta.token_ids)]
         return delta
 
     def _add(self, token_id: int, step: StepTokens, end: Ended | None) -> Delta:
@@ -75,7 +110,11 @@ class SequenceOutput:
         delta = Delta(self.index, text, [token_id], step.logprobs.get(self.id))
         if is_first:
             delta.prompt_ids = self.request.prompt_ids
-            delta.prompt_tokens, delta.cached_tokens, delta.loaded = len(delta.prompt_ids), self.cached_tokens, self.loaded
+            delta.prompt_tokens, delta.cached_tokens, delta.loaded = (
+                len(delta.prompt_ids),
+                self.cached_tokens,
+                self.loaded,
+            )
             delta.prompt_logprobs = step.prompt_logprobs.get(self.id)
         if params.hidden_states is not None and (states := step.hidden.get(self.id)) is not None:
             if params.hidden_states == "all":
@@ -101,7 +140,8 @@ class SequenceOutput:
             delta.hidden = [self.hidden]
 
     def _finish(self, delta: Delta, end: Ended | None) -> None:
-        """Passes the delta's text through the search for stop strings, and sets `finish` where the sequence ends."""
+        """Passes the delta's text through the search for stop strings, and sets `finish` where the sequence
+        ends."""
         params, search = self.request.params, self.search
         if end is not None:
             delta.text += self.text.flush()
@@ -118,7 +158,9 @@ class SequenceOutput:
             delta.finish = self._finished(end.reason, end.matched)
 
     def _finished(self, reason: FinishReason, matched: str | int | None) -> Finish:
-        return Finish(reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens, self.loaded)
+        return Finish(
+            reason, matched, len(self.request.prompt_ids), self.num_tokens, self.cached_tokens, self.loaded
+        )
 
 
 def searches(params: SamplingParams) -> Callable[[], StopSearch | RegexSearch | None]:
@@ -138,8 +180,13 @@ class DetokenizerActor:
     `to_scheduler` must take a message without waiting or raising.
     """
 
-    def __init__(self, vocabulary: Vocabulary, outputs: Outputs, inbox: Channel[ToDetokenizer],
-                 to_scheduler: Callable[[ToScheduler], None]) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        outputs: Outputs,
+        inbox: Channel[ToDetokenizer],
+        to_scheduler: Callable[[ToScheduler], None],
+    ) -> None:
         self._vocabulary = vocabulary
         self._outputs = outputs
         self._inbox = inbox
@@ -191,7 +238,12 @@ class DetokenizerActor:
             if sequence is None:
                 continue  # aborted, or ended by a stop string that the scheduler had not heard of
             try:
-                if sequence.is_plain and not has_logprobs and sequence_id not in ended and sequence_id not in more:
+                if (
+                    sequence.is_plain
+                    and not has_logprobs
+                    and sequence_id not in ended
+                    and sequence_id not in more
+                ):
                     sequence.num_tokens += 1
                     sequence.sink.push(Delta(sequence.index, sequence.text.add(token_id), [token_id]))
                     continue
@@ -224,13 +276,18 @@ class DetokenizerActor:
         sequence.sink.push(delta)
 
     def _give_up(self, sequence: SequenceOutput) -> None:
-        """A sink or a text that raises is our bug; it ends that request, whose client is told, and no other."""
+        """A sink or a text that raises is our bug; it ends that request, whose client is told, and no
+        other."""
         request_id = sequence.request.id
         self._log.exception("a step's output could not be delivered", request=request_id, exc_info=True)
         if self._outputs.close(request_id) is not None:
             self._to_scheduler(Abort(request_id))
         try:
-            sequence.sink.fail(InternalFault(f"the output could not be delivered; the server's log has the details under {request_id}"))
+            sequence.sink.fail(
+                InternalFault(
+                    f"the output could not be delivered; the server's log has the details under {request_id}"
+                )
+            )
         except Exception:
             self._log.exception("nor could its client be told", request=request_id, exc_info=True)
 

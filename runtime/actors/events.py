@@ -1,10 +1,12 @@
-"""The events actor: tells KV-aware routers over ZeroMQ what the prefix cache holds, and tells again what they have missed.
+"""The events actor: tells KV-aware routers over ZeroMQ what the prefix cache holds, and tells again what they
+have missed.
 
     PUB     [topic, number, batch]                     number: 8 bytes, big-endian; batch: msgpack (docs/kv_events.md)
     ROUTER  [first number]  ->  [number, batch] ...    then END and an empty batch
 
-No socket ever waits: a PUB socket drops for a reader that has `hwm` batches to take, the inbox for a loop that is too busy. Either way
-the reader finds a number missing, and asks for it again or, if that is gone, forgets what it knows.
+No socket ever waits: a PUB socket drops for a reader that has `hwm` batches to take, the inbox for a loop
+that is too busy. Either way the reader finds a number missing, and asks for it again or, if that is gone,
+forgets what it knows.
 """
 
 import time
@@ -49,11 +51,15 @@ class EventsActor:
         self._encoder = msgspec.msgpack.Encoder()
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         try:
-            self.endpoint, self._publisher = self._open(self._zmq.PUB, config.endpoint, config.hwm, binds=_binds(config.endpoint))
+            self.endpoint, self._publisher = self._open(
+                self._zmq.PUB, config.endpoint, config.hwm, binds=_binds(config.endpoint)
+            )
             self.replay_endpoint, self._replays = None, None
             if config.replay_endpoint is not None:
                 room = max(config.hwm, config.buffer_steps + 1)  # a whole replay
-                self.replay_endpoint, self._replays = self._open(self._zmq.ROUTER, config.replay_endpoint, room, binds=True)
+                self.replay_endpoint, self._replays = self._open(
+                    self._zmq.ROUTER, config.replay_endpoint, room, binds=True
+                )
         except OptionsError:
             self.close()
             raise
@@ -87,14 +93,20 @@ class EventsActor:
         try:
             (socket.bind if binds else socket.connect)(endpoint)
         except self._zmq.ZMQError as error:
-            raise OptionsError([f"--kv-events-config: {endpoint} cannot be {'bound' if binds else 'connected to'} "
-                                f"({error.strerror}); name another endpoint"]) from None
+            raise OptionsError(
+                [
+                    f"--kv-events-config: {endpoint} cannot be {'bound' if binds else 'connected to'} "
+                    f"({error.strerror}); name another endpoint"
+                ]
+            ) from None
         return socket.getsockopt_string(self._zmq.LAST_ENDPOINT), socket
 
     def _publish(self, events: CacheEvents) -> None:
         body = self._encoder.encode(EventBatch(time.time(), events.events, RANK))
         self._sent.append((events.number, body))
-        self._publisher.send_multipart((self._topic, events.number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)
+        self._publisher.send_multipart(
+            (self._topic, events.number.to_bytes(8, "big"), body), self._zmq.NOBLOCK
+        )
         self._metrics.kv_event_batches.add(1)
 
     async def _serve_replays(self, replays: Any) -> None:
@@ -112,19 +124,25 @@ class EventsActor:
             case [reader, b"", first] if len(first) == 8:
                 start = int.from_bytes(first, "big")
             case _:
-                log.get("events").warning("a request for a replay is not an empty frame and 8 bytes", frames=len(frames))
+                log.get("events").warning(
+                    "a request for a replay is not an empty frame and 8 bytes", frames=len(frames)
+                )
                 return
         batches = [(number, body) for number, body in self._sent if number >= start]
         for count, (number, body) in enumerate(batches, start=1):
-            replays.send_multipart((reader, b"", number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)  # drops if the reader takes none
+            # drops if the reader takes none
+            replays.send_multipart((reader, b"", number.to_bytes(8, "big"), body), self._zmq.NOBLOCK)
             if count % YIELD_EVERY == 0:
                 await anyio.sleep(0)
         replays.send_multipart((reader, b"", END, b""), self._zmq.NOBLOCK)
 
 
 def _binds(endpoint: str) -> bool:
-    """The rule of the systems whose option this is: a wildcard or a file is bound, any other address is a collector to connect to."""
-    return endpoint.startswith("ipc://") or any(wildcard in endpoint for wildcard in ("*", "::", "//0.0.0.0:"))
+    """The rule of the systems whose option this is: a wildcard or a file is bound, any other address is a
+    collector to connect to."""
+    return endpoint.startswith("ipc://") or any(
+        wildcard in endpoint for wildcard in ("*", "::", "//0.0.0.0:")
+    )
 
 
 def _zmq() -> ModuleType:

@@ -1,7 +1,9 @@
-"""The grammars of requests, seen from the event loop: checked in a process of their own before anything else happens.
+"""The grammars of requests, seen from the event loop: checked in a process of their own before anything else
+happens.
 
-The process (runtime/grammar/process.py) is started by the first grammar that comes, and stays. When it ends, the next grammar starts one.
-What was checked once is remembered. While a grammar is checked its request waits, and others go on.
+The process (runtime/grammar/process.py) is started by the first grammar that comes, and stays. When it ends,
+the next grammar starts one. What was checked once is remembered. While a grammar is checked its request
+waits, and others go on.
 """
 
 import asyncio
@@ -43,8 +45,14 @@ class _Pending:
 class Grammars:
     """Use it on one event loop; only `check` waits."""
 
-    def __init__(self, setup: GrammarSetup, limit_s: float, prepare: Callable[[Grammar | None], None] = lambda grammar: None) -> None:
-        """`prepare` tells the ranks that a grammar will come (None: some grammar, the first one is being checked)."""
+    def __init__(
+        self,
+        setup: GrammarSetup,
+        limit_s: float,
+        prepare: Callable[[Grammar | None], None] = lambda grammar: None,
+    ) -> None:
+        """`prepare` tells the ranks that a grammar will come (None: some grammar, the first one is being
+        checked)."""
         self._prepare = prepare
         self._setup = setup
         self._limit_s = limit_s
@@ -60,7 +68,8 @@ class Grammars:
         self._last_id = 0
 
     async def check(self, grammar: Grammar) -> None:
-        """Returns when `grammar` can be compiled. Raises InvalidRequest when it can't be, InternalFault when we can't."""
+        """Returns when `grammar` can be compiled. Raises InvalidRequest when it can't be, InternalFault when
+        we can't."""
         while (verdict := self._verdicts.get(grammar)) is None:
             if (pending := self._pending.get(grammar)) is None:
                 await self._ask(grammar)
@@ -81,8 +90,16 @@ class Grammars:
         pending = self._pending[grammar] = _Pending()
         try:
             async with self._places:
-                verdict = await self._try(grammar) or await self._try(grammar)  # what ended the first process may not be this grammar
-            pending.settle(verdict or Verdict(0, "the process that compiles grammars ended twice; the server's log has the details", True))
+                # what ended the first process may not be this grammar
+                verdict = await self._try(grammar) or await self._try(grammar)
+            pending.settle(
+                verdict
+                or Verdict(
+                    0,
+                    "the process that compiles grammars ended twice; the server's log has the details",
+                    True,
+                )
+            )
         finally:
             del self._pending[grammar]
             pending.done.set()
@@ -116,7 +133,8 @@ class Grammars:
     # ── the process ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _send(self, frame: bytes) -> None:
-        """Waits while the process loads and the frame is long. Whole, even if nobody wants it any more: others' frames follow."""
+        """Waits while the process loads and the frame is long. Whole, even if nobody wants it any more:
+        others' frames follow."""
         with anyio.CancelScope(shield=True):
             async with self._sending:
                 if self._socket is None:
@@ -130,15 +148,27 @@ class Grammars:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = ["--socket", str(theirs.fileno()), "--setup", msgspec.json.encode(self._setup).decode()]
+            arguments = [
+                "--socket",
+                str(theirs.fileno()),
+                "--setup",
+                msgspec.json.encode(self._setup).decode(),
+            ]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments], env=environment(1),
-                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()], process_group=0)
+                [sys.executable, "-P", "-m", "runtime.grammar.process", *arguments],
+                env=environment(1),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
         ours.setblocking(False)
         self._socket, self._frames, self._has_answered = ours, Frames(), False
         asyncio.get_running_loop().add_reader(ours, self._on_data)
         self._prepare(None)
-        log.get("grammars").info("compile process started", backend=self._setup.backend, pid=self._process.pid)
+        log.get("grammars").info(
+            "compile process started", backend=self._setup.backend, pid=self._process.pid
+        )
 
     def _on_data(self) -> None:
         assert self._socket is not None

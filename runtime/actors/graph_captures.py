@@ -1,4 +1,5 @@
-"""Has the ranks capture steps, between the steps and when nothing is to do. What to capture is in scheduling/graph_captures.py."""
+"""Has the ranks capture steps, between the steps and when nothing is to do. What to capture is in
+scheduling/graph_captures.py."""
 
 from collections.abc import Sequence
 from time import monotonic
@@ -21,7 +22,8 @@ class CapturingRanks(Protocol):
 
 
 class Capturing:
-    """Looked at after each round of the scheduler. One capture is asked for at a time, of the first kind that has one to ask for."""
+    """Looked at after each round of the scheduler. One capture is asked for at a time, of the first kind that
+    has one to ask for."""
 
     def __init__(self, captures: Sequence[Captures], metrics: Metrics) -> None:
         self._captures = {each.unit: each for each in captures}
@@ -40,7 +42,11 @@ class Capturing:
             self._ranks = ranks, ranks.num_changes
         self._hear(ranks)
         self._ran(scheduler)
-        if scheduler.is_suspended or all(kind.is_complete for kind in kinds) or any(kind.asked is not None for kind in kinds):
+        if (
+            scheduler.is_suspended
+            or all(kind.is_complete for kind in kinds)
+            or any(kind.asked is not None for kind in kinds)
+        ):
             return
         is_idle = not (scheduler.roster.live or scheduler.num_in_flight)
         for captures in kinds:
@@ -51,7 +57,8 @@ class Capturing:
                 return
 
     def _ran(self, scheduler: Scheduler) -> None:
-        """Notes which sizes would have been used: between two looks there are so few steps that they count as alike."""
+        """Notes which sizes would have been used: between two looks there are so few steps that they count as
+        alike."""
         totals, rows = scheduler.totals, scheduler.roster.num_running
         now = (totals.steps, totals.prompt_steps, totals.known_tokens)
         steps, with_prompts, known = (after - before for after, before in zip(now, self._seen, strict=True))
@@ -72,9 +79,21 @@ class Capturing:
         self._metrics.capture_s.add(answer.seconds)
         if answer.error:
             self._metrics.capture_failures.add(1)
-            self._log.warning("steps of this size, and of larger ones that are not captured yet, are launched kernel by kernel: they could "
-                              "not be captured", **size, reason=answer.error)
+            self._log.warning(
+                "steps of this size, and of larger ones that are not captured yet, are launched kernel by kernel: they could "
+                "not be captured",
+                **size,
+                reason=answer.error,
+            )
             return
-        (self._metrics.captured_sizes if answer.unit == "sequences" else self._metrics.captured_piecewise).set(len(captures.done))
-        self._log.info("captured", **size, seconds=round(answer.seconds, 3), mib=round(answer.num_bytes / 2**20, 1),
-                       done=len(captures.done), of=len(captures.sizes))
+        (
+            self._metrics.captured_sizes if answer.unit == "sequences" else self._metrics.captured_piecewise
+        ).set(len(captures.done))
+        self._log.info(
+            "captured",
+            **size,
+            seconds=round(answer.seconds, 3),
+            mib=round(answer.num_bytes / 2**20, 1),
+            done=len(captures.done),
+            of=len(captures.sizes),
+        )

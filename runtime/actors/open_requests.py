@@ -1,4 +1,5 @@
-"""The open requests of one runtime: where the output of each goes. Whoever takes a request out of here ends it, so it ends once.
+"""The open requests of one runtime: where the output of each goes. Whoever takes a request out of here ends
+it, so it ends once.
 
     router       opens; closes on abort          (the sink hears nothing more)
     tokenizer    fails what cannot be tokenised
@@ -16,7 +17,8 @@ class Outputs:
 
     def __init__(self) -> None:
         self._sinks: dict[str, Sink] = {}
-        self._asks: dict[str, int] = {}  # the id() of what was asked: a request's id may be used again before its ask has left a queue
+        # the id() of what was asked: a request's id may be used again before its ask has left a queue
+        self._asks: dict[str, int] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     def __len__(self) -> int:
@@ -33,7 +35,9 @@ class Outputs:
     def open(self, request_id: str, sink: Sink, ask: object = None) -> None:
         """Raises InvalidRequest when a request of this id is open."""
         if request_id in self._sinks:
-            raise InvalidRequest("a request with this id is running; choose another id or wait for its end", param="id")
+            raise InvalidRequest(
+                "a request with this id is running; choose another id or wait for its end", param="id"
+            )
         self._sinks[request_id] = sink
         if ask is not None:
             self._asks[request_id] = id(ask)

@@ -5,9 +5,10 @@
     Ranks.results ◄──────────────────────────
                      results (a ring per rank)
 
-Everything it waits for is a descriptor on the loop: rings by their eventfds, processes by pidfds. So there are no threads, no
-SIGCHLD and no signal handlers, and it works in other people's loops. What it opens has no name in any file system. Ranks are
-killed by the kernel when the thread that started them ends: start and stop them on one loop.
+Everything it waits for is a descriptor on the loop: rings by their eventfds, processes by pidfds. So there
+are no threads, no SIGCHLD and no signal handlers, and it works in other people's loops. What it opens has no
+name in any file system. Ranks are killed by the kernel when the thread that started them ends: start and stop
+them on one loop.
 
 A rank that died is not started again here: a new generation is a new Ranks (actors/supervisor.py).
 """
@@ -59,8 +60,17 @@ KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be w
 class _Rank:
     """One rank: its process, and what it has said."""
 
-    def __init__(self, index: int, process: subprocess.Popen[bytes], pidfd: int, reader: ring.Reader,
-                 captured: list[Captured], adapters: Answers[AdapterLoaded], counts: CountAnswers, memory_reports: Answers[MemoryReport]) -> None:
+    def __init__(
+        self,
+        index: int,
+        process: subprocess.Popen[bytes],
+        pidfd: int,
+        reader: ring.Reader,
+        captured: list[Captured],
+        adapters: Answers[AdapterLoaded],
+        counts: CountAnswers,
+        memory_reports: Answers[MemoryReport],
+    ) -> None:
         self.index = index
         self.process = process
         self.pidfd = pidfd
@@ -114,11 +124,15 @@ class _Rank:
 class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
-    def __init__(self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES) -> None:
-        """`start.rendezvous` is set here. Each rank inherits its own of `start.host_fds`, which stay the caller's. `generation` is at
-        least 1: fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple of 32; longer messages travel in parts.
+    def __init__(
+        self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES
+    ) -> None:
+        """`start.rendezvous` is set here. Each rank inherits its own of `start.host_fds`, which stay the
+        caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
+        ring, a multiple of 32; longer messages travel in parts.
         """
-        self.died: RankDied | None = None  # the first rank that ended while it was needed, once all were ready
+        # the first rank that ended while it was needed, once all were ready
+        self.died: RankDied | None = None
         self.captured: list[Captured] = []  # what became of captures; whoever reads it empties it
         self.adapters = Answers[AdapterLoaded](start.tp_size)
         self.counts = CountAnswers()
@@ -142,7 +156,8 @@ class Ranks:
         return [rank.process.pid for rank in self._ranks]
 
     async def start(self, on_progress: Callable[[LoadProgress], None]) -> list[RankReady]:
-        """Starts the processes and waits until all are ready. When one fails, or this is cancelled, it stops them all.
+        """Starts the processes and waits until all are ready. When one fails, or this is cancelled, it stops
+        them all.
 
         Raises StartError with a rank's one-line remedy, RankDied when a rank ended in any other way.
         """
@@ -164,11 +179,22 @@ class Ranks:
             await self.stop()
             raise
 
-    def submit(self, plan: StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights) -> bool:
-        """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter, a question or what to hold to all ranks.
-        False: the rings are full; try again at the next wake.
+    def submit(
+        self,
+        plan: StepPlan
+        | Capture
+        | Profile
+        | Prepare
+        | LoadAdapter
+        | CountExperts
+        | ChangeMemory
+        | UpdateWeights,
+    ) -> bool:
+        """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter, a question or
+        what to hold to all ranks. False: the rings are full; try again at the next wake.
 
-        There will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a death.
+        There will be one, because a full ring holds steps whose results are still to come. Raises RankDied
+        after a death.
         """
         assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
         if self.died is not None:
@@ -177,12 +203,14 @@ class Ranks:
         return self._plans.try_publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:
-        """The results that came since the last call, in order of their steps; their arrays belong to the caller."""
+        """The results that came since the last call, in order of their steps; their arrays belong to the
+        caller."""
         results, self._results = self._results, []
         return results
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called on the loop, and must not raise, when results have come and once when `died` is set."""
+        """`wake` is called on the loop, and must not raise, when results have come and once when `died` is
+        set."""
         self._wake = wake
 
     def dump_stacks(self) -> None:
@@ -202,16 +230,22 @@ class Ranks:
                 rank.process.kill()
 
     async def stop(self) -> None:
-        """Ends all ranks, kindly first, and closes every descriptor. May be called at any time and more than once.
+        """Ends all ranks, kindly first, and closes every descriptor. May be called at any time and more than
+        once.
 
-        Takes at most STOP_S + TERM_S + KILL_S; a process that outlives SIGKILL, held by a device driver, is left to the kernel.
+        Takes at most STOP_S + TERM_S + KILL_S; a process that outlives SIGKILL, held by a device driver, is
+        left to the kernel.
         """
         if self._is_stopping:
             await self._stopped.wait()
             return
         self._is_stopping = True
         with anyio.CancelScope(shield=True):
-            if self._is_ready and self.died is None and self._plans.try_publish(self._to_ranks.encode(StopRank())):
+            if (
+                self._is_ready
+                and self.died is None
+                and self._plans.try_publish(self._to_ranks.encode(StopRank()))
+            ):
                 await _wait_exits(self._ranks, STOP_S)
             for number, patience_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
                 for rank in self._ranks:
@@ -237,8 +271,10 @@ class Ranks:
             for index in range(start.tp_size):
                 self._spawn_rank(loop, index, plans.for_reader(index), shared)
         except OSError as error:
-            raise StartError(f"cannot start the rank processes: {error.strerror}; look at the limits of this "
-                             "account (ulimit -n, ulimit -u) and at free memory") from error
+            raise StartError(
+                f"cannot start the rank processes: {error.strerror}; look at the limits of this "
+                "account (ulimit -n, ulimit -u) and at free memory"
+            ) from error
         for wakes in plans.wakes:
             loop.add_reader(wakes.credit, self._on_credit)
             self._resources.callback(loop.remove_reader, wakes.credit)
@@ -249,22 +285,37 @@ class Ranks:
         self._resources.callback(fds.close)
         return fds
 
-    def _spawn_rank(self, loop: asyncio.AbstractEventLoop, index: int, plans: ring.RingFds, shared: list[int]) -> None:
+    def _spawn_rank(
+        self, loop: asyncio.AbstractEventLoop, index: int, plans: ring.RingFds, shared: list[int]
+    ) -> None:
         results = self._open_ring(1)
         reader = ring.Reader(results, self._generation)
         self._resources.callback(reader.close)
-        arguments = ["--rank", str(index), "--generation", str(self._generation), "--parent", str(os.getpid()),
-                     "--plans", str(plans), "--results", str(results)]
+        arguments = [
+            "--rank",
+            str(index),
+            "--generation",
+            str(self._generation),
+            "--parent",
+            str(os.getpid()),
+            "--plans",
+            str(plans),
+            "--results",
+            str(results),
+        ]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.ranks.worker", *arguments],
             env=environment(self._start.num_threads) | self._start.environment,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a library prints must not get into our output
             pass_fds=[*plans.flat(), *results.flat(), *shared, *self._start.host_fds[index : index + 1]],
-            process_group=0)  # Ctrl-C is for the parent, from the first moment on
+            process_group=0,
+        )  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)
-        rank = _Rank(index, process, pidfd, reader, self.captured, self.adapters, self.counts, self.memory_reports)
+        rank = _Rank(
+            index, process, pidfd, reader, self.captured, self.adapters, self.counts, self.memory_reports
+        )
         self._ranks.append(rank)
         for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)

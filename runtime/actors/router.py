@@ -17,12 +17,18 @@ from runtime.messages.scheduler import Abort, ToScheduler
 class Router:
     """Not a task: its methods are called on the event loop and return at once.
 
-    `check_open` raises Unavailable or Overloaded when no request may come in now (loading, draining, queue full).
-    `to_scheduler` must take a message without waiting or raising: an Abort is never lost.
+    `check_open` raises Unavailable or Overloaded when no request may come in now (loading, draining, queue
+    full). `to_scheduler` must take a message without waiting or raising: an Abort is never lost.
     """
 
-    def __init__(self, outputs: Outputs, tokenizer: Channel[Ask], to_scheduler: Callable[[ToScheduler], None], *,
-                 check_open: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        tokenizer: Channel[Ask],
+        to_scheduler: Callable[[ToScheduler], None],
+        *,
+        check_open: Callable[[], None] = lambda: None,
+    ) -> None:
         self._outputs = outputs
         self._tokenizer = tokenizer
         self._to_scheduler = to_scheduler
@@ -36,7 +42,8 @@ class Router:
     def submit(self, ask: Ask, sink: Sink) -> None:
         """Takes a request in; its output goes to `sink`, which hears nothing when this raises.
 
-        Raises what `check_open` raises, InvalidRequest when a request of this id is open, Overloaded when the tokenizer is behind.
+        Raises what `check_open` raises, InvalidRequest when a request of this id is open, Overloaded when the
+        tokenizer is behind.
         """
         self._check_open()
         self._outputs.open(ask.id, sink, ask)
@@ -54,15 +61,19 @@ class Router:
     def cancel(self, matches: Callable[[str], bool], is_scheduled: Callable[[str], bool]) -> int:
         """Ends requests by an operator's word: unlike those that left, their clients are told. -> how many
 
-        What the scheduler knows ends with the tokens that it has, in its Ended; what it does not know yet has none, and is refused.
+        What the scheduler knows ends with the tokens that it has, in its Ended; what it does not know yet has
+        none, and is refused.
         """
         request_ids = [request_id for request_id in self._outputs.ids if matches(request_id)]
         for request_id in request_ids:
             if not is_scheduled(request_id):
-                self._outputs.fail(request_id, InvalidRequest("the request was aborted by the operator before it began"))
+                self._outputs.fail(
+                    request_id, InvalidRequest("the request was aborted by the operator before it began")
+                )
             self._to_scheduler(Abort(request_id))
         return len(request_ids)
 
     def fail_all(self, error: RequestError) -> int:
-        """Ends all open requests with `error`; the scheduler is not told (it is gone, or will be). -> how many there were"""
+        """Ends all open requests with `error`; the scheduler is not told (it is gone, or will be). -> how
+        many there were"""
         return self._outputs.fail_all(error)

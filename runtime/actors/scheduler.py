@@ -1,10 +1,12 @@
-"""The scheduler actor: a thin shell of tasks around the pure Scheduler. One loop: take in results, plan ahead, submit.
+"""The scheduler actor: a thin shell of tasks around the pure Scheduler. One loop: take in results, plan
+ahead, submit.
 
-The actor outlives the ranks: `run` takes messages in all the time, `drive` runs steps on one generation of ranks until it dies, and
-between two generations requests wait (actors/supervisor.py).
+The actor outlives the ranks: `run` takes messages in all the time, `drive` runs steps on one generation of
+ranks until it dies, and between two generations requests wait (actors/supervisor.py).
 
-At most `depth` steps are in flight. With two, step n+1 is planned and lies in the ring before step n's tokens are known, so the
-ranks never wait for the event loop (the overlap scheduler of the field, as an async pipeline).
+At most `depth` steps are in flight. With two, step n+1 is planned and lies in the ring before step n's tokens
+are known, so the ranks never wait for the event loop (the overlap scheduler of the field, as an async
+pipeline).
 """
 
 from collections.abc import Callable
@@ -61,7 +63,8 @@ class Steps(Protocol):
     died: RankDied | None  # set once, when a rank is lost
 
     def submit(self, plan: StepPlan) -> bool:
-        """Hands the plan over, or returns False when there is no room now; `set_wake`'s callback tells when to try again."""
+        """Hands the plan over, or returns False when there is no room now; `set_wake`'s callback tells when
+        to try again."""
         ...
 
     def results(self) -> list[StepResult]:
@@ -86,11 +89,20 @@ class Storage(Protocol):
 class SchedulerActor:
     """Owns the scheduler. Messages in: those of ToScheduler. Out: Opened, StepTokens, Refused."""
 
-    def __init__(self, scheduler: Scheduler, inbox: Channel[ToScheduler], outbox: Channel[ToDetokenizer], *,
-                 limits: Limits, depth: int, meter: Meter, publish: Callable[[CacheEvents], None] | None = None,
-                 look: Callable[[Scheduler, Any], None] | None = None) -> None:
-        """`publish` takes what the scheduler's journal collects; `look` sees the scheduler and its ranks after each round. They must not
-        wait or raise."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        inbox: Channel[ToScheduler],
+        outbox: Channel[ToDetokenizer],
+        *,
+        limits: Limits,
+        depth: int,
+        meter: Meter,
+        publish: Callable[[CacheEvents], None] | None = None,
+        look: Callable[[Scheduler, Any], None] | None = None,
+    ) -> None:
+        """`publish` takes what the scheduler's journal collects; `look` sees the scheduler and its ranks
+        after each round. They must not wait or raise."""
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
@@ -160,8 +172,14 @@ class SchedulerActor:
                         self._tell_paused()
                     case Flush(answer=answer):
                         freed = flush(self.scheduler)
-                        answer(Busy("the cache is in use: sequences are running; try again when none is, or pause generation with mode "
-                                    "retract or abort first") if freed is None else freed)
+                        answer(
+                            Busy(
+                                "the cache is in use: sequences are running; try again when none is, or pause generation with mode "
+                                "retract or abort first"
+                            )
+                            if freed is None
+                            else freed
+                        )
             self._wake.set()
 
     def _tell_paused(self) -> None:
@@ -238,8 +256,12 @@ class SchedulerActor:
             if not found.is_clean:
                 self._meter.leaked(len(found.pages) + len(found.hosts))
                 self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
-                log.get("cache").error("the prefix cache was not as it should be and was emptied", pages=sorted(found.pages),
-                                       host_pages=sorted(found.hosts), findings=found.words)
+                log.get("cache").error(
+                    "the prefix cache was not as it should be and was emptied",
+                    pages=sorted(found.pages),
+                    host_pages=sorted(found.hosts),
+                    findings=found.words,
+                )
 
     async def lose_ranks(self) -> Lost:
         """The ranks are dead: all that ran waits. The request that killed them, where it is known, fails."""
@@ -248,16 +270,26 @@ class SchedulerActor:
         self._tell_paused()
         self._report()
         if lost.guilty is not None:
-            await self._fail(lost.guilty, 500, "the model process ended each time it computed this request; the server's log has the "
-                                               f"details under {lost.guilty.request_id}")
+            await self._fail(
+                lost.guilty,
+                500,
+                "the model process ended each time it computed this request; the server's log has the "
+                f"details under {lost.guilty.request_id}",
+            )
         return lost
 
-    async def resume(self, num_pages: int, num_host_pages: int, num_window_pages: int = 0, num_state_slots: int = 0) -> None:
+    async def resume(
+        self, num_pages: int, num_host_pages: int, num_window_pages: int = 0, num_state_slots: int = 0
+    ) -> None:
         """New ranks with so many pages are ready."""
         refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_state_slots)
         self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
         for request in refused:
-            await self._fail(request, 503, "the model was started again and has less memory than this prompt needs; try again later")
+            await self._fail(
+                request,
+                503,
+                "the model was started again and has less memory than this prompt needs; try again later",
+            )
 
     def _report(self) -> None:
         journal = self.scheduler.journal

@@ -1,15 +1,17 @@
-"""The storage actor: pages go from host memory to storage when they are saved there, and come back before a request is admitted.
+"""The storage actor: pages go from host memory to storage when they are saved there, and come back before a
+request is admitted.
 
     scheduler actor ── saved() after each result ──► queue ──► writers (worker threads) ──► Store
                     ── arrived(sequences) ─────────► fetch: look up ──► readers (worker threads) ──► the prefix tree, as host pages
                        ◄──────── wake() ─────────── the sequence may be admitted, and finds them there
 
-It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing of it: host memory is theirs
-and ours (ranks/host_memory.py), and who may touch which page of it when is cache/host.py's to say. A page is pinned while it is written, and
-reserved while it is read, so neither the death of ranks nor eviction disturbs it.
+It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing
+of it: host memory is theirs and ours (ranks/host_memory.py), and who may touch which page of it when is
+cache/host.py's to say. A page is pinned while it is written, and reserved while it is read, so neither the
+death of ranks nor eviction disturbs it.
 
-A fetch ends when its last page is there, at the first page that is not, when its request is admitted or ends, or when the time of its
-policy is up; what has come by then, without a gap from the first page on, stays.
+A fetch ends when its last page is there, at the first page that is not, when its request is admitted or ends,
+or when the time of its policy is up; what has come by then, without a gap from the first page on, stays.
 """
 
 import math
@@ -39,7 +41,8 @@ from runtime.storage.store import Store, open_store
 
 PORTION_BYTES = 8 << 20  # about what a worker thread reads or writes before the loop hears of it
 LAST_WRITES_S = 2.0  # for what is queued when the server stops
-BEST_EFFORT, TIMEOUT = "best_effort", "timeout"  # --hicache-storage-prefetch-policy; the third one is wait_complete
+# --hicache-storage-prefetch-policy; the third one is wait_complete
+BEST_EFFORT, TIMEOUT = "best_effort", "timeout"
 
 Memory = Callable[[int], list[memoryview]]  # host page -> its bytes on every rank
 
@@ -52,7 +55,8 @@ class Page(Struct, frozen=True):
 
 
 class Fetch:
-    """Pages first .. first + len(keys) of a sequence's prompt on their way from storage to reserved host pages."""
+    """Pages first .. first + len(keys) of a sequence's prompt on their way from storage to reserved host
+    pages."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -68,7 +72,7 @@ class Fetch:
     def take(self, end: int) -> Reserved:
         """The reserved pages before number `end` that were not taken yet."""
         assert self.reserved is not None
-        hosts, self.num_given = self.reserved.hosts[self.num_given:end], end
+        hosts, self.num_given = self.reserved.hosts[self.num_given : end], end
         return Reserved(hosts, self.reserved.tier)
 
     @property
@@ -134,7 +138,14 @@ class Writing:
 class Fetching:
     """Pages on their way in, for sequences that wait."""
 
-    def __init__(self, store: Store, connector: StorageConnector, memory: Memory, page_bytes: int, settings: TierSettings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        connector: StorageConnector,
+        memory: Memory,
+        page_bytes: int,
+        settings: TierSettings,
+    ) -> None:
         self.num_fetches = 0
         self.num_pages = 0  # that got into the tree
         self._store = store
@@ -144,7 +155,8 @@ class Fetching:
         self._portion = _portion(page_bytes)
         self._num_readers = settings.num_threads
         self._threads = CapacityLimiter(self._num_readers)
-        self._leaders: dict[bytes, Fetch] = {}  # fetches by their first key: others who want the same wait for them
+        # fetches by their first key: others who want the same wait for them
+        self._leaders: dict[bytes, Fetch] = {}
 
     def aim(self, fetch: Fetch) -> bool:
         """Looks what the nearer tiers lack. False: too little to be worth a fetch."""
@@ -191,7 +203,8 @@ class Fetching:
             self._give(fetch)
 
     def _read_pages(self, fetch: Fetch, hosts: list[int], start: int) -> None:
-        """In a worker thread: fills one portion of the reserved host pages, up to the first that is not in storage."""
+        """In a worker thread: fills one portion of the reserved host pages, up to the first that is not in
+        storage."""
         for number in range(start, min(start + self._portion, fetch.limit)):
             if not fetch.is_wanted:
                 return
@@ -211,10 +224,21 @@ class Fetching:
 
 
 class StorageActor:
-    """Both ways together, and how long requests wait. Told by the scheduler actor what it must know at once."""
+    """Both ways together, and how long requests wait. Told by the scheduler actor what it must know at
+    once."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, memory: Memory, *, identity: bytes, page_bytes: int,
-                 settings: TierSettings, policy: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        scheduler: Scheduler,
+        memory: Memory,
+        *,
+        identity: bytes,
+        page_bytes: int,
+        settings: TierSettings,
+        policy: str,
+        wake: Callable[[], None],
+    ) -> None:
         self.store = store
         self.num_timeouts = 0  # requests that went on before all was there
         self.wait_s = 0.0  # that requests were held
@@ -223,7 +247,9 @@ class StorageActor:
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
         self.fetching = Fetching(store, self._connector, memory, page_bytes, settings)
         most = scheduler.cache.tree.hosts.num_pages // 2  # the other half of host memory stays in use
-        self._writing = Writing(store, min(settings.max_queued_bytes // page_bytes, most), page_bytes, settings)
+        self._writing = Writing(
+            store, min(settings.max_queued_bytes // page_bytes, most), page_bytes, settings
+        )
         self._settings = settings
         self._policy = policy
         self._wake = wake
@@ -247,7 +273,8 @@ class StorageActor:
             self._writing.put(pins, self._memory)
 
     def arrived(self, sequence: Sequence) -> None:
-        """A sequence has joined the queue: fetches what of its prompt is in no tier nearer, if that is enough to be worth it."""
+        """A sequence has joined the queue: fetches what of its prompt is in no tier nearer, if that is enough
+        to be worth it."""
         fetch = Fetch(sequence)
         if self._tasks is None or not self.fetching.aim(fetch):
             return
@@ -262,8 +289,14 @@ class StorageActor:
     def report(self, metrics: Metrics) -> None:
         """Brings the metrics up to date."""
         totals, stats = self.store.totals, self.store.stats()
-        metrics.storage_pages.values.update(written=totals.pages_written, read=totals.pages_read, missed=totals.pages_missed,
-                                            corrupt=totals.pages_corrupt, dropped=totals.pages_dropped, evicted=stats.get("evicted", 0))
+        metrics.storage_pages.values.update(
+            written=totals.pages_written,
+            read=totals.pages_read,
+            missed=totals.pages_missed,
+            corrupt=totals.pages_corrupt,
+            dropped=totals.pages_dropped,
+            evicted=stats.get("evicted", 0),
+        )
         metrics.storage_bytes.values.update(write=totals.bytes_written, read=totals.bytes_read)
         metrics.storage_s.values.update(write=totals.write_s, read=totals.read_s)
         metrics.storage_errors.value = totals.errors
@@ -289,36 +322,67 @@ class StorageActor:
         if self._policy != TIMEOUT:
             return math.inf
         num_tokens = num_pages * self._connector.cache.page_size
-        return self._settings.prefetch_timeout_base + self._settings.prefetch_timeout_per_ki_token * num_tokens / 1024
+        return (
+            self._settings.prefetch_timeout_base
+            + self._settings.prefetch_timeout_per_ki_token * num_tokens / 1024
+        )
 
 
-async def open_storage(plan: Plan, model: ModelConfig, scheduler: Scheduler, ranks: list[HostPages],
-                       wake: Callable[[], None]) -> StorageActor:
+async def open_storage(
+    plan: Plan, model: ModelConfig, scheduler: Scheduler, ranks: list[HostPages], wake: Callable[[], None]
+) -> StorageActor:
     """The storage tier that the options ask for, over the host memory of all ranks. Raises StartError."""
     assert plan.hicache_storage_backend is not None
     said = plan.hicache_storage_backend_extra_config
     settings, page_bytes = tier_settings(said), sum(rank.page_bytes for rank in ranks)
-    identity = await to_thread.run_sync(cache_identity, plan, model, settings.model, [rank.part_bytes for rank in ranks])
-    store = await to_thread.run_sync(open_store, plan.hicache_storage_backend, backend_settings(said), identity, page_bytes)
+    identity = await to_thread.run_sync(
+        cache_identity, plan, model, settings.model, [rank.part_bytes for rank in ranks]
+    )
+    store = await to_thread.run_sync(
+        open_store, plan.hicache_storage_backend, backend_settings(said), identity, page_bytes
+    )
     log.get("start").info("storage", identity=identity.hex(), page_bytes=page_bytes, **store.stats())
 
     def memory(page: int) -> list[memoryview]:
         return [view for rank in ranks for view in rank.views(page)]
 
-    return StorageActor(store, scheduler, memory, identity=identity, page_bytes=page_bytes, settings=settings,
-                        policy=plan.hicache_storage_prefetch_policy, wake=wake)
+    return StorageActor(
+        store,
+        scheduler,
+        memory,
+        identity=identity,
+        page_bytes=page_bytes,
+        settings=settings,
+        policy=plan.hicache_storage_prefetch_policy,
+        wake=wake,
+    )
 
 
-def cache_identity(plan: Plan, model: ModelConfig, name: str | None, part_bytes: list[tuple[int, ...]]) -> bytes:
-    """Whose pages these are. The layout of host memory is no part of it: the parts of a page are the same, and in the same order."""
-    facts = {key: value for key, value in msgspec.to_builtins(model).items() if key not in ("bos_id", "eos_ids", "sampling_defaults")}
+def cache_identity(
+    plan: Plan, model: ModelConfig, name: str | None, part_bytes: list[tuple[int, ...]]
+) -> bytes:
+    """Whose pages these are. The layout of host memory is no part of it: the parts of a page are the same,
+    and in the same order."""
+    facts = {
+        key: value
+        for key, value in msgspec.to_builtins(model).items()
+        if key not in ("bos_id", "eos_ids", "sampling_defaults")
+    }
     if plan.load_format == "dummy":
         facts["weights"] = ["dummy", plan.random_seed]
     else:
         facts["weights"] = weights(Path(plan.model_path), name)
     return identity_of(
-        model=facts, device=plan.device, device_options=plan.device_options, dtype=plan.dtype, kv_dtype=plan.kv_cache_dtype,
-        page_size=plan.page_size, num_ranks=plan.tensor_parallel_size, part_bytes=part_bytes, attention=plan.attention_backend)
+        model=facts,
+        device=plan.device,
+        device_options=plan.device_options,
+        dtype=plan.dtype,
+        kv_dtype=plan.kv_cache_dtype,
+        page_size=plan.page_size,
+        num_ranks=plan.tensor_parallel_size,
+        part_bytes=part_bytes,
+        attention=plan.attention_backend,
+    )
 
 
 def _portion(page_bytes: int) -> int:

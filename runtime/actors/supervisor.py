@@ -4,12 +4,13 @@
                 ▲                       (Scheduler.lose_ranks)                           │ (Scheduler.resume)
                 └────────────────────────────────────────────────────────────────────────┘
 
-Deaths with steps in flight are bounded by what scheduling/suspects.py proves: in the end a request fails. Ranks that die for no request's
-sake, with no step in flight or while they start, are started again until that has happened MAX_IN_VAIN times with no step done in between.
-A rank that hangs is found by the watchdog: it dumps its stack to the log, and counts as dead.
+Deaths with steps in flight are bounded by what scheduling/suspects.py proves: in the end a request fails.
+Ranks that die for no request's sake, with no step in flight or while they start, are started again until that
+has happened MAX_IN_VAIN times with no step done in between. A rank that hangs is found by the watchdog: it
+dumps its stack to the log, and counts as dead.
 
-Ranks that die while some of their memory is given back hold nothing any more, and nobody waits for them: the next generation starts when
-everything is to be held again.
+Ranks that die while some of their memory is given back hold nothing any more, and nobody waits for them: the
+next generation starts when everything is to be held again.
 """
 
 import os
@@ -52,7 +53,8 @@ class Watchdog:
 
 
 class SleepState:
-    """What the ranks do not hold now; and, when they have died, that nobody is to start new ones until everything is wanted again."""
+    """What the ranks do not hold now; and, when they have died, that nobody is to start new ones until
+    everything is wanted again."""
 
     def __init__(self) -> None:
         self.released: tuple[Part, ...] = ()
@@ -79,10 +81,16 @@ class SleepState:
 class Supervisor:
     """Owns the ranks. `ranks` is the current generation; while `is_recovering` it takes no steps."""
 
-    def __init__(self, start: StartRank, metrics: Metrics, watchdog_s: float, peek_s: float = 0.0,
-                 adapters: Callable[[], AdapterSetup] | None = None) -> None:
-        """`adapters`: those that new ranks must have. `watchdog_s` 0: no watchdog; `peek_s` 0: no soft one, which only has the stacks
-        written to the log."""
+    def __init__(
+        self,
+        start: StartRank,
+        metrics: Metrics,
+        watchdog_s: float,
+        peek_s: float = 0.0,
+        adapters: Callable[[], AdapterSetup] | None = None,
+    ) -> None:
+        """`adapters`: those that new ranks must have. `watchdog_s` 0: no watchdog; `peek_s` 0: no soft one,
+        which only has the stacks written to the log."""
         self.generation = 1
         self.ranks = Ranks(start)
         self.readies: list[RankReady] = []
@@ -119,12 +127,15 @@ class Supervisor:
     async def start(self) -> None:
         """Starts the first generation. Raises StartError, RankDied."""
         if self.setup.host_bytes or self.setup.host_ratio:
-            self.setup = structs.replace(self.setup, host_fds=[os.memfd_create(f"host-{i}") for i in range(self.setup.tp_size)])
+            self.setup = structs.replace(
+                self.setup, host_fds=[os.memfd_create(f"host-{i}") for i in range(self.setup.tp_size)]
+            )
             self.ranks = Ranks(self.setup)
         self.readies = await self.ranks.start(_report)
 
     async def run(self, actor: SchedulerActor) -> NoReturn:
-        """Serves and recovers until cancelled. Raises RankDied when that was in vain too often, StartError when ranks cannot start."""
+        """Serves and recovers until cancelled. Raises RankDied when that was in vain too often, StartError
+        when ranks cannot start."""
         in_vain = 0
         while True:
             last_step = actor.scheduler.last_step
@@ -138,21 +149,33 @@ class Supervisor:
             if actor.scheduler.last_step > last_step:
                 in_vain = 0
             in_vain = await self._start_again(died, in_vain + (not lost.num_steps))
-            await actor.resume(self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots)
+            await actor.resume(
+                self.num_pages, self.num_host_pages, self.num_window_pages, self.num_state_slots
+            )
             self._metrics.recovered_requests.add(lost.num_requests)
             self.is_recovering = False
             self.sleep_state.end()
-            self._log.warning("ranks restarted", generation=self.generation, requests=lost.num_requests,
-                              seconds=round(monotonic() - begin, 3))
+            self._log.warning(
+                "ranks restarted",
+                generation=self.generation,
+                requests=lost.num_requests,
+                seconds=round(monotonic() - begin, 3),
+            )
 
     def prepare(self, grammar: Grammar | None) -> None:
-        """A hint, which is lost where the ranks cannot take it now: a grammar that comes unprepared is compiled in its first step."""
+        """A hint, which is lost where the ranks cannot take it now: a grammar that comes unprepared is
+        compiled in its first step."""
         if self.readies and not self.is_recovering and self.ranks.died is None:
             self.ranks.submit(Prepare(grammar))
 
     async def load_adapter(self, load: LoadAdapter) -> None:
         """On all ranks. Raises InvalidRequest for one that they cannot read, Unavailable."""
-        if not self.readies or self.is_recovering or self.ranks.adapters.is_over or not self.ranks.submit(load):
+        if (
+            not self.readies
+            or self.is_recovering
+            or self.ranks.adapters.is_over
+            or not self.ranks.submit(load)
+        ):
             raise Unavailable("the ranks cannot be told now; try again in a moment")
         for answer in await self.ranks.adapters.wait(load.id):
             if answer.error:
@@ -160,8 +183,10 @@ class Supervisor:
 
     def open_hosts(self) -> list[HostPages]:
         """The host memory of each rank, mapped here; empty without a host tier. Ranks must be ready."""
-        return [HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self.setup.host_layout)
-                for fd, ready in zip(self.setup.host_fds, self.readies, strict=bool(self.setup.host_fds))]
+        return [
+            HostPages(fd, ready.num_host_pages, ready.host_part_bytes, self.setup.host_layout)
+            for fd, ready in zip(self.setup.host_fds, self.readies, strict=bool(self.setup.host_fds))
+        ]
 
     async def stop(self) -> None:
         """Ends the ranks; host memory goes when nobody maps it any more."""
@@ -185,7 +210,9 @@ class Supervisor:
         watchdog = Watchdog(self._watchdog_s)
         while not watchdog.is_stuck(monotonic(), scheduler):
             await anyio.sleep(self._watchdog_s / LOOKS)
-        await self.ranks.abandon(f"no step was done in {self._watchdog_s:g} s (--watchdog-timeout); its stack is in the log")
+        await self.ranks.abandon(
+            f"no step was done in {self._watchdog_s:g} s (--watchdog-timeout); its stack is in the log"
+        )
 
     async def _peek(self, scheduler: Scheduler) -> None:
         """The soft watchdog: once for each step that takes so long."""
@@ -194,8 +221,12 @@ class Supervisor:
             await anyio.sleep(self._peek_s / LOOKS)
             if watchdog.is_stuck(monotonic(), scheduler) and scheduler.last_step != told:
                 told = scheduler.last_step
-                self._log.warning("no step was done for a while (--soft-watchdog-timeout); stacks follow", seconds=self._peek_s,
-                                  last_step=told, steps_in_flight=scheduler.num_in_flight)
+                self._log.warning(
+                    "no step was done for a while (--soft-watchdog-timeout); stacks follow",
+                    seconds=self._peek_s,
+                    last_step=told,
+                    steps_in_flight=scheduler.num_in_flight,
+                )
                 self.ranks.dump_stacks()
 
     async def _start_again(self, died: RankDied, in_vain: int) -> int:
@@ -203,8 +234,14 @@ class Supervisor:
         while in_vain < MAX_IN_VAIN:
             await self.ranks.stop()
             if self.sleep_state.released:
-                self.readies = [structs.replace(ready, weights_bytes=0, pages_bytes=0, taken_bytes=0) for ready in self.readies]
-                self._log.warning("the ranks are not started again before their memory is taken again", released=self.sleep_state.released)
+                self.readies = [
+                    structs.replace(ready, weights_bytes=0, pages_bytes=0, taken_bytes=0)
+                    for ready in self.readies
+                ]
+                self._log.warning(
+                    "the ranks are not started again before their memory is taken again",
+                    released=self.sleep_state.released,
+                )
                 await self.sleep_state.sleep()
             self.generation += 1
             if self._adapters is not None:
@@ -221,17 +258,30 @@ class Supervisor:
 
     def _tell(self, died: RankDied, num_steps: int) -> None:
         self.on_death(died)
-        self._log.error("a rank died", rank=died.rank, exit_code=died.exit_code, generation=self.generation, steps=num_steps,
-                        reason=died.reason or "it said nothing")
+        self._log.error(
+            "a rank died",
+            rank=died.rank,
+            exit_code=died.exit_code,
+            generation=self.generation,
+            steps=num_steps,
+            reason=died.reason or "it said nothing",
+        )
 
 
 def _report(progress: LoadProgress) -> None:
-    log.get("start").debug("loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2))
+    log.get("start").debug(
+        "loading", rank=progress.rank, phase=progress.phase, fraction=round(progress.fraction, 2)
+    )
 
 
 async def count_experts(supervisor: Supervisor, question: CountExperts) -> ExpertCounts:
     """What its ranks say. Raises Unavailable."""
     ranks = supervisor.ranks
-    if not supervisor.readies or supervisor.is_recovering or ranks.died is not None or not ranks.submit(question):
+    if (
+        not supervisor.readies
+        or supervisor.is_recovering
+        or ranks.died is not None
+        or not ranks.submit(question)
+    ):
         raise Unavailable("the ranks cannot be asked now; try again in a moment")
     return await ranks.counts.take(question.id)

@@ -1,6 +1,7 @@
 """The tokenizer actor: a prompt in any form becomes a checked Request with token ids and a seed.
 
-Short prompts are done in the event loop, in order; long ones in a worker thread, where they hold up neither the loop nor the short.
+Short prompts are done in the event loop, in order; long ones in a worker thread, where they hold up neither
+the loop nor the short.
 """
 
 import math
@@ -21,7 +22,19 @@ from runtime.actors.open_requests import Outputs
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.messages.constraint import Grammar, Rule, grammar_of
-from runtime.messages.requests import Ask, Before, Chat, Embeds, GrammarConstraint, Infill, Pair, Prompt, Request, Text, Tokens
+from runtime.messages.requests import (
+    Ask,
+    Before,
+    Chat,
+    Embeds,
+    GrammarConstraint,
+    Infill,
+    Pair,
+    Prompt,
+    Request,
+    Text,
+    Tokens,
+)
 from runtime.messages.sampling import Limits, check, cut, too_long
 from runtime.messages.scheduler import Arrive, ToScheduler
 from runtime.text.embeds import check_embeds, digest, read_embeds
@@ -45,15 +58,28 @@ CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
 
 
 class TokenizerActor:
-    """Messages in: Ask. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish without a word.
+    """Messages in: Ask. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish
+    without a word.
 
     `to_scheduler` must take a message without waiting or raising.
     """
 
-    def __init__(self, vocabulary: Vocabulary, templates: ChatTemplates, outputs: Outputs, inbox: Channel[Ask],
-                 to_scheduler: Callable[[ToScheduler], None], *, limits: Limits, seed: Callable[[], int] = draw_seed,
-                 isolates_tenants: bool = False, weight_version: str = "", infill_format: str | None = None,
-                 check_grammar: CheckGrammar | None = None, eos_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        templates: ChatTemplates,
+        outputs: Outputs,
+        inbox: Channel[Ask],
+        to_scheduler: Callable[[ToScheduler], None],
+        *,
+        limits: Limits,
+        seed: Callable[[], int] = draw_seed,
+        isolates_tenants: bool = False,
+        weight_version: str = "",
+        infill_format: str | None = None,
+        check_grammar: CheckGrammar | None = None,
+        eos_ids: tuple[int, ...] = (),
+    ) -> None:
         """`check_grammar` None: there are no structured outputs here."""
         self._vocabulary = vocabulary
         self._templates = templates
@@ -76,7 +102,8 @@ class TokenizerActor:
         async with anyio.create_task_group() as self._tasks:
             async for asks in self._inbox:
                 for ask in asks:
-                    seed = self._seed() if ask.params.seed is None else ask.params.seed  # here, so that seeds follow the order of arrival
+                    # here, so that seeds follow the order of arrival
+                    seed = self._seed() if ask.params.seed is None else ask.params.seed
                     if num_chars(ask.prompt, INLINE_CHARS) <= INLINE_CHARS:
                         self._settle(ask, self._try(ask, seed))
                         await checkpoint()  # a crowd of prompts must not hold up the steps
@@ -85,7 +112,9 @@ class TokenizerActor:
 
     async def _tokenize_aside(self, ask: Ask, seed: int) -> None:
         if self._outputs.awaits(ask.id, ask):
-            self._settle(ask, await run_sync(self._try, ask, seed, limiter=self._threads, abandon_on_cancel=True))
+            self._settle(
+                ask, await run_sync(self._try, ask, seed, limiter=self._threads, abandon_on_cancel=True)
+            )
 
     def _settle(self, ask: Ask, outcome: Request | RequestError) -> None:
         if not self._outputs.awaits(ask.id, ask):
@@ -104,22 +133,29 @@ class TokenizerActor:
         """The request goes on when its grammar is known to be good."""
         params = request.params
         patience_s = min(math.inf if s is None else s for s in (ask.queue_timeout_s, ask.timeout_s))
-        outcome: Request | RequestError = Unavailable("the request's time was up before its grammar was compiled")
+        outcome: Request | RequestError = Unavailable(
+            "the request's time was up before its grammar was compiled"
+        )
         grammar = grammar_of(rule)
         try:
             if self._check_grammar is None:
-                raise InvalidRequest("constraint is not possible: this server has no structured outputs (--grammar-backend none)",
-                                     param="constraint")
+                raise InvalidRequest(
+                    "constraint is not possible: this server has no structured outputs (--grammar-backend none)",
+                    param="constraint",
+                )
             with anyio.move_on_after(max(patience_s - (monotonic() - ask.arrival_s), 0)):
                 await self._check_grammar(grammar)
-                grammar_constraint = GrammarConstraint(grammar, self._after_ids(request), (*self._eos_ids, *params.stop_token_ids))
+                grammar_constraint = GrammarConstraint(
+                    grammar, self._after_ids(request), (*self._eos_ids, *params.stop_token_ids)
+                )
                 outcome = structs.replace(request, grammar_constraint=grammar_constraint)
         except RequestError as error:
             outcome = error
         self._settle(ask, outcome)
 
     def _after_ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """Of the texts from which on the constraint holds; () where the prompt shows that it holds from the first token on."""
+        """Of the texts from which on the constraint holds; () where the prompt shows that it holds from the
+        first token on."""
         if not (free := request.params.free):
             return ()
         tail = self._vocabulary.decode(request.prompt_ids[-TAIL_TOKENS:], skip_special=False).rstrip()
@@ -137,7 +173,9 @@ class TokenizerActor:
             return error
         except Exception:
             self._log.exception("a prompt could not be tokenised", request=ask.id, exc_info=True)
-            return InternalFault(f"the prompt could not be tokenised; the server's log has the details under {ask.id}")
+            return InternalFault(
+                f"the prompt could not be tokenised; the server's log has the details under {ask.id}"
+            )
 
     def prepare(self, ask: Ask, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
@@ -148,22 +186,46 @@ class TokenizerActor:
         if ask.pools:
             prompt_ids, second_at = self._encode_pooled(ask.prompt, ask.truncate)
         else:
-            prompt_ids = cut(self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before), self._limits)
+            prompt_ids = cut(
+                self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before),
+                self._limits,
+            )
         check(ask.params, prompt_ids, self._limits)
         if ask.params.stop_regex:
             StopRegexes(ask.params.stop_regex, ask.params.stop)  # refuses
-        return Request(id=ask.id, prompt_ids=prompt_ids, params=ask.params, seed=seed, arrival_s=ask.arrival_s, priority=ask.priority,
-                       is_idle=ask.is_idle, second_at=second_at, adapter=ask.adapter_ref, embeds=embeds, marks=ask.marks,
-                       tenant=ask.tenant, routing_key=ask.routing_key, queue_timeout_s=ask.queue_timeout_s, timeout_s=ask.timeout_s,
-                       namespace=namespace(adapter="" if ask.adapter_ref is None else ask.adapter_ref.digest,
-                                           weight_version=self.weight_version, tenant=ask.tenant if self._isolates_tenants else "",
-                                           salt=ask.cache_salt, embeds="" if embeds is None else digest(embeds)))
+        return Request(
+            id=ask.id,
+            prompt_ids=prompt_ids,
+            params=ask.params,
+            seed=seed,
+            arrival_s=ask.arrival_s,
+            priority=ask.priority,
+            is_idle=ask.is_idle,
+            second_at=second_at,
+            adapter=ask.adapter_ref,
+            embeds=embeds,
+            marks=ask.marks,
+            tenant=ask.tenant,
+            routing_key=ask.routing_key,
+            queue_timeout_s=ask.queue_timeout_s,
+            timeout_s=ask.timeout_s,
+            namespace=namespace(
+                adapter="" if ask.adapter_ref is None else ask.adapter_ref.digest,
+                weight_version=self.weight_version,
+                tenant=ask.tenant if self._isolates_tenants else "",
+                salt=ask.cache_salt,
+                embeds="" if embeds is None else digest(embeds),
+            ),
+        )
 
     def _encode_pooled(self, prompt: Prompt, truncate: int | None) -> tuple[list[int], int]:
         """-> ids, and where a second text begins"""
         longest = self._limits.longest_prompt
         if truncate is not None and truncate > longest:
-            raise InvalidRequest(f"truncate is {truncate}, but the most this server takes is {longest} tokens", param="truncate")
+            raise InvalidRequest(
+                f"truncate is {truncate}, but the most this server takes is {longest} tokens",
+                param="truncate",
+            )
         if truncate is None and not self._limits.cuts and not isinstance(prompt, Pair):
             return self._encode(prompt), 0
         most = longest if truncate == -1 or (truncate is None and self._limits.cuts) else truncate
@@ -176,8 +238,10 @@ class TokenizerActor:
 
     def _head(self, text: str) -> str:
         """As much of a text as may matter: of one that is far too long, its beginning is so too."""
-        head = text[:HEAD_CHARS * self._limits.longest]
-        is_enough = len(head) < len(text) and len(self._vocabulary.encode(head, False)) > SURE * self._limits.longest
+        head = text[: HEAD_CHARS * self._limits.longest]
+        is_enough = (
+            len(head) < len(text) and len(self._vocabulary.encode(head, False)) > SURE * self._limits.longest
+        )
         return head if is_enough else text
 
     def _continue(self, prompt: Prompt, before: Before) -> list[int]:
@@ -204,18 +268,23 @@ class TokenizerActor:
             case Chat():
                 return self._encode_text(self._templates.render(prompt), add_special=False)
             case Pair(text=text, second=second):
-                return self._encode_text(text, add_special=True) + self._encode_text(second, add_special=False)
+                return self._encode_text(text, add_special=True) + self._encode_text(
+                    second, add_special=False
+                )
             case Infill(prefix=prefix, suffix=suffix):
                 if self._infill_format is None:
-                    raise InvalidRequest("the model has no fill-in-the-middle tokens that are known here; leave suffix out, or start the "
-                                         "server with --completion-template", param="suffix")
+                    raise InvalidRequest(
+                        "the model has no fill-in-the-middle tokens that are known here; leave suffix out, or start the "
+                        "server with --completion-template",
+                        param="suffix",
+                    )
                 return self._encode_text(infill(self._infill_format, prefix, suffix), add_special=True)
 
     def _encode_text(self, text: str, add_special: bool) -> list[int]:
-        """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be the same.
-        So would what is kept of it, where it is cut."""
+        """A text that is far too long is refused by its head: megabytes take seconds, and the answer would be
+        the same. So would what is kept of it, where it is cut."""
         longest = self._limits.longest
-        head = text[:HEAD_CHARS * longest]
+        head = text[: HEAD_CHARS * longest]
         if len(head) < len(text) and len(ids := self._vocabulary.encode(head, add_special)) > SURE * longest:
             if self._limits.cuts:
                 return ids
@@ -241,7 +310,8 @@ def num_chars(prompt: Prompt, enough: int) -> int:
 
 
 def _chars_within(value: Any, enough: int) -> int:
-    """Characters of all strings inside; each container and number counts as one, so that many small things are not small."""
+    """Characters of all strings inside; each container and number counts as one, so that many small things
+    are not small."""
     count = 0
     open_values = [value]
     while open_values and count <= enough:

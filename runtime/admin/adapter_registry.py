@@ -3,7 +3,8 @@
     load     the folder is read and checked here, then by every rank, beside the steps; after that its name is known
     unload   the name is gone at once; when the last request that has it has ended, the scheduler tells the ranks to forget it
 
-A request holds the adapter that had the name when it came; a later one of that name has a number and a digest of its own.
+A request holds the adapter that had the name when it came; a later one of that name has a number and a digest
+of its own.
 """
 
 from collections.abc import Callable
@@ -67,14 +68,17 @@ class Entry:
     def __init__(self, ref: AdapterRef) -> None:
         self.ref = ref
         self.num_open = 0  # requests
-        self.is_unused = anyio.Event()  # set when it has left: its name is gone, and its last request has ended
+        # set when it has left: its name is gone, and its last request has ended
+        self.is_unused = anyio.Event()
         self.is_leaving = False
 
 
 class Loras:
     """All of them. `cards` is what clients may know, and always up to date."""
 
-    def __init__(self, model: ModelConfig, served_name: str, wishes: list[AdapterSpec], limits: Limits) -> None:
+    def __init__(
+        self, model: ModelConfig, served_name: str, wishes: list[AdapterSpec], limits: Limits
+    ) -> None:
         """Reads the folders of `wishes`. Raises ModelError, OptionsError."""
         self.cards: dict[str, AdapterCard] = {}
         self.limits = limits
@@ -86,7 +90,9 @@ class Loras:
         self._busy: set[str] = set()  # names that are being loaded
         self._modules = linears(model)
         if not self._modules:
-            raise OptionsError([f"--enable-lora: adapters of {model.architecture} are not supported; leave it out"])
+            raise OptionsError(
+                [f"--enable-lora: adapters of {model.architecture} are not supported; leave it out"]
+            )
         adapters = {wish.name: (wish, self._read_first(wish)) for wish in wishes}
         if len(adapters) < len(wishes):
             raise OptionsError(["--lora-paths gives two adapters one name; choose another"])
@@ -95,15 +101,23 @@ class Loras:
         known = {module.rpartition(".")[2] for module in self._modules}
         given = set(limits.targets or ()) - {"all", "all-linear"}
         if given - known:
-            raise OptionsError([f"--lora-target-modules names {', '.join(sorted(given - known))}; "
-                                f"this model has {', '.join(sorted(known))}"])
+            raise OptionsError(
+                [
+                    f"--lora-target-modules names {', '.join(sorted(given - known))}; "
+                    f"this model has {', '.join(sorted(known))}"
+                ]
+            )
         found = set().union(*(adapter.targets for _, adapter in adapters.values()))
         self._targets = known if limits.targets and not given else given or found
         for wish, adapter in adapters.values():
             self._check(adapter)
             self._enter(wish.name, adapter, is_pinned=wish.pinned)
         if sum(wish.pinned for wish in wishes) >= limits.num_lora_slots:
-            raise OptionsError(["--lora-paths pins so many adapters that no seat is left for others; raise --max-loras-per-batch"])
+            raise OptionsError(
+                [
+                    "--lora-paths pins so many adapters that no seat is left for others; raise --max-loras-per-batch"
+                ]
+            )
 
     def _read_first(self, wish: AdapterSpec) -> Adapter:
         try:
@@ -113,8 +127,12 @@ class Loras:
 
     def setup(self) -> AdapterSetup:
         """For ranks that start now."""
-        return AdapterSetup(num_lora_slots=self.limits.num_lora_slots, max_rank=self._max_rank, targets=tuple(sorted(self._targets)),
-                            loaded=[LoadAdapter(id, folder) for id, folder in self._held.items()])
+        return AdapterSetup(
+            num_lora_slots=self.limits.num_lora_slots,
+            max_rank=self._max_rank,
+            targets=tuple(sorted(self._targets)),
+            loaded=[LoadAdapter(id, folder) for id, folder in self._held.items()],
+        )
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -150,10 +168,18 @@ class Loras:
     async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
         """See AdapterControls in service.py; so is `unload`."""
         if not name or ":" in name or name in (self._served_name, "default"):
-            raise InvalidRequest("an adapter's name is not empty, not the model's, and has no colon", param="lora_name")
+            raise InvalidRequest(
+                "an adapter's name is not empty, not the model's, and has no colon", param="lora_name"
+            )
         if name in self._entries or name in self._busy:
-            raise InvalidRequest(f"an adapter {name} is loaded already; unload it first, or choose another name", param="lora_name")
-        if is_pinned and 1 + sum(entry.ref.is_pinned for entry in self._entries.values()) >= self.limits.num_lora_slots:
+            raise InvalidRequest(
+                f"an adapter {name} is loaded already; unload it first, or choose another name",
+                param="lora_name",
+            )
+        if (
+            is_pinned
+            and 1 + sum(entry.ref.is_pinned for entry in self._entries.values()) >= self.limits.num_lora_slots
+        ):
             raise InvalidRequest("with it all seats would be pinned (--max-loras-per-batch)", param="pinned")
         self._busy.add(name)
         try:
@@ -196,7 +222,10 @@ class Loras:
                 del self._entries[name], self.cards[name]
                 self._forget(entry.ref.id)
                 return
-        raise InvalidRequest(f"{most} adapters are loaded (--max-loaded-loras), all pinned or in use; unload one", param="lora_name")
+        raise InvalidRequest(
+            f"{most} adapters are loaded (--max-loaded-loras), all pinned or in use; unload one",
+            param="lora_name",
+        )
 
     def _enter(self, name: str, adapter: Adapter, *, id: int | None = None, is_pinned: bool) -> None:
         ref = AdapterRef(next(self._ids) if id is None else id, adapter.digest, is_pinned)
@@ -206,16 +235,23 @@ class Loras:
 
     def _check(self, adapter: Adapter) -> None:
         if adapter.rank > self._max_rank:
-            raise ModelError(f"the adapter has rank {adapter.rank}, and the ranks have room for {self._max_rank}; raise --max-lora-rank")
+            raise ModelError(
+                f"the adapter has rank {adapter.rank}, and the ranks have room for {self._max_rank}; raise --max-lora-rank"
+            )
         if others := adapter.targets - self._targets:
-            raise ModelError(f"the adapter changes {', '.join(sorted(others))}, and the ranks have room for "
-                             f"{', '.join(sorted(self._targets))}; give --lora-target-modules")
+            raise ModelError(
+                f"the adapter changes {', '.join(sorted(others))}, and the ranks have room for "
+                f"{', '.join(sorted(self._targets))}; give --lora-target-modules"
+            )
 
 
 def find_adapter(loras: Loras | None, name: str) -> AdapterRef:
     """Raises InvalidRequest."""
     if loras is None:
-        raise InvalidRequest(f"no adapter {name} is loaded: this server has none (--enable-lora, --lora-paths)", param="lora_path")
+        raise InvalidRequest(
+            f"no adapter {name} is loaded: this server has none (--enable-lora, --lora-paths)",
+            param="lora_path",
+        )
     return loras.find(name)
 
 
@@ -234,11 +270,15 @@ def _wish(text: str) -> AdapterSpec:
         try:
             given: Any = msgspec.json.decode(text, type=JsonAdapterSpec)
         except msgspec.MsgspecError as error:
-            raise OptionsError([f"--lora-paths: {error}; give PATH, NAME=PATH or {{\"lora_name\", \"lora_path\", \"pinned\"}}"]) from None
+            raise OptionsError(
+                [f'--lora-paths: {error}; give PATH, NAME=PATH or {{"lora_name", "lora_path", "pinned"}}']
+            ) from None
         name, path, pinned = given.lora_name or given.name, given.lora_path or given.path, bool(given.pinned)
     else:
         name, is_named, path = text.partition("=")
         path, pinned = path if is_named else name, False
     if not name or not path or (":" in name and name != path):
-        raise OptionsError([f"--lora-paths {text}: give PATH, NAME=PATH without a colon in the name, or JSON"])
+        raise OptionsError(
+            [f"--lora-paths {text}: give PATH, NAME=PATH without a colon in the name, or JSON"]
+        )
     return AdapterSpec(name, str(Path(path).expanduser()), pinned)

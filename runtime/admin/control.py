@@ -1,4 +1,5 @@
-"""What operators do to a running runtime: pause and go on, empty the cache, abort requests of others. Behind Service.control.
+"""What operators do to a running runtime: pause and go on, empty the cache, abort requests of others. Behind
+Service.control.
 
     Control ── Pause, Continue, Flush ──► scheduler       answers come back by the function in the message
             ── cancel ──► router ── Abort ──► scheduler
@@ -47,20 +48,29 @@ async def no_storage() -> int:
 
 
 class Control:
-    """The Controls protocol (service.py). `scheduler` and `tokenizer` are there as soon as they are loaded."""
+    """The Controls protocol (service.py). `scheduler` and `tokenizer` are there as soon as they are
+    loaded."""
 
-    def __init__(self, router: Router, to_scheduler: Callable[[ToScheduler], None], metrics: Metrics, supervisor: Supervisor,
-                 experts: Balance) -> None:
+    def __init__(
+        self,
+        router: Router,
+        to_scheduler: Callable[[ToScheduler], None],
+        metrics: Metrics,
+        supervisor: Supervisor,
+        experts: Balance,
+    ) -> None:
         self.scheduler: Scheduler | None = None
         self.tokenizer: TokenizerActor | None = None
-        self.clear_storage: Callable[[], Awaitable[int]] = no_storage  # that of the storage tier, where there is one
+        # that of the storage tier, where there is one
+        self.clear_storage: Callable[[], Awaitable[int]] = no_storage
         self.experts = experts
         self._router = router
         self._to_scheduler = to_scheduler
         self._metrics = metrics
         self.sessions = Sessions(lambda request_id: self._cancel(lambda i: i == request_id))
         self._supervisor = supervisor
-        self._recording: tuple[int, str] | None = None  # of which generation of ranks, and the folder for what they will write
+        # of which generation of ranks, and the folder for what they will write
+        self._recording: tuple[int, str] | None = None
         self._replies: set[Reply] = set()
         self._end: RequestError | None = None
 
@@ -100,7 +110,9 @@ class Control:
     def stop_profile(self) -> str:
         self._check()
         if self._recording is None or self._recording[0] != self._supervisor.generation:
-            raise InvalidRequest("no profile is being recorded (ranks that are started again record nothing); /start_profile begins one")
+            raise InvalidRequest(
+                "no profile is being recorded (ranks that are started again record nothing); /start_profile begins one"
+            )
         self._tell_ranks(Profile())
         _, folder = self._recording
         self._recording = None
@@ -114,7 +126,14 @@ class Control:
         if not is_told:
             raise Unavailable("the ranks cannot be told now; try again in a moment")
 
-    def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+    def open_session(
+        self,
+        capacity: int,
+        session_id: str | None = None,
+        idle_s: float | None = None,
+        *,
+        is_line: bool = False,
+    ) -> str:
         return self.sessions.open(capacity, session_id, idle_s, is_line=is_line)
 
     def close_session(self, session_id: str) -> None:
@@ -122,7 +141,9 @@ class Control:
 
     def _cancel(self, matches: Callable[[str], bool]) -> int:
         scheduler = self.scheduler
-        count = self._router.cancel(matches, lambda i: scheduler is not None and bool(scheduler.roster.siblings(i)))
+        count = self._router.cancel(
+            matches, lambda i: scheduler is not None and bool(scheduler.roster.siblings(i))
+        )
         self._metrics.aborted.add(count)
         return count
 
@@ -133,7 +154,8 @@ class Control:
             reply.give(error)
 
     async def ask(self, message: Callable[[Callable[[Any], None]], ToScheduler]) -> Any:
-        """Sends a message with the function that takes the scheduler's answer, and waits for that. Raises it where it is an error."""
+        """Sends a message with the function that takes the scheduler's answer, and waits for that. Raises it
+        where it is an error."""
         self._check()
         reply = Reply()
         self._replies.add(reply)

@@ -1,4 +1,5 @@
-"""What operators do to an engine of the library face; the names are SGLang's. HTTP has the same under the same names."""
+"""What operators do to an engine of the library face; the names are SGLang's. HTTP has the same under the
+same names."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +20,8 @@ class Controlled(Vectors):
         return await self._service.control.flush()
 
     async def pause_generation(self, mode: PauseMode = "abort") -> None:
-        """Plans no more steps; what runs ends (abort), waits again (retract) or stays where it is (in_place)."""
+        """Plans no more steps; what runs ends (abort), waits again (retract) or stays where it is
+        (in_place)."""
         await self._service.control.pause(mode)
 
     async def continue_generation(self) -> None:
@@ -30,28 +32,41 @@ class Controlled(Vectors):
         return self._service.control.abort("" if abort_all else rid) if rid or abort_all else 0
 
     async def release_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """The ranks give back what is named, or everything, until it is taken again; requests wait. -> what is given back now.
-        Raises InvalidRequest without enable_memory_saver, Busy while requests run, Unavailable."""
+        """The ranks give back what is named, or everything, until it is taken again; requests wait. -> what
+        is given back now. Raises InvalidRequest without enable_memory_saver, Busy while requests run,
+        Unavailable."""
         return await self._service.memory_saver.release(tags)
 
     async def resume_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """The ranks take it again. -> what is still given back. Raises Unavailable, for one when there is no room for it."""
+        """The ranks take it again. -> what is still given back. Raises Unavailable, for one when there is no
+        room for it."""
         return await self._service.memory_saver.resume(tags)
 
-    async def update_weights_from_disk(self, model_path: str, load_format: str | None = None, *, weight_version: str | None = None,
-                                       flush_cache: bool = True) -> None:
-        """The weights of another checkpoint of the same model. Raises InvalidRequest for one that is of no use, Busy, Unavailable."""
-        await self._service.memory_saver.update_weights(model_path, load_format, weight_version, flushes=flush_cache)
+    async def update_weights_from_disk(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+    ) -> None:
+        """The weights of another checkpoint of the same model. Raises InvalidRequest for one that is of no
+        use, Busy, Unavailable."""
+        await self._service.memory_saver.update_weights(
+            model_path, load_format, weight_version, flushes=flush_cache
+        )
 
     @property
     def adapters(self) -> AdapterControls:
-        """`load(name, folder)` and `unload(name)` low-rank adapters. Raises InvalidRequest where there are none (enable_lora)."""
+        """`load(name, folder)` and `unload(name)` low-rank adapters. Raises InvalidRequest where there are
+        none (enable_lora)."""
         if self._service.adapters is None:
             raise InvalidRequest("this engine has no adapters (enable_lora, lora_paths)")
         return self._service.adapters
 
     def open_session(self, capacity: int, session_id: str | None = None) -> str:
-        """Keeps the tokens of requests, so that `session=SessionParams(id=..., rid=...)` goes on from one. -> its id"""
+        """Keeps the tokens of requests, so that `session=SessionParams(id=..., rid=...)` goes on from one. ->
+        its id"""
         return self._service.control.open_session(capacity, session_id)
 
     def close_session(self, session_id: str) -> None:
@@ -81,10 +96,23 @@ class BlockingControlled(Blocking):
     def resume_memory_occupation(self, tags: Sequence[Part] | None = None) -> tuple[Part, ...]:
         return tuple(self._call(self._engine.resume_memory_occupation, tags))
 
-    def update_weights_from_disk(self, model_path: str, load_format: str | None = None, *, weight_version: str | None = None,
-                                 flush_cache: bool = True) -> None:
-        self._call(partial(self._engine.update_weights_from_disk, model_path, load_format, weight_version=weight_version,
-                           flush_cache=flush_cache))
+    def update_weights_from_disk(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        *,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+    ) -> None:
+        self._call(
+            partial(
+                self._engine.update_weights_from_disk,
+                model_path,
+                load_format,
+                weight_version=weight_version,
+                flush_cache=flush_cache,
+            )
+        )
 
     def open_session(self, capacity: int, session_id: str | None = None) -> str:
         return str(self._call(self._engine.open_session, capacity, session_id))

@@ -25,9 +25,16 @@ class StepLog:
             return
         self._told = scheduler.totals.steps
         load = self._load()
-        self._log.info("running", running=load.running, waiting=load.waiting, tokens_per_s=round(load.tokens_per_s, 1),
-                       used_pages=load.used_pages - load.cached_pages, cached_pages=load.cached_pages, pages=load.total_pages,
-                       steps=load.steps)
+        self._log.info(
+            "running",
+            running=load.running,
+            waiting=load.waiting,
+            tokens_per_s=round(load.tokens_per_s, 1),
+            used_pages=load.used_pages - load.cached_pages,
+            cached_pages=load.cached_pages,
+            pages=load.total_pages,
+            steps=load.steps,
+        )
 
 
 @contextmanager
@@ -43,8 +50,12 @@ def long_collections(threshold_s: float) -> Iterator[None]:
         if phase == "start":
             began = monotonic()
         elif (seconds := monotonic() - began) > threshold_s:
-            log.get("gc").warning("a garbage collection took long", seconds=round(seconds, 3), generation=info["generation"],
-                                  collected=info["collected"])
+            log.get("gc").warning(
+                "a garbage collection took long",
+                seconds=round(seconds, 3),
+                generation=info["generation"],
+                collected=info["collected"],
+            )
 
     gc.callbacks.append(told)
     try:

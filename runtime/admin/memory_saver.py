@@ -1,4 +1,5 @@
-"""What the ranks hold while the runtime lives: memory that goes back and is taken again, and weights that are replaced.
+"""What the ranks hold while the runtime lives: memory that goes back and is taken again, and weights that are
+replaced.
 
     Holdings ── Hold ──► scheduler          no steps from here on; refused while requests run
              ── Occupy, Renew ──► ranks     through the supervisor, which remembers for ranks to come
@@ -26,9 +27,18 @@ Asking = Callable[[Callable[[Callable[[Any], None]], ToScheduler]], Awaitable[An
 class MemorySaver:
     """The MemoryControls protocol (service.py)."""
 
-    def __init__(self, supervisor: Supervisor, ask: Asking, to_scheduler: Callable[[ToScheduler], None],
-                 set_version: Callable[[str], None], *, can_release: bool, has_storage: bool) -> None:
-        """`ask`: has the scheduler answer a message; `set_version`: what the API calls the weights from now on."""
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ask: Asking,
+        to_scheduler: Callable[[ToScheduler], None],
+        set_version: Callable[[str], None],
+        *,
+        can_release: bool,
+        has_storage: bool,
+    ) -> None:
+        """`ask`: has the scheduler answer a message; `set_version`: what the API calls the weights from now
+        on."""
         self.scheduler: Scheduler | None = None
         self._supervisor = supervisor
         self._ask = ask
@@ -51,19 +61,32 @@ class MemorySaver:
         async with self._turn:
             return await self._change(set(self.released) - set(self._known(parts)))
 
-    async def update_weights(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+    async def update_weights(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        version: str | None = None,
+        *,
+        flushes: bool = True,
+    ) -> None:
         async with self._turn:
             if self._has_storage and version is None:
-                raise InvalidRequest("the storage tier keeps pages of these weights; name the new ones in weight_version",
-                                     param="weight_version")
+                raise InvalidRequest(
+                    "the storage tier keeps pages of these weights; name the new ones in weight_version",
+                    param="weight_version",
+                )
             await self._ask(lambda answer: SuspendPlanning(False, answer))
             try:
                 if self._has_storage and self.scheduler is not None and self.scheduler.roster.live:
-                    raise Busy("requests wait whose pages the storage tier may know by the weights so far; try again when none does, or "
-                               "set abort_all_requests")
+                    raise Busy(
+                        "requests wait whose pages the storage tier may know by the weights so far; try again when none does, or "
+                        "set abort_all_requests"
+                    )
                 if flushes and self.scheduler is not None and self.scheduler.roster.num_running:
-                    raise Busy("sequences are paused in place, with pages that the weights so far have computed; pause with mode retract "
-                               "or abort, or set flush_cache to false to go on with those pages")
+                    raise Busy(
+                        "sequences are paused in place, with pages that the weights so far have computed; pause with mode retract "
+                        "or abort, or set flush_cache to false to go on with those pages"
+                    )
                 await self._update_weights(model_path, load_format)
                 if flushes:
                     await self._ask(Flush)
@@ -87,7 +110,8 @@ class MemorySaver:
         return self.released
 
     async def _change_memory(self, released: tuple[Part, ...]) -> None:
-        """The ranks hold everything but these. Raises Unavailable where they cannot; `released` then tells how it is."""
+        """The ranks hold everything but these. Raises Unavailable where they cannot; `released` then tells
+        how it is."""
         supervisor, rest = self._supervisor, self._supervisor.rest
         if rest.is_asleep:
             if released:
@@ -97,7 +121,8 @@ class MemorySaver:
             if supervisor.is_recovering:
                 raise Unavailable("the ranks could not be started again; the server's log has the details")
             return
-        before, rest.released = rest.released, in_order({*rest.released, *released})  # in case that they die meanwhile
+        # in case that they die meanwhile
+        before, rest.released = rest.released, in_order({*rest.released, *released})
         try:
             answers = await self._wish(ChangeMemory(self._next_wish(), released))
         except Unavailable:
@@ -110,8 +135,8 @@ class MemorySaver:
             raise Unavailable(f"what was given back cannot be taken again yet: {errors[0]}")
 
     async def _update_weights(self, model_path: str, load_format: str | None) -> None:
-        """For these ranks and for those to come. Raises InvalidRequest for a checkpoint that is of no use, and nothing has happened;
-        Unavailable, and if ranks start again it is with the weights so far."""
+        """For these ranks and for those to come. Raises InvalidRequest for a checkpoint that is of no use,
+        and nothing has happened; Unavailable, and if ranks start again it is with the weights so far."""
         supervisor = self._supervisor
         load_format = load_format or supervisor.setup.load_format
         trial = await self._wish(UpdateWeights(self._next_wish(), model_path, load_format, True))
@@ -124,14 +149,25 @@ class MemorySaver:
         """What all ranks say. Raises Unavailable."""
         supervisor = self._supervisor
         ranks = supervisor.ranks
-        if not supervisor.readies or supervisor.is_recovering or ranks.died is not None or not ranks.submit(wish):
+        if (
+            not supervisor.readies
+            or supervisor.is_recovering
+            or ranks.died is not None
+            or not ranks.submit(wish)
+        ):
             raise Unavailable("the ranks cannot be told now; try again in a moment")
         answers = await ranks.memory_reports.wait(wish.id)
         told = {answer.rank: answer for answer in answers}
         supervisor.rest.released = in_order({part for answer in answers for part in answer.released})
-        supervisor.readies = [structs.replace(
-            ready, weights_bytes=told[ready.rank].weights_bytes, pages_bytes=told[ready.rank].pages_bytes,
-            taken_bytes=told[ready.rank].taken_bytes) for ready in supervisor.readies]
+        supervisor.readies = [
+            structs.replace(
+                ready,
+                weights_bytes=told[ready.rank].weights_bytes,
+                pages_bytes=told[ready.rank].pages_bytes,
+                taken_bytes=told[ready.rank].taken_bytes,
+            )
+            for ready in supervisor.readies
+        ]
         return answers
 
     def _next_wish(self) -> int:

@@ -3,9 +3,10 @@
     open ──► session ── turn ── turn ── turn          a turn is a request: the prompt as it was in the end, and what was generated
                           └──── turn (another branch)
 
-A request names the turn that it goes on from. What it computes anew is what the prefix cache has not: nearly nothing but its own words,
-because sequences publish what they generated when they end. Semantics are those of SGLang's session_params; a *streaming* session
-is a single line, whose requests go on from the last one without naming it. Everything happens on the event loop.
+A request names the turn that it goes on from. What it computes anew is what the prefix cache has not: nearly
+nothing but its own words, because sequences publish what they generated when they end. Semantics are those of
+SGLang's session_params; a *streaming* session is a single line, whose requests go on from the last one
+without naming it. Everything happens on the event loop.
 """
 
 from array import array
@@ -45,7 +46,7 @@ class Turn:
         tokens = self.prompt.tolist() if self.is_over else list(self.before.prompt_ids)
         if not params.drop_previous_output:
             tokens += self.output.tolist()
-        return tokens[:params.offset] if params.offset else tokens
+        return tokens[: params.offset] if params.offset else tokens
 
     def descends_from(self, other: "Turn") -> bool:
         turn = self.parent
@@ -59,7 +60,8 @@ class Session:
 
     def __init__(self, id: str, capacity: int, idle_s: float, is_line: bool, now_s: float) -> None:
         self.id = id
-        self.capacity = capacity  # most tokens that may come before a request (SGLang says characters: a token has one or more)
+        # most tokens that may come before a request (SGLang says characters: a token has one or more)
+        self.capacity = capacity
         self.idle_s = idle_s
         self.is_line = is_line
         self.used_s = now_s
@@ -98,15 +100,30 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
-        """-> the session's id. Raises InvalidRequest when there is one of this id, Overloaded when there are too many."""
+    def open(
+        self,
+        capacity: int,
+        session_id: str | None = None,
+        idle_s: float | None = None,
+        *,
+        is_line: bool = False,
+    ) -> str:
+        """-> the session's id. Raises InvalidRequest when there is one of this id, Overloaded when there are
+        too many."""
         self._drop_idle()
         name = session_id or uuid4().hex
         if name in self._sessions:
-            raise InvalidRequest("a session with this id is open; choose another id, or close that one first", param="session_id")
+            raise InvalidRequest(
+                "a session with this id is open; choose another id, or close that one first",
+                param="session_id",
+            )
         if len(self._sessions) >= MAX_SESSIONS:
-            raise Overloaded(f"{MAX_SESSIONS} sessions are open, the most there may be; close some, or try again later")
-        self._sessions[name] = Session(name, capacity, IDLE_S if idle_s is None else idle_s, is_line, self._clock())
+            raise Overloaded(
+                f"{MAX_SESSIONS} sessions are open, the most there may be; close some, or try again later"
+            )
+        self._sessions[name] = Session(
+            name, capacity, IDLE_S if idle_s is None else idle_s, is_line, self._clock()
+        )
         return name
 
     def close(self, session_id: str) -> None:
@@ -127,20 +144,29 @@ class Sessions:
         if ask.params.n > 1:
             raise InvalidRequest("a session's request has one answer: n must be 1", param="n")
         if ask.id in session.turns:
-            raise InvalidRequest("the session has a request of this id already; choose another one", param="rid")
+            raise InvalidRequest(
+                "the session has a request of this id already; choose another one", param="rid"
+            )
         parent = self._parent(session, params)
         before = Before([] if parent is None else parent.tokens(params))
         if len(before.token_ids) >= session.capacity:
-            raise InvalidRequest(f"the session is full: {len(before.token_ids)} tokens come before this request, and it was opened for "
-                                 f"{session.capacity}", param="session_params")
+            raise InvalidRequest(
+                f"the session is full: {len(before.token_ids)} tokens come before this request, and it was opened for "
+                f"{session.capacity}",
+                param="session_params",
+            )
         if self.num_tokens > MAX_TOKENS:
-            raise Overloaded(f"sessions keep over {MAX_TOKENS} tokens, the most they may; close some, or try again later")
+            raise Overloaded(
+                f"sessions keep over {MAX_TOKENS} tokens, the most they may; close some, or try again later"
+            )
         session.tenant, session.used_s = ask.tenant, self._clock()
         turn = session.turns[ask.id] = Turn(ask.id, parent, before)
         if len(session.turns) > MAX_TURNS:
             self._forget(session, next(iter(session.turns.values())))
         self._running[ask.id] = session, turn
-        return structs.replace(ask, before=before), Recorder(turn, sink, lambda turn: self._forget(session, turn))
+        return structs.replace(ask, before=before), Recorder(
+            turn, sink, lambda turn: self._forget(session, turn)
+        )
 
     def ended(self, request_id: str) -> None:
         """A request is over, or was never taken in; its last tokens may still come."""
@@ -161,15 +187,19 @@ class Sessions:
         """The turn that a request goes on from, and what `replace` replaces is gone."""
         if session.is_line:
             if params.replace or params.offset or params.drop_previous_output:
-                raise InvalidRequest("a streaming session only goes on: leave replace, offset and drop_previous_output out",
-                                     param="session_params")
+                raise InvalidRequest(
+                    "a streaming session only goes on: leave replace, offset and drop_previous_output out",
+                    param="session_params",
+                )
             parent = next(reversed(session.turns.values()), None)
         else:
             parent = None if params.rid is None else session.turns.get(params.rid)
             if params.rid is not None and parent is None:
                 raise InvalidRequest("the session has no request of this id", param="session_params.rid")
         if parent is not None and not parent.has_begun:
-            raise InvalidRequest("the request to go on from has not begun; wait for it", param="session_params.rid")
+            raise InvalidRequest(
+                "the request to go on from has not begun; wait for it", param="session_params.rid"
+            )
         if params.replace:
             for turn in [t for t in session.turns.values() if parent is None or t.descends_from(parent)]:
                 self._forget(session, turn)
@@ -177,7 +207,10 @@ class Sessions:
             if parent is not None:
                 self._abort_if_running(parent)
         elif parent is not None and not parent.is_over:
-            raise InvalidRequest("the request to go on from has not ended; wait for its end, or replace it", param="session_params.rid")
+            raise InvalidRequest(
+                "the request to go on from has not ended; wait for its end, or replace it",
+                param="session_params.rid",
+            )
         return parent
 
     def _abort_if_running(self, turn: Turn) -> None:
@@ -194,12 +227,17 @@ class Sessions:
         self.num_tokens -= sum(turn.num_kept for turn in session.turns.values())
 
     def _drop_idle(self) -> None:
-        """Sessions that nobody has used for their time; called when somebody uses one, as nothing happens otherwise."""
+        """Sessions that nobody has used for their time; called when somebody uses one, as nothing happens
+        otherwise."""
         now_s, busy = self._clock(), {session.id for session, _ in self._running.values()}
-        for session in [s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and s.id not in busy]:
+        for session in [
+            s for s in self._sessions.values() if now_s - s.used_s > s.idle_s and s.id not in busy
+        ]:
             self._drop(session)
 
 
 def _unknown(session_id: str) -> NotFound:
-    return NotFound(f"there is no session {session_id[:256]}: it was never opened, was closed, or was idle for too long",
-                    param="session_params.id")
+    return NotFound(
+        f"there is no session {session_id[:256]}: it was never opened, was closed, or was idle for too long",
+        param="session_params.id",
+    )

@@ -1,5 +1,6 @@
-"""Warm-ups: requests of our own before the server calls itself ready (--warmups), so that the first client does not wait for what is
-done once: memory touched for the first time, kernels chosen, a grammar backend loaded."""
+"""Warm-ups: requests of our own before the server calls itself ready (--warmups), so that the first client
+does not wait for what is done once: memory touched for the first time, kernels chosen, a grammar backend
+loaded."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +31,11 @@ def _grammar(limits: Limits) -> tuple[int, SamplingParams]:
 
 
 # name -> prompt length and parameters
-WARMUPS: dict[str, Callable[[Limits], tuple[int, SamplingParams]]] = {"generate": _generate, "prefill": _prefill, "grammar": _grammar}
+WARMUPS: dict[str, Callable[[Limits], tuple[int, SamplingParams]]] = {
+    "generate": _generate,
+    "prefill": _prefill,
+    "grammar": _grammar,
+}
 
 
 def named(names: str | None) -> list[str]:
@@ -47,8 +52,16 @@ async def warm_up(names: list[str], submit: Submit, limits: Limits) -> None:
         begin = time.monotonic()
         length, params = WARMUPS[name](limits)
         end = End()
-        submit(Ask(id=f"warmup-{uuid4().hex}", prompt=Tokens([TOKEN] * length), params=params, arrival_s=begin,
-                   pools=limits.min_new == 0), end)
+        submit(
+            Ask(
+                id=f"warmup-{uuid4().hex}",
+                prompt=Tokens([TOKEN] * length),
+                params=params,
+                arrival_s=begin,
+                pools=limits.min_new == 0,
+            ),
+            end,
+        )
         await end.event.wait()
         if end.error is not None:
             log.get("start").warning("a warm-up failed", name=name, error=end.error.message)

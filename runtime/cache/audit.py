@@ -1,7 +1,8 @@
 """Looks whether every page of the cache is where it should be: free, with one node, or with one sequence.
 
-It walks all of the cache in portions, for somebody who has nothing better to do. What it finds means something only if nothing has changed
-meanwhile: before anything is done about it, walk again in one go (`findings`).
+It walks all of the cache in portions, for somebody who has nothing better to do. What it finds means
+something only if nothing has changed meanwhile: before anything is done about it, walk again in one go
+(`findings`).
 """
 
 from collections import Counter
@@ -70,7 +71,9 @@ def audit(cache: KVCache, sequences: Iterable[Sequence] = ()) -> Generator[None,
         if seen % PORTION == 0:
             yield
     if (num_pages, num_evictable) != (tree.num_pages, tree.num_evictable):
-        found.add(f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}")
+        found.add(
+            f"the tree counts {tree.num_pages} pages, {tree.num_evictable} of them evictable; it has {num_pages} and {num_evictable}"
+        )
     _compare("page", pages, cache.pool, found.pages, found)
     _compare("host page", hosts, tree.hosts, found.hosts, found)
     for side, owners in groups:  # a quarantine begins with new ones: which entries were wrong does not matter
@@ -95,12 +98,14 @@ def _held(cache: KVCache, sequences: Iterable[Sequence]) -> tuple[Counter[int], 
     for sequence in sequences:
         node = sequence.node
         if node is not None:
-            pages.update(sequence.pages[node.depth:])
+            pages.update(sequence.pages[node.depth :])
             while node is not None:
                 locks[node] += 1
                 node = node.parent
     tree = cache.tree
-    hosts = Counter(tree.hosts.free) + Counter(node.host for node in tree.orphans) + Counter(cache.host.reserved)
+    hosts = (
+        Counter(tree.hosts.free) + Counter(node.host for node in tree.orphans) + Counter(cache.host.reserved)
+    )
     return pages, hosts, locks
 
 
@@ -113,7 +118,9 @@ def _wrong(node: Node, children: list[Node], locks: int) -> str:
     """What is wrong with a node, in words; "" if nothing is."""
     if node.locks != locks:
         return f"is locked {node.locks} times, and {locks} sequences run through it"
-    if node.num_resident != sum(child.page > 0 for child in children) or node.num_hosted != sum(child.host > 0 for child in children):
+    if node.num_resident != sum(child.page > 0 for child in children) or node.num_hosted != sum(
+        child.host > 0 for child in children
+    ):
         return "counts its children wrongly"
     if node.parent is None:
         return "is a root with a page" if node.page or node.host else ""
@@ -121,7 +128,9 @@ def _wrong(node: Node, children: list[Node], locks: int) -> str:
         return "has no page"
     if not node.page and (node.num_resident or node.locks):
         return "is not on the device, but what hangs below it is"
-    if (can_leave_device(node) and not node.queued & DEVICE) or (can_leave_host(node) and not node.queued & HOST):
+    if (can_leave_device(node) and not node.queued & DEVICE) or (
+        can_leave_host(node) and not node.queued & HOST
+    ):
         return "could be evicted, but is not in the queue"
     return ""
 

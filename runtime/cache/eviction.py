@@ -1,6 +1,7 @@
 """Who goes when room is needed: the policies, as a table, and the queue that serves them.
 
-A parent is used at least as often and as late as its children, so leaves go first by whatever policy, and no page is stranded.
+A parent is used at least as often and as late as its children, so leaves go first by whatever policy, and no
+page is stranded.
 """
 
 from collections.abc import Callable
@@ -31,9 +32,11 @@ def can_leave_host(node: Node) -> bool:
 
 
 class EvictionQueue:
-    """Nodes in the order in which they go. An entry may be stale: nodes that are used move back only when their turn comes.
+    """Nodes in the order in which they go. An entry may be stale: nodes that are used move back only when
+    their turn comes.
 
-    Whoever changes a node so that `can_leave` becomes true offers it; the other way round nothing needs to be done.
+    Whoever changes a node so that `can_leave` becomes true offers it; the other way round nothing needs to be
+    done.
     """
 
     def __init__(self, policy: str, can_leave: Callable[[Node], bool], bit: int) -> None:

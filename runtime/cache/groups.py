@@ -1,9 +1,11 @@
-"""What some models keep beside keys and values of all tokens, in pools of their own: window pages (window.py) and states (states.py).
+"""What some models keep beside keys and values of all tokens, in pools of their own: window pages (window.py)
+and states (states.py).
 
-Both rest on one idea. A node of the tree keeps such a thing beside its page as long as there is room, and lives on without. So a prefix
-that is found can be continued only at a depth where what its continuation needs is there (`usable`), and from there on its tokens are
-computed anew. What nobody uses goes when room is needed: first what sequences merely passed, then the *ends*, from which one went on
-or could have: where sequences part, or one stopped.
+Both rest on one idea. A node of the tree keeps such a thing beside its page as long as there is room, and
+lives on without. So a prefix that is found can be continued only at a depth where what its continuation needs
+is there (`usable`), and from there on its tokens are computed anew. What nobody uses goes when room is
+needed: first what sequences merely passed, then the *ends*, from which one went on or could have: where
+sequences part, or one stopped.
 """
 
 from collections.abc import Collection
@@ -18,7 +20,8 @@ class CacheGroup(Protocol):
     """A pool whose every entry is free, a node's, or one sequence's own."""
 
     kind: str  # of its entries, in words
-    field: str  # of nodes: their entry, 0: none; of sequences: what they hold, with its entries in `own`, or None
+    # of nodes: their entry, 0: none; of sequences: what they hold, with its entries in `own`, or None
+    field: str
     pool: PagePool
 
     def usable(self, node: Node) -> Node:

@@ -1,7 +1,7 @@
 """The host tier: which pages are copied to host memory, when, and which come back.
 
-Copies are orders to the ranks, part of a step's plan (moves.Moves): first its saves, then its loads, then its forward. Nothing waits for
-them here; that they are exact follows from the order in which ranks run steps:
+Copies are orders to the ranks, part of a step's plan (moves.Moves): first its saves, then its loads, then its
+forward. Nothing waits for them here; that they are exact follows from the order in which ranks run steps:
 
 - A page is saved by a later plan than the one that published it, so an earlier step has computed it. It may be evicted and given
   away by the plan that saves it: that step's saves come before its loads and its forward, which may write there.
@@ -29,7 +29,8 @@ _PLANNED = -1  # Node.save_step until the plan has its number
 
 
 class WritePolicy(Struct, frozen=True):
-    """When a page is saved: after so many hits (None: never because of hits), and where it leaves the device unsaved."""
+    """When a page is saved: after so many hits (None: never because of hits), and where it leaves the device
+    unsaved."""
 
     hits: int | None
     at_eviction: bool
@@ -59,7 +60,8 @@ class Flight(Struct, frozen=True):
 
 
 class HostTier:
-    """Plans moves for one tree. Pages are handed out by `tree.hosts`; a node that has one holds it in `Node.host`."""
+    """Plans moves for one tree. Pages are handed out by `tree.hosts`; a node that has one holds it in
+    `Node.host`."""
 
     def __init__(self, tree: PrefixTree, config: HostConfig) -> None:
         self.tree = tree
@@ -67,7 +69,8 @@ class HostTier:
         self.is_on = config.num_pages > 1
         self.has_storage = config.has_storage
         self.confirmed: list[Node] = []  # saved, and known to be, since the last look
-        self._due: deque[Node] = deque()  # taken up when a plan begins: pages published by a plan are computed by its step
+        # taken up when a plan begins: pages published by a plan are computed by its step
+        self._due: deque[Node] = deque()
         self._saves: list[tuple[Node, int, int]] = []  # of this plan: node, device page, host page
         self._loads: list[tuple[Node, int, int]] = []
         self._flights: deque[Flight] = deque()
@@ -133,7 +136,9 @@ class HostTier:
         self._flights.append(Flight(step, [(node, host) for node, _, host in self._saves], touched))
         _, save_pages, save_hosts = zip(*self._saves, strict=True) if self._saves else ((), (), ())
         _, load_pages, load_hosts = zip(*self._loads, strict=True) if self._loads else ((), (), ())
-        page_copies = PageCopies(_pages(save_pages), _pages(save_hosts), _pages(load_hosts), _pages(load_pages))
+        page_copies = PageCopies(
+            _pages(save_pages), _pages(save_hosts), _pages(load_hosts), _pages(load_pages)
+        )
         for node, _, _ in (*self._saves, *self._loads):
             self.tree.unpin(node)
         self._saves, self._loads = [], []
@@ -151,7 +156,8 @@ class HostTier:
             self._moving -= Counter(flight.touched)
 
     def lose_ranks(self) -> None:
-        """The ranks died, and steps in flight with them. To be called when the tree has forgotten the device."""
+        """The ranks died, and steps in flight with them. To be called when the tree has forgotten the
+        device."""
         self._flights.clear()
         for node in self._due:
             node.is_due = False
@@ -162,7 +168,8 @@ class HostTier:
         self._moving.clear()
 
     def reserve(self, count: int) -> list[int]:
-        """Up to `count` host pages for somebody who writes to them outside the ranks: no step in flight touches them."""
+        """Up to `count` host pages for somebody who writes to them outside the ranks: no step in flight
+        touches them."""
         pages: list[int] = []
         moving: list[int] = []
         while len(pages) < count and (host := self._room()):

@@ -1,7 +1,8 @@
 """What enters and leaves the prefix cache, for routers that send requests to where their prefix is.
 
-The three events and the batch are the public schema of KV-aware routers (docs/kv_events.md): arrays with the type's name first, whose
-field order is part of it. A journal collects events while steps are planned and gives them up in batches with gapless numbers.
+The three events and the batch are the public schema of KV-aware routers (docs/kv_events.md): arrays with the
+type's name first, whose field order is part of it. A journal collects events while steps are planned and
+gives them up in batches with gapless numbers.
 """
 
 from array import array
@@ -17,7 +18,8 @@ HASH_BITS = (1 << 63) - 1  # readers take hashes as signed or as unsigned 64-bit
 
 
 class Stored(Struct, array_like=True, tag="BlockStored"):
-    """Pages that can be found from now on: each the child of the one before it, the first of `parent_block_hash`."""
+    """Pages that can be found from now on: each the child of the one before it, the first of
+    `parent_block_hash`."""
 
     block_hashes: list[int]
     parent_block_hash: int | None  # None: it begins a prompt
@@ -26,7 +28,8 @@ class Stored(Struct, array_like=True, tag="BlockStored"):
     lora_id: int | None
     medium: Medium
     lora_name: str | None = None
-    extra_keys: list[list[str] | None] | None = None  # what else the first page's hash depends on: the namespace
+    # what else the first page's hash depends on: the namespace
+    extra_keys: list[list[str] | None] | None = None
 
 
 class Removed(Struct, array_like=True, tag="BlockRemoved"):
@@ -44,7 +47,8 @@ CacheEvent = Stored | Removed | Cleared
 
 
 class CacheEvents(Struct, frozen=True):
-    """The events of some steps, in order. Numbers go up by one: a reader that misses one has missed events."""
+    """The events of some steps, in order. Numbers go up by one: a reader that misses one has missed
+    events."""
 
     number: int
     events: list[CacheEvent]
@@ -79,8 +83,17 @@ class Journal:
                 last.extra_keys.append(None)
         else:
             namespace = parent.key if parent.parent is None else b""
-            self._events.append(Stored([key], self.hashes.get(parent), tokens, self._page_size, None, medium,
-                                       extra_keys=[[_digest(namespace)]] if namespace else None))
+            self._events.append(
+                Stored(
+                    [key],
+                    self.hashes.get(parent),
+                    tokens,
+                    self._page_size,
+                    None,
+                    medium,
+                    extra_keys=[[_digest(namespace)]] if namespace else None,
+                )
+            )
         self._leaf = node
 
     def removed(self, node: Node, medium: Medium) -> None:
@@ -109,11 +122,14 @@ class Journal:
         return events
 
     def _hash(self, node: Node) -> int:
-        """Depends on the page's tokens, all before them and the namespace, and on nothing else: it is the same on every server."""
+        """Depends on the page's tokens, all before them and the namespace, and on nothing else: it is the
+        same on every server."""
         assert node.parent is not None
         if node.parent.parent is not None:
             above = self.hashes[node.parent].to_bytes(8, "big")
-        else:  # the key of a root is its namespace; its digest is longer than a hash, so that neither is taken for the other
+        # the key of a root is its namespace; its digest is longer than a hash, so that neither is taken for
+        # the other
+        else:
             above = blake2b(node.parent.key, digest_size=16).digest()
         return int.from_bytes(blake2b(node.key, digest_size=8, key=above).digest(), "big") & HASH_BITS
 

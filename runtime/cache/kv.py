@@ -1,15 +1,18 @@
-"""The KV cache as the scheduler sees it: pages for a sequence, shared with others where the tokens are the same.
+"""The KV cache as the scheduler sees it: pages for a sequence, shared with others where the tokens are the
+same.
 
 A sequence's pages, by page-table row:
 
     [0, node.depth)           owned by the prefix tree, locked through `sequence.node`
     [node.depth, len(pages))  owned by the sequence alone
 
-That is of the layers that see everything. Those with a sliding window may have a pool of their own, and recurrent ones have (see sides.py).
+That is of the layers that see everything. Those with a sliding window may have a pool of their own, and
+recurrent ones have (see sides.py).
 
-Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in the order of
-submission, and store a step's keys and values before they attend: a page published by step n is written when step n or any
-later one reads it, and a page released now is reused by a later step only. What that means for copies in host memory stands in host.py.
+Pages change hands when a plan is made, not when a step has run. That is safe because the ranks run steps in
+the order of submission, and store a step's keys and values before they attend: a page published by step n is
+written when step n or any later one reads it, and a page released now is reused by a later step only. What
+that means for copies in host memory stands in host.py.
 """
 
 from msgspec import Struct
@@ -45,7 +48,9 @@ class KVCache:
         self.shares = config.shares
         self.config = config
         self.pool = PagePool(num_pages)
-        self.tree = PrefixTree(page_size, eviction=config.eviction, hosts=PagePool(max(config.host.num_pages, 1)))
+        self.tree = PrefixTree(
+            page_size, eviction=config.eviction, hosts=PagePool(max(config.host.num_pages, 1))
+        )
         self.host = HostTier(self.tree, config.host)
         self.window: WindowPool | None = None
         self.states: StatePool | None = None
@@ -64,18 +69,21 @@ class KVCache:
         return -(-num_tokens // self.page_size)
 
     def missing(self, sequence: Sequence) -> int:
-        """Pages that `admit` would take for a waiting sequence: also those of the prefix cache that nobody uses now, and those for what is
-        in host memory only."""
+        """Pages that `admit` would take for a waiting sequence: also those of the prefix cache that nobody
+        uses now, and those for what is in host memory only."""
         known = len(sequence.tokens)
         wanted = self.pages_for(known + 1 if known < sequence.max_len else known)
         if not self.shares or sequence.is_whole:
             return wanted
         tokens = memoryview(sequence.tokens).cast("B")
-        sequence.match = self.tree.probe(sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size)
+        sequence.match = self.tree.probe(
+            sequence.match, sequence.request.namespace, tokens, (known - 1) // self.page_size
+        )
         return wanted - usable(self._groups, sequence.match).num_locked
 
     def admit(self, sequence: Sequence, *, use_prefix: bool) -> None:
-        """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are available.
+        """Takes pages for all known tokens and the next one; the caller has checked that `missing` ones are
+        available.
 
         Sets the sequence's pages, node, cached_len, loaded_len and computed_len.
         """
@@ -83,7 +91,9 @@ class KVCache:
         namespace = sequence.request.namespace
         if use_prefix and self.shares:
             # at least one token must be computed: its logits are needed
-            match = self.tree.match(namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size)
+            match = self.tree.match(
+                namespace, memoryview(sequence.tokens).cast("B"), (known - 1) // self.page_size
+            )
         else:
             match = self.tree.enter(namespace)
         found, match = match, usable(self._groups, match)
@@ -116,7 +126,8 @@ class KVCache:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Shares the sequence's full pages of known, computed tokens, up to the first that the tree has from somebody else."""
+        """Shares the sequence's full pages of known, computed tokens, up to the first that the tree has from
+        somebody else."""
         if self.shares:
             self._publish(sequence, None)
 
@@ -126,7 +137,7 @@ class KVCache:
         if self.shares:
             self._publish(sequence, spare)
         assert sequence.node is not None
-        self.pool.release(spare + sequence.pages[sequence.node.depth:])
+        self.pool.release(spare + sequence.pages[sequence.node.depth :])
         for side in self._groups:
             side.leave(sequence)
         self.tree.unlock(sequence.node)
@@ -134,7 +145,8 @@ class KVCache:
         sequence.node = None
 
     def flush(self) -> int:
-        """Empties the prefix cache of all that no sequence uses, in host memory as well. -> device pages freed"""
+        """Empties the prefix cache of all that no sequence uses, in host memory as well. -> device pages
+        freed"""
         pages = self.tree.evict(self.tree.num_evictable)
         self.pool.release(pages)
         while (node := self.tree.host_queue.pop()) is not None:
@@ -142,7 +154,8 @@ class KVCache:
         return len(pages)
 
     def lose_device(self) -> None:
-        """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in host memory for certain."""
+        """The ranks died: nobody runs, all device pages are free, and of the prefixes those stay that are in
+        host memory for certain."""
         self.tree.groups = ()
         self.tree.lose_device()
         self._open_groups()
@@ -155,8 +168,8 @@ class KVCache:
         self.host.settle()
 
     def quarantine(self, pages: set[int], hosts: set[int]) -> None:
-        """Something is wrong, and nobody runs: empties the cache, and hands these pages out no more. Host pages that somebody outside
-        reads or writes must be among them."""
+        """Something is wrong, and nobody runs: empties the cache, and hands these pages out no more. Host
+        pages that somebody outside reads or writes must be among them."""
         broken = PagePool(self.tree.hosts.size, self.tree.hosts.broken | hosts)
         tree = PrefixTree(self.page_size, eviction=self.config.eviction, hosts=broken)
         tree.journal, self.tree.journal = self.tree.journal, None
@@ -176,12 +189,12 @@ class KVCache:
         self._groups = self.tree.groups = tuple(side for side in groups if side is not None)
 
     def _publish(self, sequence: Sequence, spare: list[int] | None) -> None:
-        """With `spare`, pages that the tree has already are replaced by the tree's own and put there; without, they end the walk:
-        a running sequence's page table is not changed behind its steps."""
+        """With `spare`, pages that the tree has already are replaced by the tree's own and put there;
+        without, they end the walk: a running sequence's page table is not changed behind its steps."""
         node, size = sequence.node, self.page_size
         assert node is not None
         for row in range(node.depth, min(sequence.computed_len, len(sequence.tokens)) // size):
-            key = sequence.tokens[row * size:(row + 1) * size].tobytes()
+            key = sequence.tokens[row * size : (row + 1) * size].tobytes()
             page = sequence.pages[row]
             child = node.children.get(key)
             if child is not None and child.page:

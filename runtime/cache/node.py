@@ -2,14 +2,36 @@
 
 
 class Node:
-    """`page` is its page on the device, `host` its page in host memory; 0: none. A node in the tree has at least one, a root neither.
+    """`page` is its page on the device, `host` its page in host memory; 0: none. A node in the tree has at
+    least one, a root neither.
 
-    `depth` is the number of pages from the root to here, this one included. Nodes with a device page are closed towards the root, and so
-    are locked ones, which all have one: what is in host memory only hangs below. Its window page and its state come and go as they like.
+    `depth` is the number of pages from the root to here, this one included. Nodes with a device page are
+    closed towards the root, and so are locked ones, which all have one: what is in host memory only hangs
+    below. Its window page and its state come and go as they like.
     """
 
-    __slots__ = ("parent", "key", "depth", "children", "page", "host", "num_resident", "num_hosted", "locks", "pins", "hits", "last_used",
-                 "queued", "is_due", "save_step", "digest", "window", "window_locks", "is_end", "state")
+    __slots__ = (
+        "parent",
+        "key",
+        "depth",
+        "children",
+        "page",
+        "host",
+        "num_resident",
+        "num_hosted",
+        "locks",
+        "pins",
+        "hits",
+        "last_used",
+        "queued",
+        "is_due",
+        "save_step",
+        "digest",
+        "window",
+        "window_locks",
+        "is_end",
+        "state",
+    )
 
     def __init__(self, parent: "Node | None", key: bytes, depth: int) -> None:
         self.parent = parent
@@ -30,8 +52,10 @@ class Node:
         self.state = 0  # the slot of recurrent layers' state after its last token; 0: none (see states.py)
         self.queued = 0  # bits of the eviction queues that have an entry of it
         self.is_due = False  # waits to be saved
-        self.save_step = 0  # the step that writes the host page, while that is in flight; 0: the host page is as it should be
-        self.digest = b""  # names tokens and namespace in tiers that outlive the process; made when it is asked for
+        # the step that writes the host page, while that is in flight; 0: the host page is as it should be
+        self.save_step = 0
+        # names tokens and namespace in tiers that outlive the process; made when it is asked for
+        self.digest = b""
 
     def child(self, key: bytes) -> "Node":
         """The child of `key`; one that is made for it takes a page at once."""

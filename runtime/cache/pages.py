@@ -6,13 +6,15 @@ from collections.abc import Collection
 class PagePool:
     """Hands out page ids 1 .. size-1, without the `broken`; page 0 is the ranks' padding page.
 
-    Every page is either free here or owned by exactly one sequence or prefix node: `allocate` and `release` are the only doors.
+    Every page is either free here or owned by exactly one sequence or prefix node: `allocate` and `release`
+    are the only doors.
     """
 
     def __init__(self, size: int, broken: Collection[int] = ()) -> None:
         self.size = size
         self.broken = frozenset(broken)
-        self._free = [page for page in range(size - 1, 0, -1) if page not in self.broken]  # a stack: pages used last are warm
+        # a stack: pages used last are warm
+        self._free = [page for page in range(size - 1, 0, -1) if page not in self.broken]
         self.num_pages = len(self._free)
 
     @property

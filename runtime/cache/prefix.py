@@ -1,11 +1,12 @@
 """The prefix tree: pages whose tokens are known, found again by the tokens that lead to them.
 
-One node is one full page; its key is the page's token ids as bytes, so a match is one dict look-up per page. A node is locked
-by every sequence that runs through it. What no sequence runs through may leave the device: it lives on where it has a host page, and else
-it is gone, with all below it. Each namespace has a root of its own, and nothing is found from another one (see namespace.py).
+One node is one full page; its key is the page's token ids as bytes, so a match is one dict look-up per page.
+A node is locked by every sequence that runs through it. What no sequence runs through may leave the device:
+it lives on where it has a host page, and else it is gone, with all below it. Each namespace has a root of its
+own, and nothing is found from another one (see namespace.py).
 
-The idea of sharing prefixes through a tree is RadixAttention's (Zheng et al., 2023, arXiv:2312.07104); ours keeps
-fixed pages instead of compressed edges.
+The idea of sharing prefixes through a tree is RadixAttention's (Zheng et al., 2023, arXiv:2312.07104); ours
+keeps fixed pages instead of compressed edges.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,8 @@ DEVICE, HOST = 1, 2  # bits of Node.queued
 
 
 class PrefixTree:
-    """Shared pages: `num_pages` of the device, `num_evictable` of them held by nobody but the tree, and pages of the pool `hosts`."""
+    """Shared pages: `num_pages` of the device, `num_evictable` of them held by nobody but the tree, and pages
+    of the pool `hosts`."""
 
     def __init__(self, page_size: int, *, eviction: str = "lru", hosts: PagePool | None = None) -> None:
         self.page_size = page_size
@@ -53,12 +55,13 @@ class PrefixTree:
         return root
 
     def match(self, namespace: str, tokens: memoryview, max_pages: int) -> Node:
-        """The deepest node whose path spells the first pages of `tokens` (int32 as bytes), at most `max_pages` deep; to be locked."""
+        """The deepest node whose path spells the first pages of `tokens` (int32 as bytes), at most
+        `max_pages` deep; to be locked."""
         width = 4 * self.page_size
         now = next(self.clock)
         node = self.enter(namespace)
         for start in range(0, max_pages * width, width):
-            child = node.children.get(tokens[start:start + width].tobytes())
+            child = node.children.get(tokens[start : start + width].tobytes())
             if child is None:
                 break
             child.last_used = now
@@ -67,16 +70,17 @@ class PrefixTree:
         return node
 
     def probe(self, node: Node | None, namespace: str, tokens: memoryview, max_pages: int) -> Node:
-        """`match` for somebody who only looks: nothing counts as used. `node` is what the last look at the same tokens gave, so that
-        looking again costs what has changed, not the length of the prompt."""
+        """`match` for somebody who only looks: nothing counts as used. `node` is what the last look at the
+        same tokens gave, so that looking again costs what has changed, not the length of the prompt."""
         node = node or self._nowhere
-        while node.parent is not None and node.parent.children.get(node.key) is not node:  # evicted, as all below it were before
+        # evicted, as all below it were before
+        while node.parent is not None and node.parent.children.get(node.key) is not node:
             node = node.parent
         if node.parent is None:
             node = self.roots.get(namespace, self._nowhere)
         width = 4 * self.page_size
         for start in range(node.depth * width, max_pages * width, width):
-            child = node.children.get(tokens[start:start + width].tobytes())
+            child = node.children.get(tokens[start : start + width].tobytes())
             if child is None:
                 break
             node = child
@@ -105,7 +109,8 @@ class PrefixTree:
         self._drop_if_empty(node)
 
     def extend(self, node: Node, key: bytes, page: int) -> Node:
-        """The child of the locked `node` for `key`, locked as well: one that takes `page`, or that has a page already.
+        """The child of the locked `node` for `key`, locked as well: one that takes `page`, or that has a page
+        already.
 
         The caller keeps its page when the returned node has another one.
         """
@@ -120,7 +125,8 @@ class PrefixTree:
         return child
 
     def settle(self, node: Node, page: int) -> None:
-        """`node` takes a device page, and the sequence that brought it runs through it. Its parent is locked."""
+        """`node` takes a device page, and the sequence that brought it runs through it. Its parent is
+        locked."""
         assert node.parent is not None
         node.page = page
         node.locks = 1
@@ -132,8 +138,8 @@ class PrefixTree:
     # ── leaving ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def evict(self, num_pages: int, save: Callable[[Node], None] | None = None) -> list[int]:
-        """Takes `num_pages` pages from the device, or all that are evictable when those are fewer. `save` is called for each that is not in
-        host memory, and may give it a host page."""
+        """Takes `num_pages` pages from the device, or all that are evictable when those are fewer. `save` is
+        called for each that is not in host memory, and may give it a host page."""
         pages: list[int] = []
         while len(pages) < num_pages and (node := self.device_queue.pop()) is not None:
             if not node.host and save is not None:
@@ -182,7 +188,8 @@ class PrefixTree:
             self.orphans.remove(node)
 
     def lose_device(self) -> None:
-        """All device pages are gone, and who ran through them. What is in host memory stays, if all above it does."""
+        """All device pages are gone, and who ran through them. What is in host memory stays, if all above it
+        does."""
         self.num_pages = self.num_evictable = 0
         survivors: list[Node] = []  # parents first
         self.device_queue = EvictionQueue(self.eviction, can_leave_device, DEVICE)

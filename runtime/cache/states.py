@@ -1,8 +1,9 @@
-"""State slots for recurrent layers (state-space, linear attention, delta rules), which fold all tokens so far into one state.
+"""State slots for recurrent layers (state-space, linear attention, delta rules), which fold all tokens so far
+into one state.
 
-A running sequence owns one slot: each of its steps starts from the state there and leaves the new one there. A node of the tree may
-keep the state after its last token, so a prefix can be continued where a node has one: it is copied into the newcomer's slot, and the
-node's own stays as it is. Where states are kept:
+A running sequence owns one slot: each of its steps starts from the state there and leaves the new one there.
+A node of the tree may keep the state after its last token, so a prefix can be continued where a node has one:
+it is copied into the newcomer's slot, and the node's own stays as it is. Where states are kept:
 
 - at the ends of a prompt's chunks, which the planner cuts at page boundaries: at the last one before the prompt's end, and where the
   tree knew the tokens of a sequence but had no state (`stops`)
@@ -10,10 +11,10 @@ node's own stays as it is. Where states are kept:
 - with an interval, while a sequence decodes: it owns a second slot, and every so many tokens the state is copied there. The tree gets it
   when the sequence leaves, for only then does it know the tokens
 
-Copies are orders to the ranks (moves.StateCopies), those from kept states before a step's forward and those that keep states after it.
-So what a plan keeps only later plans may use: it is kept when no newcomer is admitted any more (`computed`). Slots change hands when a
-plan is made, as pages do (kv.py): a slot that a plan frees may be written by the same plan, whose loads read what the steps before
-have left.
+Copies are orders to the ranks (moves.StateCopies), those from kept states before a step's forward and those
+that keep states after it. So what a plan keeps only later plans may use: it is kept when no newcomer is
+admitted any more (`computed`). Slots change hands when a plan is made, as pages do (kv.py): a slot that a
+plan frees may be written by the same plan, whose loads read what the steps before have left.
 """
 
 import numpy as np
@@ -30,7 +31,8 @@ class StateConfig(Struct, frozen=True, kw_only=True):
     """`num_slots` of the pool, the padding slot 0 included; 0: the model has no recurrent layers."""
 
     num_slots: int = 0
-    interval: int = 0  # tokens between two kept states while a sequence decodes, whole pages; 0: none are kept then
+    # tokens between two kept states while a sequence decodes, whole pages; 0: none are kept then
+    interval: int = 0
     shares: bool = True  # False: there is no tree to keep states in
 
 
@@ -61,7 +63,8 @@ class StatePool:
         self.page_size = page_size
         self.pool = PagePool(config.num_slots)
         self._idle = Idle()
-        self._seconds: dict[Held, None] = {}  # who has a second slot; newcomers take them when nothing else is left
+        # who has a second slot; newcomers take them when nothing else is left
+        self._seconds: dict[Held, None] = {}
         self._loads: list[tuple[int, int]] = []  # of this plan: from, to
         self._keeps: dict[int, int] = {}  # of this plan: to, from
 
@@ -76,22 +79,30 @@ class StatePool:
         return len(self._idle)
 
     def take(self, owners: list[tuple[int, int]]) -> StateCopies | None:
-        """The plan is complete: its copies. `owners`: sequences' slots on the ranks, and their state slots."""
+        """The plan is complete: its copies. `owners`: sequences' slots on the ranks, and their state
+        slots."""
         if not (owners or self._keeps):  # loads come with owners
             return None
         keeps = [(source, to) for to, source in self._keeps.items()]
-        page_copies = StateCopies(*(np.array([pair[i] for pair in pairs], dtype=np.int32)
-                             for pairs in (owners, self._loads, keeps) for i in (0, 1)))
+        page_copies = StateCopies(
+            *(
+                np.array([pair[i] for pair in pairs], dtype=np.int32)
+                for pairs in (owners, self._loads, keeps)
+                for i in (0, 1)
+            )
+        )
         self._loads, self._keeps = [], {}
         return page_copies
 
     # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, sequence: Sequence, match: Node) -> None:
-        """The sequence takes a slot, with the state of the node that it goes on from; the caller has checked `has_room`."""
+        """The sequence takes a slot, with the state of the node that it goes on from; the caller has checked
+        `has_room`."""
         node = sequence.node
         source = node.state
-        if source:  # used now, so that others go first; where there are none, the sequence takes over the slot itself
+        # used now, so that others go first; where there are none, the sequence takes over the slot itself
+        if source:
             self._idle.remove(node)
             self._idle.add(node, is_end=True)
         slot = self._take()
@@ -113,8 +124,8 @@ class StatePool:
         return ends if lacking is None else [lacking.depth * self.page_size, *ends]
 
     def cut(self, sequence: Sequence, count: int, *, is_begun: bool) -> int:
-        """How many of the next `count` known tokens to compute in this step: up to a place where a state is kept. `is_begun`: the step
-        computes tokens before these."""
+        """How many of the next `count` known tokens to compute in this step: up to a place where a state is
+        kept. `is_begun`: the step computes tokens before these."""
         start = sequence.computed_len
         end = start + count
         for stop in self.stops(sequence):
@@ -130,14 +141,16 @@ class StatePool:
         return 0 if is_begun and not start % self.page_size else count
 
     def computed(self, sequence: Sequence) -> None:
-        """The step computes known tokens up to `computed_len`: the state there is kept. To be called when nobody is admitted any more, and
-        the tree has got what it will."""
+        """The step computes known tokens up to `computed_len`: the state there is kept. To be called when
+        nobody is admitted any more, and the tree has got what it will."""
         depth, rest = divmod(sequence.computed_len, self.page_size)
         if rest or not self.config.shares:
             return
         held = sequence.state
         node = sequence.node if sequence.node.depth == depth else held.lacking
-        is_end = sequence.computed_len in self.stops(sequence) or sequence.computed_len == len(sequence.tokens)
+        is_end = sequence.computed_len in self.stops(sequence) or sequence.computed_len == len(
+            sequence.tokens
+        )
         if node is None or node.depth != depth or not node.page:
             if is_end:
                 self._keep_second(held, sequence.computed_len)
@@ -164,7 +177,14 @@ class StatePool:
             node = sequence.node
             while node.depth > depth:
                 node = node.parent
-            if rest or not depth or node.depth != depth or not node.page or node.state or not self.config.shares:
+            if (
+                rest
+                or not depth
+                or node.depth != depth
+                or not node.page
+                or node.state
+                or not self.config.shares
+            ):
                 self._release(slot)
             else:
                 node.state = slot

@@ -4,9 +4,9 @@
     wanted()     ──► keys of the pages that a prompt still misses
     reserve()    ──► host pages to write them to ──► adopt(), which returns what the tree has no use for
 
-All of it runs in the event loop; reading and writing of the pages themselves need not. Why that is exact stands in host.py. Pins and
-reservations remember which host memory they are of: what comes back after it was replaced (ranks with another number of host pages)
-changes nothing any more.
+All of it runs in the event loop; reading and writing of the pages themselves need not. Why that is exact
+stands in host.py. Pins and reservations remember which host memory they are of: what comes back after it was
+replaced (ranks with another number of host pages) changes nothing any more.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ class Pin(Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the page can be found and holds what it should. While it is pinned it can be read all the same, unless the ranks have
-        come again with another host memory."""
+        """Whether the page can be found and holds what it should. While it is pinned it can be read all the
+        same, unless the ranks have come again with another host memory."""
         return not self.tree.is_closed and self.node.is_attached
 
     def release(self) -> None:
@@ -49,15 +49,16 @@ class Reserved(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """The full pages of a prompt that neither device nor host memory has: the first is page `first` of the prompt, from 0."""
+    """The full pages of a prompt that neither device nor host memory has: the first is page `first` of the
+    prompt, from 0."""
 
     first: int
     keys: list[bytes]
 
 
 class StorageConnector:
-    """Doors for a storage tier; `find` gives the cache that is in use now. A page's key depends on `identity` (of model, weights and the
-    form of a page), the namespace and all tokens so far."""
+    """Doors for a storage tier; `find` gives the cache that is in use now. A page's key depends on `identity`
+    (of model, weights and the form of a page), the namespace and all tokens so far."""
 
     def __init__(self, find: Callable[[], KVCache], identity: bytes) -> None:
         self._find = find
@@ -68,7 +69,8 @@ class StorageConnector:
         return self._find()
 
     def confirmed(self) -> list[Pin]:
-        """Pages whose content has got to host memory since the last call, those that were given up again left out."""
+        """Pages whose content has got to host memory since the last call, those that were given up again left
+        out."""
         nodes, self.cache.host.confirmed = self.cache.host.confirmed, []
         return [self.pin(node) for node in nodes if node.host and not node.save_step and node.is_attached]
 
@@ -101,7 +103,7 @@ class StorageConnector:
             node = Node(None, sequence.request.namespace.encode(), 0)  # the namespace may have no root yet
         first, digest, keys = node.depth, self.key(node), []
         for start in range(first * width, last * width, width):
-            digest = _chain(digest, tokens[start:start + width])
+            digest = _chain(digest, tokens[start : start + width])
             keys.append(digest)
         return Wanted(first, keys)
 
@@ -110,19 +112,23 @@ class StorageConnector:
         return Reserved(self.cache.host.reserve(count), self.cache.host)
 
     def adopt(self, sequence: Sequence, first: int, reserved: Reserved, count: int) -> int:
-        """The first `count` of the reserved pages hold pages `first`, `first` + 1, ... of the sequence's tokens; all others come back.
-        -> how many pages the tree has now that it had not"""
+        """The first `count` of the reserved pages hold pages `first`, `first` + 1, ... of the sequence's
+        tokens; all others come back. -> how many pages the tree has now that it had not"""
         tree, namespace = self.cache.tree, sequence.request.namespace
         if reserved.tier is not self.cache.host:
             return 0
         reserved.tier.reserved.difference_update(reserved.hosts)
-        tokens, width, spare = memoryview(sequence.tokens).cast("B"), 4 * tree.page_size, list(reserved.hosts[count:])
+        tokens, width, spare = (
+            memoryview(sequence.tokens).cast("B"),
+            4 * tree.page_size,
+            list(reserved.hosts[count:]),
+        )
         node = tree.probe(None, namespace, tokens, first) if first or not count else tree.enter(namespace)
         if node.depth < first:  # evicted meanwhile
             count, spare = 0, list(reserved.hosts)
         now = next(tree.clock)
         for row, host in enumerate(reserved.hosts[:count], first):
-            node = node.child(tokens[row * width:(row + 1) * width].tobytes())
+            node = node.child(tokens[row * width : (row + 1) * width].tobytes())
             if node.host:
                 spare.append(host)
             else:

@@ -1,13 +1,14 @@
-"""The pages of sliding-window layers, where they have a pool of their own: a sequence holds what its window can still see.
+"""The pages of sliding-window layers, where they have a pool of their own: a sequence holds what its window
+can still see.
 
-A running sequence holds the window's pages of the page-table rows [span.first, span.end): from the first that the next token sees to the
-last that is planned. Each is the sequence's own, or a node's of the prefix tree, which the sequence then locks. What slides out goes
-back when the first step is planned that cannot see it: steps submitted before have read it by the time a later one, or this one,
-writes it.
+A running sequence holds the window's pages of the page-table rows [span.first, span.end): from the first that
+the next token sees to the last that is planned. Each is the sequence's own, or a node's of the prefix tree,
+which the sequence then locks. What slides out goes back when the first step is planned that cannot see it:
+steps submitted before have read it by the time a later one, or this one, writes it.
 
-A prefix found in the tree can be continued only at a depth where the nodes have all pages that the next token sees. Those are ends
-(sides.py says what that means) where a sequence went on, where one ended, and where one would have gone on had they been there: it brings
-them back when it has computed them again.
+A prefix found in the tree can be continued only at a depth where the nodes have all pages that the next token
+sees. Those are ends (sides.py says what that means) where a sequence went on, where one ended, and where one
+would have gone on had they been there: it brings them back when it has computed them again.
 """
 
 from collections.abc import Iterable
@@ -42,7 +43,8 @@ class Span:
         self.first = first
         self.pages = pages
         self.told = first  # the ranks know the rows before this one
-        self.lacking: dict[int, Node] = {}  # by row: nodes without page at the end of what was found of its tokens
+        # by row: nodes without page at the end of what was found of its tokens
+        self.lacking: dict[int, Node] = {}
 
     @property
     def end(self) -> int:
@@ -56,7 +58,11 @@ class Span:
         """Rows and pages that the ranks do not know yet, and do from now on."""
         rows = range(self.told, self.end)
         self.told = self.end
-        return [(row, entry if isinstance(entry, int) else entry.window) for row in rows for entry in (self.pages[row - self.first],)]
+        return [
+            (row, entry if isinstance(entry, int) else entry.window)
+            for row in rows
+            for entry in (self.pages[row - self.first],)
+        ]
 
 
 class WindowPool:
@@ -69,7 +75,8 @@ class WindowPool:
         self.config = config
         self.page_size = page_size
         self.pool = PagePool(config.num_pages)
-        self._tail = -(-(config.window - 1) // page_size)  # pages before a page's first token that this token sees
+        # pages before a page's first token that this token sees
+        self._tail = -(-(config.window - 1) // page_size)
         self._most = min(least_pages(config.window, page_size, config.step_tokens), self.pool.num_pages)
         self._idle = Idle()
 
@@ -84,7 +91,8 @@ class WindowPool:
         return len(self._idle)
 
     def most(self, num_tokens: int) -> int:
-        """Pages that a sequence of so many tokens holds at once while it computes them; more than there are it never needs."""
+        """Pages that a sequence of so many tokens holds at once while it computes them; more than there are
+        it never needs."""
         return min(self._most, -(-num_tokens // self.page_size))
 
     def usable(self, node: Node) -> Node:
@@ -99,8 +107,13 @@ class WindowPool:
     # ── sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, sequence: Sequence, match: Node) -> None:
-        """`sequence` was admitted at a usable node, at or above its `match`: it locks what its next token sees."""
-        first, node, nodes = self.config.first_row(sequence.computed_len, self.page_size), sequence.node, list[Node | int]()
+        """`sequence` was admitted at a usable node, at or above its `match`: it locks what its next token
+        sees."""
+        first, node, nodes = (
+            self.config.first_row(sequence.computed_len, self.page_size),
+            sequence.node,
+            list[Node | int](),
+        )
         while node.depth > first:
             if not node.window_locks:
                 self._idle.remove(node)
@@ -125,7 +138,8 @@ class WindowPool:
             span.told = max(span.told, span.first)
 
     def reach(self, sequence: Sequence) -> int:
-        """The position up to which the sequence could compute its known tokens now. With the last of them comes a place for the next."""
+        """The position up to which the sequence could compute its known tokens now. With the last of them
+        comes a place for the next."""
         known = len(sequence.tokens)
         most = (sequence.window.end + self.num_available) * self.page_size
         return most if most != known or known == sequence.max_len else known - 1
@@ -154,7 +168,8 @@ class WindowPool:
             span.pages[index] = node
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence stops running. The deepest pages will go first: what is left of a short prefix is of use from its beginning on."""
+        """The sequence stops running. The deepest pages will go first: what is left of a short prefix is of
+        use from its beginning on."""
         span = sequence.window
         for entry in span.pages:
             if not isinstance(entry, int):

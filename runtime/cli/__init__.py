@@ -1,6 +1,8 @@
-"""The command line: `runtime COMMAND ...`. A command is a module of this package with `run(argv) -> exit code`.
+"""The command line: `runtime COMMAND ...`. A command is a module of this package with `run(argv) -> exit
+code`.
 
-Exit codes: 0 done, 1 a check found something, 2 the command or its options cannot work (one line each on stderr), 130 interrupted.
+Exit codes: 0 done, 1 a check found something, 2 the command or its options cannot work (one line each on
+stderr), 130 interrupted.
 """
 
 import sys
@@ -11,7 +13,10 @@ from runtime.errors import OptionsError, StartError
 
 # command -> its module (imported only when called: --help must be quick) and what it does
 COMMANDS = {
-    "serve": ("runtime.cli.serve", "serve a model over HTTP; without --model-path the small one inside this package"),
+    "serve": (
+        "runtime.cli.serve",
+        "serve a model over HTTP; without --model-path the small one inside this package",
+    ),
     "chat": ("runtime.cli.chat", "talk to a running server, or start one, in this terminal"),
     "options": ("runtime.cli.options", "list every option with its status"),
     "check": ("runtime.cli.check", "explain the options in force, plan memory, examine this machine"),
@@ -37,7 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: runtime COMMAND ...", "", *lines, "", "`runtime COMMAND --help` says more; `runtime --version` the version."])
+    return "\n".join(
+        [
+            "usage: runtime COMMAND ...",
+            "",
+            *lines,
+            "",
+            "`runtime COMMAND --help` says more; `runtime --version` the version.",
+        ]
+    )
 
 
 def package_version() -> str:

@@ -1,7 +1,8 @@
 """`runtime chat`: a conversation in the terminal, streamed from a server's /v1/chat/completions.
 
-Without --url it talks to the server at the default address if one answers, else it starts one of its own for the
-conversation. Lines come from standard input, so a script can pipe them in. /system TEXT, /reset and /exit are commands.
+Without --url it talks to the server at the default address if one answers, else it starts one of its own for
+the conversation. Lines come from standard input, so a script can pipe them in. /system TEXT, /reset and /exit
+are commands.
 """
 
 import argparse
@@ -31,7 +32,9 @@ class Chat:
 
     def __init__(self, url: str, api_key: str | None = None, **parameters: Any) -> None:
         self.url = _split(url)
-        self.headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self.headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {api_key}"} if api_key else {}
+        )
         self.parameters = {name: value for name, value in parameters.items() if value is not None}
         self.messages: list[dict[str, str]] = []
 
@@ -41,7 +44,8 @@ class Chat:
         self.messages = [{"role": "system", "content": system}] if system is not None else kept
 
     def say(self, text: str) -> Iterator[str]:
-        """Sends one line and yields the answer as it comes. A turn that fails is taken back. Raises StartError with the server's reason."""
+        """Sends one line and yields the answer as it comes. A turn that fails is taken back. Raises
+        StartError with the server's reason."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
         try:
@@ -72,7 +76,8 @@ class Chat:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Talks until /exit or the end of input. Raises StartError when there is no server and none can be started."""
+    """Talks until /exit or the end of input. Raises StartError when there is no server and none can be
+    started."""
     arguments, serve_arguments = _parse(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -80,11 +85,20 @@ def run(argv: Sequence[str]) -> int:
         url = arguments.url or DEFAULT_URL
         if not _is_ready(url):
             if arguments.url:
-                raise StartError(f"no server answers at {url}; start one with `runtime serve`, or leave --url out")
+                raise StartError(
+                    f"no server answers at {url}; start one with `runtime serve`, or leave --url out"
+                )
             url = stack.enter_context(_own_server(serve_arguments))
         elif serve_arguments:
-            raise StartError(f"{serve_arguments[0]} is for a server that chat starts itself, but one runs at {url} already")
-        chat = Chat(url, os.environ.get("RUNTIME_API_KEY"), temperature=arguments.temperature, max_tokens=arguments.max_tokens)
+            raise StartError(
+                f"{serve_arguments[0]} is for a server that chat starts itself, but one runs at {url} already"
+            )
+        chat = Chat(
+            url,
+            os.environ.get("RUNTIME_API_KEY"),
+            temperature=arguments.temperature,
+            max_tokens=arguments.max_tokens,
+        )
         if arguments.system:
             chat.reset(arguments.system)
         converse(chat, sys.stdin, sys.stdout)
@@ -131,21 +145,42 @@ def _answer(chat: Chat, text: str, out: TextIO, is_person: bool) -> None:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="runtime chat", allow_abbrev=False, description=f"Chat in the terminal. {COMMANDS}.",
-                                     epilog="Further options go to `runtime serve` when chat starts a server: --model-path DIR, ... "
-                                            "An API key is read from RUNTIME_API_KEY.")
-    parser.add_argument("--url", help=f"server to talk to (default: {DEFAULT_URL} if it answers, else a server of its own)")
+    parser = argparse.ArgumentParser(
+        prog="runtime chat",
+        allow_abbrev=False,
+        description=f"Chat in the terminal. {COMMANDS}.",
+        epilog="Further options go to `runtime serve` when chat starts a server: --model-path DIR, ... "
+        "An API key is read from RUNTIME_API_KEY.",
+    )
+    parser.add_argument(
+        "--url", help=f"server to talk to (default: {DEFAULT_URL} if it answers, else a server of its own)"
+    )
     parser.add_argument("--system", help="system message")
     parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
-    parser.add_argument("--max-tokens", type=int, help="longest answer in tokens (default: up to the context length)")
+    parser.add_argument(
+        "--max-tokens", type=int, help="longest answer in tokens (default: up to the context length)"
+    )
     return parser.parse_known_args(argv)
 
 
 @contextmanager
 def _own_server(serve_arguments: Sequence[str]) -> Iterator[str]:
-    """A server on a free port for as long as the conversation lasts. It picks the port and logs it, so that nobody can take it between."""
+    """A server on a free port for as long as the conversation lasts. It picks the port and logs it, so that
+    nobody can take it between."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
-        command = [sys.executable, "-m", "runtime", "serve", *serve_arguments, "--port", "0", "--log-format", "json", "--log-level", "info"]
+        command = [
+            sys.executable,
+            "-m",
+            "runtime",
+            "serve",
+            *serve_arguments,
+            "--port",
+            "0",
+            "--log-format",
+            "json",
+            "--log-level",
+            "info",
+        ]
         # A process group of its own: Ctrl-C ends an answer, not the server.
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
         try:
@@ -172,7 +207,9 @@ def _await_ready(server: subprocess.Popen[bytes], log: Path) -> str:
         except subprocess.TimeoutExpired:
             continue
         words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise StartError(f"the server did not start: {words[-1] if words else f'exit code {server.returncode}'}")
+        raise StartError(
+            f"the server did not start: {words[-1] if words else f'exit code {server.returncode}'}"
+        )
     raise StartError(f"the server did not answer within {START_TIMEOUT_S:.0f} s")
 
 

@@ -1,8 +1,8 @@
 """`runtime check`: what would happen, before anything does.
 
-    explain   every value in force with its source and reason
-    memory    what each rank will hold, from config.json and file headers
-    doctor    what this machine has, and what it should have
+explain   every value in force with its source and reason
+memory    what each rank will hold, from config.json and file headers
+doctor    what this machine has, and what it should have
 """
 
 import argparse
@@ -24,16 +24,31 @@ USAGE = "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]
 
 
 def run(argv: Sequence[str]) -> int:
-    """0: all is well. 1: doctor found a problem, or the model does not fit. Raises StartError for options that cannot work."""
+    """0: all is well. 1: doctor found a problem, or the model does not fit. Raises StartError for options
+    that cannot work."""
     words = list(argv)
     aspect = words.pop(0) if words and words[0] in ASPECTS else "explain"
     if words[:2] == ["runtime", "serve"]:  # a whole command was pasted
         words = words[2:]
-    parser = argparse.ArgumentParser(prog="runtime check", usage=USAGE, allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="runtime check",
+        usage=USAGE,
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--bench", action="store_true", help="doctor: measure what the device reaches; send us the --json of it")
-    parser.add_argument("--shrink", type=int, metavar="N", help="doctor: --bench in sizes divided by N, for what is slow or simulated")
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="doctor: measure what the device reaches; send us the --json of it",
+    )
+    parser.add_argument(
+        "--shrink",
+        type=int,
+        metavar="N",
+        help="doctor: --bench in sizes divided by N, for what is slow or simulated",
+    )
     parser.add_argument("--diff", action="store_true", help="explain: only what differs from the defaults")
     arguments, options = parser.parse_known_args(words)
     return ASPECTS[aspect](options, arguments)
@@ -46,9 +61,14 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
     shown = plan.public()
     if arguments.diff:
         said = given.options
-        usual = plan_for(from_values({"model_path": said.model.model_path, "device": said.parallel.device}), machine).why
-        shown = {name: value for name, value in shown.items()
-                 if value["source"] not in ("default", "derived") or plan.why[name].value != usual[name].value}
+        usual = plan_for(
+            from_values({"model_path": said.model.model_path, "device": said.parallel.device}), machine
+        ).why
+        shown = {
+            name: value
+            for name, value in shown.items()
+            if value["source"] not in ("default", "derived") or plan.why[name].value != usual[name].value
+        }
     if arguments.json:
         print(_json({"values": shown, "notices": plan.notices}))
         return 0
@@ -59,10 +79,15 @@ def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
 
 
 def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
-    cells = [(name.replace("_", "-"), _shown(value["value"]), str(value["source"]), str(value["reason"])) for name, value in shown.items()]
+    cells = [
+        (name.replace("_", "-"), _shown(value["value"]), str(value["source"]), str(value["reason"]))
+        for name, value in shown.items()
+    ]
     widths = [max((len(cell[column]) for cell in cells), default=0) for column in range(3)]
-    return [f"{name:<{widths[0]}}  {value:<{min(widths[1], 40)}}  {source:<{widths[2]}}  {reason}".rstrip()
-            for name, value, source, reason in cells]
+    return [
+        f"{name:<{widths[0]}}  {value:<{min(widths[1], 40)}}  {source:<{widths[2]}}  {reason}".rstrip()
+        for name, value, source, reason in cells
+    ]
 
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
@@ -71,14 +96,28 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     plan = plan_for(from_argv(options))
     stored = stored_weights(Path(plan.model_path))
     machine = this_machine()
-    model = read_config(plan.model_path, is_embedding=plan.is_embedding, pooling=plan.pooling, quantization=plan.quantization,
-                        overrides=plan.json_model_override_args)
+    model = read_config(
+        plan.model_path,
+        is_embedding=plan.is_embedding,
+        pooling=plan.pooling,
+        quantization=plan.quantization,
+        overrides=plan.json_model_override_args,
+    )
     loras = open_loras(plan, model)
     found = footprint(plan, model, machine, stored, None if loras is None else loras.setup())
     fits = found.num_pages > 1 and found.total_bytes * plan.tensor_parallel_size <= machine.memory_bytes
     if arguments.json:
-        print(_json({"rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes}, "ranks": plan.tensor_parallel_size,
-                     "stored": stored, "available_bytes": machine.memory_bytes, "fits": fits}))
+        print(
+            _json(
+                {
+                    "rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes},
+                    "ranks": plan.tensor_parallel_size,
+                    "stored": stored,
+                    "available_bytes": machine.memory_bytes,
+                    "fits": fits,
+                }
+            )
+        )
     else:
         print("\n".join(memory_lines(plan, found, stored, machine.memory_bytes, fits)))
     return 0 if fits else 1
@@ -88,23 +127,53 @@ def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: 
     """The table of `runtime check memory`."""
     ranks, stored_as = plan.tensor_parallel_size, stored.dtype or "nothing"
     windows = f", {found.num_window_pages} for layers with a window" if found.num_window_pages else ""
-    rows = [("weights", found.weights_bytes, f"{plan.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}"),
-            ("pages", found.pages_bytes, f"{found.num_pages} of {plan.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
-                                         f"bounded by {found.bound}"),
-            ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
-            ("graphs", found.graphs_bytes, "about: of the largest captured step, which all share; taken while it runs" if found.graphs_bytes
-             else "none are captured"),
-            *[("adapters", found.adapters_bytes, f"{plan.max_loras_per_batch} seats") for _ in range(found.adapters_bytes > 0)],
-            ("in all", found.total_bytes, f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks")]
+    rows = [
+        (
+            "weights",
+            found.weights_bytes,
+            f"{plan.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}",
+        ),
+        (
+            "pages",
+            found.pages_bytes,
+            f"{found.num_pages} of {plan.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
+            f"bounded by {found.bound}",
+        ),
+        ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
+        (
+            "graphs",
+            found.graphs_bytes,
+            "about: of the largest captured step, which all share; taken while it runs"
+            if found.graphs_bytes
+            else "none are captured",
+        ),
+        *[
+            ("adapters", found.adapters_bytes, f"{plan.max_loras_per_batch} seats")
+            for _ in range(found.adapters_bytes > 0)
+        ],
+        (
+            "in all",
+            found.total_bytes,
+            f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks",
+        ),
+    ]
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
     if found.host_bytes:
-        when = "of weights, while the device's memory is given back" if plan.enable_weights_cpu_backup else "of weights, page-locked"
+        when = (
+            "of weights, while the device's memory is given back"
+            if plan.enable_weights_cpu_backup
+            else "of weights, page-locked"
+        )
         lines.append(f"{'host memory':<12} {_size(found.host_bytes):>10}  {when}")
     if plan.enable_memory_saver:
-        lines.append(f"{'given back':<12} {_size(found.returned_bytes):>10}  weights, pages and graphs, by /release_memory_occupation")
+        lines.append(
+            f"{'given back':<12} {_size(found.returned_bytes):>10}  weights, pages and graphs, by /release_memory_occupation"
+        )
     lines.append(f"room for {found.pool_tokens} tokens; the longest sequence has {found.longest_tokens}")
     if not fits:
-        lines.append("this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise --tensor-parallel-size")
+        lines.append(
+            "this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise --tensor-parallel-size"
+        )
     return lines
 
 
@@ -119,11 +188,18 @@ def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
         print(_json({"findings": findings, "measured": measured} if arguments.bench else findings))
     else:
         for finding in findings:
-            print(f"{finding.verdict:<8} {finding.name:<52} {finding.value}" + (f"   {finding.advice}" if finding.advice else ""))
+            print(
+                f"{finding.verdict:<8} {finding.name:<52} {finding.value}"
+                + (f"   {finding.advice}" if finding.advice else "")
+            )
         for figure in measured.figures if measured is not None else ():
             print(f"measured {figure.name:<52} {figure.value:g} {figure.unit}")
         problems = [finding.name for finding in findings if finding.verdict == "problem"]
-        print(f"verdict: {len(problems)} in the way: {', '.join(problems)}" if problems else "verdict: nothing is in the way")
+        print(
+            f"verdict: {len(problems)} in the way: {', '.join(problems)}"
+            if problems
+            else "verdict: nothing is in the way"
+        )
     return 1 if any(finding.verdict == "problem" for finding in findings) else 0
 
 
@@ -144,4 +220,8 @@ def _json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
 
 
-ASPECTS: dict[str, Callable[[Sequence[str], argparse.Namespace], int]] = {"explain": explain, "memory": memory, "doctor": doctor}
+ASPECTS: dict[str, Callable[[Sequence[str], argparse.Namespace], int]] = {
+    "explain": explain,
+    "memory": memory,
+    "doctor": doctor,
+}

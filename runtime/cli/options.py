@@ -1,4 +1,5 @@
-"""`runtime options`: the table of all options, for people (text), programs (--json, --schema) or at a glance (--status)."""
+"""`runtime options`: the table of all options, for people (text), programs (--json, --schema) or at a glance
+(--status)."""
 
 import argparse
 from collections import Counter
@@ -13,9 +14,15 @@ from runtime.options.table import foreign_rows, rows
 
 def run(argv: Sequence[str]) -> int:
     """Prints the table; raises OptionsError for a group that does not exist."""
-    parser = argparse.ArgumentParser(prog="runtime options", allow_abbrev=False, description="List every option with its status.")
+    parser = argparse.ArgumentParser(
+        prog="runtime options", allow_abbrev=False, description="List every option with its status."
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of objects: flag, aliases, group, type, default, choices, status, note")
+    form.add_argument(
+        "--json",
+        action="store_true",
+        help="a list of objects: flag, aliases, group, type, default, choices, status, note",
+    )
     form.add_argument("--status", action="store_true", help="how many options have which status")
     form.add_argument("--schema", action="store_true", help="JSON Schema of the --config file")
     form.add_argument("--markdown", action="store_true", help="docs/options.md")
@@ -23,7 +30,11 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     every = (*rows(), *foreign_rows())
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode([docs.as_object(row) for row in every]), indent=1).decode())
+        print(
+            msgspec.json.format(
+                msgspec.json.encode([docs.as_object(row) for row in every]), indent=1
+            ).decode()
+        )
     elif arguments.status:
         for status, count in Counter(row.status for row in every).most_common():
             print(f"{status:<13} {count:>4}")

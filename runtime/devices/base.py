@@ -1,4 +1,5 @@
-"""What a device is: a folder of this package that provides an Executor, and, for torch devices, small protocols.
+"""What a device is: a folder of this package that provides an Executor, and, for torch devices, small
+protocols.
 
     Executor      what the rank's main loop drives: start, launch, close                  (every device)
     Ops           the arithmetic that differs from device to device                       (torch devices)
@@ -8,8 +9,9 @@
     Exchange      tokens to the ranks of their experts, and back (exchange.py)            (torch devices)
     Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
 
-A torch device fills in a `Device` and hands it to `runner.TorchExecutor`, which is the Executor of all of them. Shapes below:
-`T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D` head size, `V` vocabulary.
+A torch device fills in a `Device` and hands it to `runner.TorchExecutor`, which is the Executor of all of
+them. Shapes below: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D`
+head size, `V` vocabulary.
 
 This file imports no torch at run time: the null device is one too.
 """
@@ -54,14 +56,16 @@ DEVICES = {
 
 
 class Pending(Protocol):
-    """A step that was launched, or a question that follows it. Many devices compute it while the host launches the next."""
+    """A step that was launched, or a question that follows it. Many devices compute it while the host
+    launches the next."""
 
     def is_done(self) -> bool:
         """Whether `result` returns at once."""
         ...
 
     def result(self) -> StepResult | ExpertCounts | None:
-        """Waits for the step, in any thread and as often as you like; the ranks that do not report return None at once."""
+        """Waits for the step, in any thread and as often as you like; the ranks that do not report return
+        None at once."""
         ...
 
 
@@ -77,11 +81,13 @@ class Executor(Protocol):
         ...
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:
-        """Captures steps of a size (messages.Capture). Every rank is asked for the same ones between the same steps."""
+        """Captures steps of a size (messages.Capture). Every rank is asked for the same ones between the same
+        steps."""
         ...
 
     def profile(self, wish: Profile) -> None:
-        """Records from now on, in place of what was recorded before; without a folder it writes what was recorded, if anything was."""
+        """Records from now on, in place of what was recorded before; without a folder it writes what was
+        recorded, if anything was."""
         ...
 
     def prepare(self, grammar: Grammar | None) -> None:
@@ -91,10 +97,12 @@ class Executor(Protocol):
         """Reads an adapter to host memory; in any thread, beside steps. Raises ModelError."""
 
     def count_experts(self, wish: CountExperts) -> Pending:
-        """Tells, behind the steps launched so far, how their tokens spread over experts. Every rank is asked between the same steps."""
+        """Tells, behind the steps launched so far, how their tokens spread over experts. Every rank is asked
+        between the same steps."""
 
     def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
-        """Gives memory back, takes it again, or takes other weights; no step is under way. Raises what leaves a rank that is of no use."""
+        """Gives memory back, takes it again, or takes other weights; no step is under way. Raises what leaves
+        a rank that is of no use."""
         ...
 
     def close(self) -> None: ...
@@ -113,8 +121,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     name: str
     dtypes: tuple[str, ...]  # that it computes in
     has_graphs: bool
-    schemes: tuple[str, ...] = ()  # of quantised weights that it multiplies by, of SCHEMES in models/schemes.py
-    draws: tuple[tuple[int, bool], ...] = ()  # Draw's last two for which Ops.sample can be captured, a graph for each; the widest last
+    # of quantised weights that it multiplies by, of SCHEMES in models/schemes.py
+    schemes: tuple[str, ...] = ()
+    # Draw's last two for which Ops.sample can be captured, a graph for each; the widest last
+    draws: tuple[tuple[int, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +133,15 @@ class Batch:
 
     token_ids: "Tensor"  # int64 [T]
     positions: "Tensor"  # int64 [T]
-    locations: "tuple[Tensor, ...]"  # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
-    kv: "list[tuple[Tensor, Tensor]]"  # of each layer, keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
+    # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
+    locations: "tuple[Tensor, ...]"
+    # of each layer, keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
+    kv: "list[tuple[Tensor, Tensor]]"
     attention: Any  # what Ops.plan_attention made of the step
     types: "Tensor | None" = None  # int64 [T]: of each token's segment, for encoders
     arrivals: Arrivals | None = None  # of pages that this step loads from host memory
-    embeds: "tuple[Tensor, Tensor] | None" = None  # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
+    # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
+    embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
     is_real: "Tensor | None" = None  # bool [T]: tokens that are somebody's; None: all
     is_compiled: bool = False  # by what the model has compiled (ranks/compile.py)
@@ -148,34 +161,54 @@ class SamplingInputs:
 
 
 class Ops(Protocol):
-    """Arithmetic. Functions return fresh tensors unless they say otherwise and keep the dtype of their first argument."""
+    """Arithmetic. Functions return fresh tensors unless they say otherwise and keep the dtype of their first
+    argument."""
 
-    def plan_attention(self, plan: StepPlan, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
-        """Once a step. `page_tables`: int32 [pools, max_slots, pages], the first of layers that see everything, the last of
-        those with a window, whose rows before it may hold anything; `windows`: the layers' sliding windows, 0 for none."""
+    def plan_attention(
+        self, plan: StepPlan, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]
+    ) -> Any:
+        """Once a step. `page_tables`: int32 [pools, max_slots, pages], the first of layers that see
+        everything, the last of those with a window, whose rows before it may hold anything; `windows`: the
+        layers' sliding windows, 0 for none."""
         ...
 
-    def attention(self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, scores: Scores) -> "Tensor":
-        """Causal attention of q [T, H, D] over the pages, where the step's own keys already are, -> [T, H, D]."""
+    def attention(
+        self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, scores: Scores
+    ) -> "Tensor":
+        """Causal attention of q [T, H, D] over the pages, where the step's own keys already are, -> [T, H,
+        D]."""
         ...
 
     def pack_latent(self, up: "Tensor", nope_dim: int) -> Any:
-        """What makes keys (first `nope_dim`, N) and values (the other V) of each head from a latent, [H, N + V, R], in the form that
-        `latent_attention` likes best; the caller gives the original up."""
+        """What makes keys (first `nope_dim`, N) and values (the other V) of each head from a latent, [H, N +
+        V, R], in the form that `latent_attention` likes best; the caller gives the original up."""
         ...
 
-    def latent_attention(self, q: "Tensor", q_rope: "Tensor", latents: "Tensor", ropes: "Tensor", up: Any, plan: Any,
-                         scale: float) -> "Tensor":
-        """Causal multi-head latent attention (DeepSeek-V2, 2024) over the pages, where the step's own latents already are.
+    def latent_attention(
+        self,
+        q: "Tensor",
+        q_rope: "Tensor",
+        latents: "Tensor",
+        ropes: "Tensor",
+        up: Any,
+        plan: Any,
+        scale: float,
+    ) -> "Tensor":
+        """Causal multi-head latent attention (DeepSeek-V2, 2024) over the pages, where the step's own latents
+        already are.
 
-        A head's key is its part made from the latent [N], then the rotary part [P] that all heads share; its value is made from the latent
-        [V]. q [T, H, N], q_rope [T, H, P], caches [num_pages * page_size, 1, R] and [..., 1, P] -> [T, H, V]. Whether keys and
-        values are made, or queries brought to the latents, is the device's choice, row by row.
+        A head's key is its part made from the latent [N], then the rotary part [P] that all heads share; its
+        value is made from the latent [V]. q [T, H, N], q_rope [T, H, P], caches [num_pages * page_size, 1, R]
+        and [..., 1, P] -> [T, H, V]. Whether keys and values are made, or queries brought to the latents, is
+        the device's choice, row by row.
         """
         ...
 
-    def store_kv(self, k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", locations: "Tensor") -> None:
-        """Writes k, v [T, K, D] to their places in the caches [num_pages * page_size, K, D]; D of keys and of values may differ."""
+    def store_kv(
+        self, k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", locations: "Tensor"
+    ) -> None:
+        """Writes k, v [T, K, D] to their places in the caches [num_pages * page_size, K, D]; D of keys and of
+        values may differ."""
         ...
 
     def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
@@ -185,20 +218,25 @@ class Ops(Protocol):
         """
         ...
 
-    def add_rms_norm(self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float) -> "tuple[Tensor, Tensor]":
+    def add_rms_norm(
+        self, x: "Tensor", residual: "Tensor", weight: "Tensor", eps: float
+    ) -> "tuple[Tensor, Tensor]":
         """(rms_norm(x + residual), x + residual); may overwrite `residual`."""
         ...
 
     def rotary_tables(self, cos: "Tensor", sin: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Once a step: cosines and sines of a token's angles, float32 [T, D / 2], in the form that `rotary` likes best."""
+        """Once a step: cosines and sines of a token's angles, float32 [T, D / 2], in the form that `rotary`
+        likes best."""
         ...
 
     def rotary(self, x: "Tensor", cos: "Tensor", sin: "Tensor") -> "Tensor":
-        """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al., 2021)."""
+        """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al.,
+        2021)."""
         ...
 
     def act_and_mul(self, x: "Tensor", kind: Gate) -> "Tensor":
-        """act(first half of the last dimension) * second half; gelu by its approximation with tanh (Hendrycks and Gimpel, 2016)."""
+        """act(first half of the last dimension) * second half; gelu by its approximation with tanh (Hendrycks
+        and Gimpel, 2016)."""
         ...
 
     def pack_linear(self, weight: "Tensor") -> Any:
@@ -206,7 +244,8 @@ class Ops(Protocol):
         ...
 
     def pack_quantized(self, weight: Quantized) -> Any:
-        """The same for a weight of one of the device's schemes (Facts.schemes). Raises ModelError for a shape that its kernels lack."""
+        """The same for a weight of one of the device's schemes (Facts.schemes). Raises ModelError for a shape
+        that its kernels lack."""
         ...
 
     def linear(self, x: "Tensor", packed: Any, bias: "Tensor | None") -> "Tensor":
@@ -214,12 +253,14 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits: "Tensor", draw: SamplingInputs) -> "Tensor":
-        """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its Draw."""
+        """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its
+        Draw."""
         ...
 
     def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
-        """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens whose bit is 0 in its row
-        of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32: they become BANNED of layers/sampling/sampler.py."""
+        """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens
+        whose bit is 0 in its row of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32:
+        they become BANNED of layers/sampling/sampler.py."""
         ...
 
 
@@ -227,16 +268,18 @@ class Experts(Protocol):
     """Mixtures of experts."""
 
     def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
-        """Chooses `top_k` experts for each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32 [T, k].
+        """Chooses `top_k` experts for each token: float32 logits [T, E] -> ids int64 [T, k] and weights
+        float32 [T, k].
 
-        Scores are softmax or sigmoid of the logits. The chosen have the largest scores, after adding `bias` [E], among the `top_groups`
-        groups of experts (equal parts of E, in order) with the largest such score, or sum of two. Weights are the scores without bias.
+        Scores are softmax or sigmoid of the logits. The chosen have the largest scores, after adding `bias`
+        [E], among the `top_groups` groups of experts (equal parts of E, in order) with the largest such
+        score, or sum of two. Weights are the scores without bias.
         """
         ...
 
     def pack(self, gate_up: "Tensor", down: "Tensor") -> Any:
-        """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that `apply` likes best; the caller
-        gives the originals up."""
+        """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that
+        `apply` likes best; the caller gives the originals up."""
         ...
 
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> Any:
@@ -244,7 +287,8 @@ class Experts(Protocol):
         ...
 
     def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: Any) -> "Tensor":
-        """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x)) * up(x)).
+        """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x))
+        * up(x)).
 
         Ids outside 0 .. E - 1 are experts of other ranks and add nothing.
         """
@@ -271,15 +315,20 @@ class Memory(Protocol):
         ...
 
     def peak(self, run: Callable[[], None]) -> int:
-        """Bytes that `run` takes at its most beside what is held; 0, and it was not run, where that cannot be measured."""
+        """Bytes that `run` takes at its most beside what is held; 0, and it was not run, where that cannot be
+        measured."""
         ...
 
-    def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype") -> "Tensor":
-        """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device can."""
+    def allocate_cache(
+        self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype"
+    ) -> "Tensor":
+        """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device
+        can."""
         ...
 
     def free_host_bytes(self, cache_bytes: int) -> int:
-        """Bytes of the machine's memory that this rank's host pages may take, beside a cache of `cache_bytes` that is not written yet."""
+        """Bytes of the machine's memory that this rank's host pages may take, beside a cache of `cache_bytes`
+        that is not written yet."""
         ...
 
     def open_copies(self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int) -> Copies:
@@ -305,7 +354,9 @@ class Collectives(Protocol):
         """This rank's part, of `size` equal ones along dimension 0, of the sum over ranks."""
         ...
 
-    def all_to_all(self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None) -> "Tensor":
+    def all_to_all(
+        self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None
+    ) -> "Tensor":
         """Part i of dimension 0, of `size` equal ones, goes to rank i; returns what came, in rank order.
 
         Or unequal ones: `sent` rows go to each rank and `came` rows come from each, all of which may be none.
@@ -317,28 +368,41 @@ class Collectives(Protocol):
         ...
 
     def outcomes(self, mine: str) -> list[str]:
-        """What each rank says came of what they did: "", or an error; told beside the exchanges (meeting.py). Raises Stranded."""
+        """What each rank says came of what they did: "", or an error; told beside the exchanges (meeting.py).
+        Raises Stranded."""
         ...
 
     def close(self) -> None: ...
 
 
 class Graphs(Protocol):
-    """Capture and replay of what a function launches, on devices that can. ranks/decode_graphs.py says what is captured.
+    """Capture and replay of what a function launches, on devices that can. ranks/decode_graphs.py says what
+    is captured.
 
-    All graphs of a rank share one pool of memory: they are replayed one after the other, in the order of the device's other work, and
-    what outlives a replay is in tensors from outside. A tensor that a body makes lives at the same place in each replay.
+    All graphs of a rank share one pool of memory: they are replayed one after the other, in the order of the
+    device's other work, and what outlives a replay is in tensors from outside. A tensor that a body makes
+    lives at the same place in each replay.
     """
 
-    def plan_decodes(self, slots: "Tensor", lengths: "Tensor", page_tables: "Tensor", page_size: int, windows: tuple[int, ...]) -> Any:
-        """As Ops.plan_attention, for decode rows whose slots and lengths (the step's token included) are on the device, int64 [R]. Called
-        in captured bodies: it may read their values on the device alone, and must hold for any lengths that come later."""
+    def plan_decodes(
+        self,
+        slots: "Tensor",
+        lengths: "Tensor",
+        page_tables: "Tensor",
+        page_size: int,
+        windows: tuple[int, ...],
+    ) -> Any:
+        """As Ops.plan_attention, for decode rows whose slots and lengths (the step's token included) are on
+        the device, int64 [R]. Called in captured bodies: it may read their values on the device alone, and
+        must hold for any lengths that come later."""
         ...
 
     def capture(self, body: Callable[[], None]) -> Any:
-        """The graph of what `body` launches; it has run once before, and may run or not run now: it then computes rows of padding.
+        """The graph of what `body` launches; it has run once before, and may run or not run now: it then
+        computes rows of padding.
 
-        Raises RuntimeError when it cannot be captured or there is no memory for it; the device must go on as if nothing had been tried.
+        Raises RuntimeError when it cannot be captured or there is no memory for it; the device must go on as
+        if nothing had been tried.
         """
         ...
 
@@ -347,8 +411,8 @@ class Graphs(Protocol):
         ...
 
     def replay(self, graph: Any, lengths: "np.ndarray | tuple[()]") -> None:
-        """Launches it again. `lengths`, int32 [size]: of each row with this step's token, 1 for padding, for operators that take
-        them from the host; empty where the graph attends to nothing."""
+        """Launches it again. `lengths`, int32 [size]: of each row with this step's token, 1 for padding, for
+        operators that take them from the host; empty where the graph attends to nothing."""
         ...
 
 
@@ -367,11 +431,17 @@ class Device:
     exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
     adapters: AdapterOps | None = None  # None: in plain torch (layers/lora.py)
     fused: Fused | None = None  # None: as several Ops (layers/fused.py)
-    streams: Any = None  # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it returns
-    prologs: Any = None  # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps (layers/attention/mla_prolog.py)
+    # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it
+    # returns
+    streams: Any = None
+    # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps
+    # (layers/attention/mla_prolog.py)
+    prologs: Any = None
     beside: Any = None  # a second stream, for shared experts beside routed ones (layers/side_stream.py)
-    joins_latents: bool = False  # with exchanges: tokens are joined behind the first projections of latent attention, and not before
-    homes: "Mapping[int, torch.device]" = field(default_factory=dict)  # of layers whose weights are made elsewhere (hosted.py)
+    # with exchanges: tokens are joined behind the first projections of latent attention, and not before
+    joins_latents: bool = False
+    # of layers whose weights are made elsewhere (hosted.py)
+    homes: "Mapping[int, torch.device]" = field(default_factory=dict)
 
     def of_layer(self, index: int) -> "Device":
         """What a layer of the model is made with."""

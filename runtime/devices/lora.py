@@ -14,21 +14,24 @@ class LoraWeights:
 
     a: "Tensor"  # [seats, P, rank, I]
     b: "Tensor"  # [seats, C, rank]: the columns of all parts, one part behind the other
-    parts: tuple[tuple[int, int], ...]  # where each one's columns begin in the layer's output, and how many they are
+    # where each one's columns begin in the layer's output, and how many they are
+    parts: tuple[tuple[int, int], ...]
 
 
 class AdapterOps(Protocol):
     """Low-rank adapters, many in one step."""
 
     def plan(self, lora_slots: "np.ndarray") -> Any:
-        """Once a step in which some token has an adapter: int32 [T], where each token's adapter sits; -1: it has none."""
+        """Once a step in which some token has an adapter: int32 [T], where each token's adapter sits; -1: it
+        has none."""
         ...
 
     def plan_rows(self, lora_slots: "Tensor") -> Any:
-        """The same of seats that are on the device, int64 [T]. Called in captured bodies, for any seats that come later."""
+        """The same of seats that are on the device, int64 [T]. Called in captured bodies, for any seats that
+        come later."""
         ...
 
     def add(self, out: "Tensor", x: "Tensor", weights: LoraWeights, plan: Any) -> None:
-        """Adds, in place, to the columns of each part p in each token's row of out [T, O] the product b[s] a[s, p] x [T, I], s being where
-        its adapter sits. Tokens without one stay as they are."""
+        """Adds, in place, to the columns of each part p in each token's row of out [T, O] the product b[s]
+        a[s, p] x [T, I], s being where its adapter sits. Tokens without one stay as they are."""
         ...

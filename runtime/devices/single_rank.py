@@ -21,7 +21,9 @@ class SingleRank:
     def reduce_scatter(self, x: "Tensor") -> "Tensor":
         return x
 
-    def all_to_all(self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None) -> "Tensor":
+    def all_to_all(
+        self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None
+    ) -> "Tensor":
         return x
 
     def broadcast(self, x: "Tensor") -> "Tensor":

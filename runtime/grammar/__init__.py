@@ -1,4 +1,5 @@
-"""Grammars: from a rule to the tokens that may come next. Runs in the compile process and on rank 0, never in the event loop.
+"""Grammars: from a rule to the tokens that may come next. Runs in the compile process and on rank 0, never in
+the event loop.
 
     schema.py      JSON Schema before any backend sees it: limits, what a backend cannot keep, objects closed
     backend.py     what a backend is, and the table of them

@@ -1,4 +1,5 @@
-"""What a backend is: it compiles grammars over one vocabulary, and their matchers say which tokens may come next."""
+"""What a backend is: it compiles grammars over one vocabulary, and their matchers say which tokens may come
+next."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from msgspec import Struct
 from runtime.messages.constraint import Grammar, GrammarSetup
 from runtime.text.vocabulary import Vocabulary
 
-MAX_BLANKS = 16  # of JSON, between two tokens of it: room for indentation, and an end to models that would write blanks for ever
+# of JSON, between two tokens of it: room for indentation, and an end to models that would write blanks for
+# ever
+MAX_BLANKS = 16
 
 # by name on the command line: module, package
 BACKENDS = {
@@ -45,16 +48,18 @@ class Matcher(Protocol):
     """How far one sequence is in a grammar."""
 
     def accept(self, token: int) -> bool:
-        """The sequence goes on with `token`, which is no eos id. False: the grammar does not allow it, or the backend gave up."""
+        """The sequence goes on with `token`, which is no eos id. False: the grammar does not allow it, or the
+        backend gave up."""
         ...
 
     def fill(self, bits: np.ndarray) -> bool:
-        """Sets bit i of int32 `bits` exactly where token i may come next; eos ids where the text may end. False: the backend gave up."""
+        """Sets bit i of int32 `bits` exactly where token i may come next; eos ids where the text may end.
+        False: the backend gave up."""
         ...
 
     def forced(self) -> list[int]:
-        """Tokens of a text with which every text goes on from here, as the tokenizer writes it; `accept` takes each of them. It need not
-        be all that is forced."""
+        """Tokens of a text with which every text goes on from here, as the tokenizer writes it; `accept`
+        takes each of them. It need not be all that is forced."""
         ...
 
 
@@ -75,21 +80,31 @@ class Backend(Protocol):
         ...
 
     def fill(self, matchers: list[Any], bits: np.ndarray) -> list[int]:
-        """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> places of those that gave up"""
+        """`Matcher.fill` for each of this backend's matchers, in its row of `bits`. -> places of those that
+        gave up"""
         ...
 
 
 def fill_each(matchers: list[Matcher], bits: np.ndarray) -> list[int]:
     """`Backend.fill` where the library has nothing faster."""
-    return [index for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True)) if not matcher.fill(row)]
+    return [
+        index
+        for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True))
+        if not matcher.fill(row)
+    ]
 
 
 def open_backend(setup: GrammarSetup) -> Backend:
     """Reads the tokenizer and imports the library: seconds."""
     vocabulary = Vocabulary.load(Path(setup.tokenizer_path), setup.vocab_size)
-    terms = Terms(tokens=token_bytes(vocabulary, setup), encode=partial(vocabulary.encode, add_special=False),
-                  eos_ids=setup.eos_ids, whitespace_pattern=setup.whitespace_pattern, is_compact=setup.is_compact,
-                  special=special_tokens(vocabulary, setup))
+    terms = Terms(
+        tokens=token_bytes(vocabulary, setup),
+        encode=partial(vocabulary.encode, add_special=False),
+        eos_ids=setup.eos_ids,
+        whitespace_pattern=setup.whitespace_pattern,
+        is_compact=setup.is_compact,
+        special=special_tokens(vocabulary, setup),
+    )
     backend: Backend = import_module(BACKENDS[setup.backend][0]).open_terms(terms)
     return backend
 
@@ -97,7 +112,8 @@ def open_backend(setup: GrammarSetup) -> Backend:
 def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
     """Special tokens and eos ids are no text: a grammar never asks for the letters in their names.
 
-    Rows of the embedding beyond the vocabulary decode to nothing, and ids beyond the embedding can't be sampled.
+    Rows of the embedding beyond the vocabulary decode to nothing, and ids beyond the embedding can't be
+    sampled.
     """
     silent = vocabulary.special_ids | set(setup.eos_ids)
     return [b"" if i in silent else vocabulary.token_bytes(i) for i in range(setup.vocab_size)]
@@ -106,7 +122,9 @@ def token_bytes(vocabulary: Vocabulary, setup: GrammarSetup) -> list[bytes]:
 def special_tokens(vocabulary: Vocabulary, setup: GrammarSetup) -> dict[str, int]:
     """Those that may stand in an answer, by their texts."""
     ids = vocabulary.special_ids - set(setup.eos_ids)
-    return {vocabulary.token_bytes(i).decode(errors="replace"): i for i in sorted(ids) if i < setup.vocab_size}
+    return {
+        vocabulary.token_bytes(i).decode(errors="replace"): i for i in sorted(ids) if i < setup.vocab_size
+    }
 
 
 def find_byte_ids(terms: Terms) -> tuple[int, ...]:

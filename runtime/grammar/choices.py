@@ -9,7 +9,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9 ]")
 
 def choices_as_ebnf(text: str) -> str:
     """GBNF; `text` is a JSON list."""
-    return "root ::= " + " | ".join(f'"{"".join(map(_letter, choice))}"' for choice in msgspec.json.decode(text))
+    return "root ::= " + " | ".join(
+        f'"{"".join(map(_letter, choice))}"' for choice in msgspec.json.decode(text)
+    )
 
 
 def choices_as_regex(text: str) -> str:

@@ -23,5 +23,5 @@ class Frames:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) < end:
                 return
-            yield bytes(self._buffer[_LENGTH.size:end])
+            yield bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]

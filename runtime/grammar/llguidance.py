@@ -1,4 +1,5 @@
-"""llguidance: regular expressions by derivatives under an Earley parser; nothing is computed ahead. Needs neither torch nor numpy."""
+"""llguidance: regular expressions by derivatives under an Earley parser; nothing is computed ahead. Needs
+neither torch nor numpy."""
 
 from typing import Any
 
@@ -68,7 +69,9 @@ class LLGuidance:
             case "choice":
                 return LLMatcher.grammar_from_regex(choices_as_regex(grammar.text))
             case "structural_tag":
-                raise GrammarError("structural tags need --grammar-backend xgrammar; this server runs llguidance")
+                raise GrammarError(
+                    "structural tags need --grammar-backend xgrammar; this server runs llguidance"
+                )
 
 
 class LLCompiled:

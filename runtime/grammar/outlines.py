@@ -1,4 +1,5 @@
-"""outlines-core: a regular expression as a table of states and tokens, computed whole ahead. JSON Schema becomes a regular expression."""
+"""outlines-core: a regular expression as a table of states and tokens, computed whole ahead. JSON Schema
+becomes a regular expression."""
 
 from typing import Any
 
@@ -12,10 +13,33 @@ from runtime.grammar.schema import prepare
 from runtime.messages.constraint import Grammar
 
 # keywords that it reads over in silence
-UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",
-                    "dependentSchemas", "$dynamicRef", "$recursiveRef", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-                    "patternProperties", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties",
-                    "unevaluatedItems"})
+UNKEPT = frozenset(
+    {
+        "not",
+        "if",
+        "then",
+        "else",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "multipleOf",
+        "dependentRequired",
+        "dependentSchemas",
+        "$dynamicRef",
+        "$recursiveRef",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    }
+)
 
 
 class Outlines:
@@ -36,7 +60,9 @@ class Outlines:
 
     def compile(self, grammar: Grammar) -> "OutlinesCompiled":
         try:
-            return OutlinesCompiled(outlines_core.Index(self._pattern(grammar), self._vocabulary), self._eos_id)
+            return OutlinesCompiled(
+                outlines_core.Index(self._pattern(grammar), self._vocabulary), self._eos_id
+            )
         except (ValueError, TypeError) as error:
             raise GrammarError(first_line(error)) from error
 
@@ -51,8 +77,11 @@ class Outlines:
             case "choice":
                 return choices_as_regex(grammar.text)
             case _:
-                raise GrammarError(f"{grammar.kind} needs --grammar-backend xgrammar" + (" or llguidance" if grammar.kind == "ebnf" else "")
-                                   + "; this server runs outlines, which knows regular expressions only")
+                raise GrammarError(
+                    f"{grammar.kind} needs --grammar-backend xgrammar"
+                    + (" or llguidance" if grammar.kind == "ebnf" else "")
+                    + "; this server runs outlines, which knows regular expressions only"
+                )
 
 
 class OutlinesCompiled:

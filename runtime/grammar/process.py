@@ -1,8 +1,10 @@
-"""The compile process: `python -m runtime.grammar.process`, started by actors/grammars.py when the first grammar comes.
+"""The compile process: `python -m runtime.grammar.process`, started by actors/grammars.py when the first
+grammar comes.
 
-It says whether a grammar can be compiled over the model's vocabulary, before a rank ever sees it. A schema of a few bytes can keep
-a library busy for minutes, eat all memory or end its process, none of which a thread can be saved from. So each grammar is compiled in
-a child of this process, which is forked with the library loaded (milliseconds), has bounds on its time and memory, and may die.
+It says whether a grammar can be compiled over the model's vocabulary, before a rank ever sees it. A schema of
+a few bytes can keep a library busy for minutes, eat all memory or end its process, none of which a thread can
+be saved from. So each grammar is compiled in a child of this process, which is forked with the library loaded
+(milliseconds), has bounds on its time and memory, and may die.
 
 It imports torch where the library does, has one thread, and ends when its parent closes the socket.
 """
@@ -80,8 +82,11 @@ class Foreman:
                     return self._kill_all()
             for child in [c for c in self._children.values() if c.deadline_s <= monotonic()]:
                 os.kill(child.pid, signal.SIGKILL)
-                self._end(child, f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it simpler: in JSON "
-                                 "Schema above all its maxLength, maxItems and patterns")
+                self._end(
+                    child,
+                    f"the grammar was not compiled in {child.limit_s:g} s (--grammar-timeout); make it simpler: in JSON "
+                    "Schema above all its maxLength, maxItems and patterns",
+                )
 
     def _listen(self) -> bool:
         data = self._socket.recv(1 << 16)
@@ -108,7 +113,10 @@ class Foreman:
         if said:
             self._socket.sendall(framed(said))
             return
-        error = error or "the grammar took too much memory, or ended the process that compiled it; make it simpler"
+        error = (
+            error
+            or "the grammar took too much memory, or ended the process that compiled it; make it simpler"
+        )
         self._socket.sendall(framed(msgspec.msgpack.encode(Verdict(child.id, error))))
 
     def _kill_all(self) -> None:
@@ -135,7 +143,9 @@ def _compile(backend: Backend, vocab_size: int, check: Check, writing: int) -> N
         verdict = Verdict(check.id, "the grammar takes too much memory; make it simpler")
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        verdict = Verdict(check.id, "the grammar could not be compiled; the server's log has the details", True)
+        verdict = Verdict(
+            check.id, "the grammar could not be compiled; the server's log has the details", True
+        )
     os.write(writing, msgspec.msgpack.encode(verdict))
     os._exit(0)
 
@@ -144,11 +154,15 @@ def _check_beginning(matcher: Matcher, vocab_size: int) -> None:
     """A rule that no text can follow (`{"$ref": "#"}`) compiles well. Raises GrammarError."""
     bits = np.zeros(-(-vocab_size // 32), np.int32)
     if not matcher.fill(bits) or not bits.any():
-        raise GrammarError("no text can follow this rule; look for parts that need themselves, and for parts that contradict each other")
+        raise GrammarError(
+            "no text can follow this rule; look for parts that need themselves, and for parts that contradict each other"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="runtime.grammar.process", description="Compiles grammars; started by the runtime, not by hand.")
+    parser = argparse.ArgumentParser(
+        prog="runtime.grammar.process", description="Compiles grammars; started by the runtime, not by hand."
+    )
     parser.add_argument("--socket", type=int, required=True, help="descriptor")
     parser.add_argument("--setup", required=True, help="JSON")
     given = parser.parse_args()

@@ -1,7 +1,9 @@
-"""JSON Schema before a backend sees it: limits, keywords that the backend would not keep, and objects that say what they hold are closed.
+"""JSON Schema before a backend sees it: limits, keywords that the backend would not keep, and objects that
+say what they hold are closed.
 
-Closed means: an object that lists its `properties` and says nothing about others gets no others. That is what the field does and what
-clients expect; an object that lists none stays open. Both are texts that the client's schema allows.
+Closed means: an object that lists its `properties` and says nothing about others gets no others. That is what
+the field does and what clients expect; an object that lists none stays open. Both are texts that the client's
+schema allows.
 """
 
 from collections.abc import Callable
@@ -14,15 +16,28 @@ from runtime.grammar.backend import GrammarError
 MAX_DEPTH = 64
 MAX_NODES = 20_000
 
-_ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
-        "unevaluatedProperties", "unevaluatedItems")  # keywords that hold a schema
+_ONE = (
+    "items",
+    "additionalProperties",
+    "additionalItems",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+)  # keywords that hold a schema
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")  # ... a list of them
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # ... or some by name
+# ... or some by name
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
 
-Rewrite = Callable[[dict[str, Any], str], None]  # changes a part of a schema, given its path, to what the backend reads rightly
+# changes a part of a schema, given its path, to what the backend reads rightly
+Rewrite = Callable[[dict[str, Any], str], None]
 
 
 def prepare(text: str, unkept: frozenset[str], backend: str, rewrite: Rewrite | None = None) -> str:
@@ -44,7 +59,8 @@ class _Walk:
         self._num_nodes = 0
 
     def close(self, node: Any, path: str, depth: int, *, is_part: bool = False) -> Any:
-        """A copy of the schema at `path`; `is_part`: a member of allOf, which must not close the others out."""
+        """A copy of the schema at `path`; `is_part`: a member of allOf, which must not close the others
+        out."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise GrammarError(f"at {path}: the schema has more than {MAX_DEPTH} levels or {MAX_NODES} parts")
@@ -59,11 +75,16 @@ class _Walk:
                 closed[key] = self.close(node[key], f"{path}.{key}", depth + 1)
         for key in _LIST:
             if isinstance(node.get(key), list):
-                closed[key] = [self.close(part, f"{path}.{key}[{i}]", depth + 1, is_part=is_part or key == "allOf")
-                               for i, part in enumerate(node[key])]
+                closed[key] = [
+                    self.close(part, f"{path}.{key}[{i}]", depth + 1, is_part=is_part or key == "allOf")
+                    for i, part in enumerate(node[key])
+                ]
         for key in _NAMED:
             if isinstance(node.get(key), dict):
-                closed[key] = {name: self.close(part, f"{path}.{key}.{name}", depth + 1) for name, part in node[key].items()}
+                closed[key] = {
+                    name: self.close(part, f"{path}.{key}.{name}", depth + 1)
+                    for name, part in node[key].items()
+                }
         if "properties" in node and not is_part and "allOf" not in node and not _OPEN & node.keys():
             closed["additionalProperties"] = False
         if self._rewrite is not None:
@@ -73,12 +94,20 @@ class _Walk:
     def _look(self, node: dict[str, Any], path: str) -> None:
         for key in self._unkept & node.keys():
             if node[key] not in (False, None, {}, []):
-                raise GrammarError(f"at {path}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, or serve with "
-                                   "another --grammar-backend")
+                raise GrammarError(
+                    f"at {path}.{key}: the backend {self._backend} cannot keep this keyword; leave it out, or serve with "
+                    "another --grammar-backend"
+                )
         kinds = node.get("type", [])
-        wrong = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if not isinstance(kind, str) or kind not in _TYPES]
+        wrong = [
+            kind
+            for kind in (kinds if isinstance(kinds, list) else [kinds])
+            if not isinstance(kind, str) or kind not in _TYPES
+        ]
         if wrong:
-            raise GrammarError(f"at {path}.type: {msgspec.json.encode(wrong[0]).decode()} is none of "
-                               f"{', '.join(sorted(_TYPES))}")
+            raise GrammarError(
+                f"at {path}.type: {msgspec.json.encode(wrong[0]).decode()} is none of "
+                f"{', '.join(sorted(_TYPES))}"
+            )
         if not isinstance(node.get("properties", {}), dict):
             raise GrammarError(f"at {path}.properties: must be an object")

@@ -1,4 +1,5 @@
-"""Structural tags whose marks are special tokens: no text spells those, so the tags are told by the tokens' ids."""
+"""Structural tags whose marks are special tokens: no text spells those, so the tags are told by the tokens'
+ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +15,24 @@ def by_tokens(text: str, special: Mapping[str, int]) -> str:
         rule = msgspec.json.decode(text)
         found = rule["format"]
         triggers = found["triggers"]
-        if found["type"] != "triggered_tags" or not triggers or not all(trigger in special for trigger in triggers):
+        if (
+            found["type"] != "triggered_tags"
+            or not triggers
+            or not all(trigger in special for trigger in triggers)
+        ):
             return text
-        tags = [_tag(trigger, [tag for tag in found["tags"] if tag["begin"].startswith(trigger)], special) for trigger in triggers]
+        tags = [
+            _tag(trigger, [tag for tag in found["tags"] if tag["begin"].startswith(trigger)], special)
+            for trigger in triggers
+        ]
     except (KeyError, TypeError, AttributeError):
         return text  # what is wrong with it, the backend says
     more = {key: value for key, value in found.items() if key in ("at_least_one", "stop_after_first")}
-    rule["format"] = {"type": "token_triggered_tags", "trigger_tokens": [special[trigger] for trigger in triggers], "tags": tags} | more
+    rule["format"] = {
+        "type": "token_triggered_tags",
+        "trigger_tokens": [special[trigger] for trigger in triggers],
+        "tags": tags,
+    } | more
     return msgspec.json.encode(rule).decode()
 
 
@@ -31,9 +43,16 @@ def _tag(trigger: str, tags: Sequence[Json], special: Mapping[str, int]) -> Json
         raise TypeError("ends that differ")
     mark = next((mark for mark in special if mark and end.endswith(mark)), None)
     before = end if mark is None else end.removesuffix(mark)
-    contents = [_sequence(tag["begin"].removeprefix(trigger), tag["content"], before if mark is not None else "") for tag in tags]
-    return {"type": "tag", "begin": _token(special[trigger]), "end": end if mark is None else _token(special[mark]),
-            "content": contents[0] if len(contents) == 1 else {"type": "or", "elements": contents}}
+    contents = [
+        _sequence(tag["begin"].removeprefix(trigger), tag["content"], before if mark is not None else "")
+        for tag in tags
+    ]
+    return {
+        "type": "tag",
+        "begin": _token(special[trigger]),
+        "end": end if mark is None else _token(special[mark]),
+        "content": contents[0] if len(contents) == 1 else {"type": "or", "elements": contents},
+    }
 
 
 def _sequence(before: str, content: Json, behind: str) -> Json:

@@ -1,4 +1,5 @@
-"""xgrammar: an automaton with a stack, whose masks are computed ahead for most of the vocabulary. Imports torch and transformers."""
+"""xgrammar: an automaton with a stack, whose masks are computed ahead for most of the vocabulary. Imports
+torch and transformers."""
 
 from functools import lru_cache
 from typing import Any
@@ -13,10 +14,26 @@ from runtime.grammar.tags import by_tokens
 from runtime.messages.constraint import Grammar
 
 # keywords that it reads over in silence: an answer could break them
-UNKEPT = frozenset({"not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "multipleOf", "dependentRequired",
-                    "dependentSchemas", "$dynamicRef", "$recursiveRef"})
+UNKEPT = frozenset(
+    {
+        "not",
+        "if",
+        "then",
+        "else",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "multipleOf",
+        "dependentRequired",
+        "dependentSchemas",
+        "$dynamicRef",
+        "$recursiveRef",
+    }
+)
 _TOP = "above_root"
-FOLLOWING = ('"', "a", " ", "1", "\n", "}", "]", ",", ":", "{", "[", '{"', "\\", "-")  # what may come after a forced text
+# what may come after a forced text
+FOLLOWING = ('"', "a", " ", "1", "\n", "}", "]", ",", ":", "{", "[", '{"', "\\", "-")
 KEPT, SHORT = 1024, 256  # forced texts whose tokens are kept, letters of each
 NO_TEXT = b"\xff"  # no text in UTF-8 has this byte
 
@@ -30,12 +47,15 @@ class XGrammar:
             tokens[id] = NO_TEXT + text.encode()  # an empty one could not be asked for by its id either
         self.byte_ids = find_byte_ids(terms)
         self._special = terms.special
-        self._info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=len(terms.tokens),
-                                            stop_token_ids=list(terms.eos_ids))
-        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)  # we keep what is compiled
+        self._info = xgrammar.TokenizerInfo(
+            tokens, xgrammar.VocabType.RAW, vocab_size=len(terms.tokens), stop_token_ids=list(terms.eos_ids)
+        )
+        # we keep what is compiled
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._is_compact = terms.is_compact
         self._writer = Writer(terms)
-        self._batch = xgrammar.BatchGrammarMatcher(1)  # in this thread: more of them take longer than the masks
+        # in this thread: more of them take longer than the masks
+        self._batch = xgrammar.BatchGrammarMatcher(1)
 
     def fill(self, matchers: "list[XMatcher]", bits: np.ndarray) -> list[int]:
         bits.fill(-1)  # it leaves rows alone where everything is allowed
@@ -54,12 +74,18 @@ class XGrammar:
             case "json_schema":
                 schema = prepare(grammar.text, UNKEPT, "xgrammar", _bounds_as_pattern)
                 separators = (",", ":") if self._is_compact else None
-                return compiler.compile_json_schema(schema, any_whitespace=not self._is_compact, separators=separators, strict_mode=False,
-                                                    max_whitespace_cnt=None if self._is_compact else MAX_BLANKS)
+                return compiler.compile_json_schema(
+                    schema,
+                    any_whitespace=not self._is_compact,
+                    separators=separators,
+                    strict_mode=False,
+                    max_whitespace_cnt=None if self._is_compact else MAX_BLANKS,
+                )
             case "regex":
                 return compiler.compile_regex(grammar.text)
             case "ebnf":
-                # a root that stands within itself loses what may follow it there, so a rule of ours stands above it
+                # a root that stands within itself loses what may follow it there, so a rule of ours stands
+                # above it
                 return compiler.compile_grammar(f"{grammar.text}\n{_TOP} ::= root\n", root_rule_name=_TOP)
             case "structural_tag":
                 return compiler.compile_structural_tag(by_tokens(grammar.text, self._special))
@@ -68,13 +94,16 @@ class XGrammar:
 
 
 def _bounds_as_pattern(node: dict[str, Any], path: str) -> None:
-    """Its own bounded strings (0.2.8) may hold bare control characters, which is no JSON; its patterns do not."""
+    """Its own bounded strings (0.2.8) may hold bare control characters, which is no JSON; its patterns do
+    not."""
     low, high = node.pop("minLength", None), node.pop("maxLength", None)
     if low is None and high is None:
         return
     if "pattern" in node or "format" in node:
-        raise GrammarError(f"at {path}: the backend xgrammar cannot keep minLength or maxLength beside pattern or format; put them into "
-                           "the pattern, or serve with --grammar-backend llguidance")
+        raise GrammarError(
+            f"at {path}: the backend xgrammar cannot keep minLength or maxLength beside pattern or format; put them into "
+            "the pattern, or serve with --grammar-backend llguidance"
+        )
     if any(bound is not None and (not isinstance(bound, int) or bound < 0) for bound in (low, high)):
         raise GrammarError(f"at {path}: minLength and maxLength must be whole numbers from 0 on")
     bounds = f"{low or 0},{'' if high is None else high}"
@@ -89,19 +118,27 @@ class Writer:
         self._short = lru_cache(KEPT)(self._write)
 
     def write(self, text: str) -> list[int]:
-        """Those tokens that stay whatever follows: the last ones may be written together with it, as models have learnt to."""
+        """Those tokens that stay whatever follows: the last ones may be written together with it, as models
+        have learnt to."""
         return (self._short if len(text) <= SHORT else self._write)(text)
 
     def _write(self, text: str) -> list[int]:
         tokens = self._terms.encode(text)
-        is_text = b"".join(map(self._terms.tokens.__getitem__, tokens)) == text.encode()  # some tokenizers put a blank before
+        # some tokenizers put a blank before
+        is_text = b"".join(map(self._terms.tokens.__getitem__, tokens)) == text.encode()
         if not is_text:
             return []
         length = len(tokens) - 1
         for more in FOLLOWING:
             others = self._terms.encode(text + more)
-            length = next((i for i, (one, other) in enumerate(zip(tokens[:length], others, strict=False)) if one != other),
-                          min(length, len(others)))
+            length = next(
+                (
+                    i
+                    for i, (one, other) in enumerate(zip(tokens[:length], others, strict=False))
+                    if one != other
+                ),
+                min(length, len(others)),
+            )
         return tokens[:length]
 
 

@@ -1,4 +1,5 @@
-"""A line for each HTTP request: who asked for what, what came of it, how long it took. Not its query and headers: they may hold keys."""
+"""A line for each HTTP request: who asked for what, what came of it, how long it took. Not its query and
+headers: they may hold keys."""
 
 from time import monotonic
 
@@ -14,7 +15,8 @@ def level_of(status: int) -> str:
 
 
 class AccessLog:
-    """Tells requests whose line is at least of this level: info all, warning those that were refused, error those that failed."""
+    """Tells requests whose line is at least of this level: info all, warning those that were refused, error
+    those that failed."""
 
     def __init__(self, level: str, excluded: tuple[str, ...] = ()) -> None:
         """`excluded`: beginnings of paths."""
@@ -22,7 +24,9 @@ class AccessLog:
         self._excluded = excluded
         self._log = log.get("http")
 
-    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+    async def serve(
+        self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, request_id: bytes
+    ) -> None:
         begin_s, status = monotonic(), LEFT
 
         async def noting(message: Message) -> None:
@@ -37,6 +41,12 @@ class AccessLog:
             level = level_of(status)
             if log.LEVELS[level] >= self._least and not scope["path"].startswith(self._excluded):
                 client = scope.get("client")
-                getattr(self._log, level)("request", method=scope["method"], path=scope["path"], status=status,
-                                          seconds=round(monotonic() - begin_s, 6), client=client[0] if client else None,
-                                          id=request_id.decode())
+                getattr(self._log, level)(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    seconds=round(monotonic() - begin_s, 6),
+                    client=client[0] if client else None,
+                    id=request_id.decode(),
+                )

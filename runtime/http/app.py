@@ -1,6 +1,7 @@
 """The HTTP face as an ASGI application: routes, and what every route does with errors.
 
-It can be mounted under any prefix of another application: it has no lifespan and no state of its own beyond the service.
+It can be mounted under any prefix of another application: it has no lifespan and no state of its own beyond
+the service.
 """
 
 from collections.abc import Awaitable, Callable
@@ -56,22 +57,32 @@ Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 Serve = Callable[[Service, bytes], Answer | Response]  # body of a request -> its answer; raises RequestError
 
 
-
 def http_app(service: Service, settings: HttpSettings = DEFAULT, kept: Kept | None = None) -> ASGIApp:
-    """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the background are refused."""
+    """The application for one service. `kept`, if it is given, runs beside it; if not, answers in the
+    background are refused."""
     stored = (kept or Kept(service)).routes(settings)
-    app: ASGIApp = Starlette(routes=guarded([*_routes(service, settings), *stored], settings.keys), exception_handlers={
-        RequestError: errors.on_request_error,
-        HTTPException: errors.on_http_error,
-        ClientDisconnect: _on_disconnect,
-        Exception: errors.on_bug,
-    })
+    app: ASGIApp = Starlette(
+        routes=guarded([*_routes(service, settings), *stored], settings.keys),
+        exception_handlers={
+            RequestError: errors.on_request_error,
+            HTTPException: errors.on_http_error,
+            ClientDisconnect: _on_disconnect,
+            Exception: errors.on_bug,
+        },
+    )
 
     if settings.cors_origins:
-        app = CORSMiddleware(app, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"],
-                             expose_headers=["x-request-id", "retry-after"])
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
 
-    access = None if settings.access_level is None else AccessLog(settings.access_level, settings.unlogged_paths)
+    access = (
+        None if settings.access_level is None else AccessLog(settings.access_level, settings.unlogged_paths)
+    )
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,7 +92,8 @@ def http_app(service: Service, settings: HttpSettings = DEFAULT, kept: Kept | No
         # writing past `send` is right only where nothing stands between us and the server
         if connection is not None and own_send is send:
             scope[DIRECT] = connection
-        also = b"request-id" if errors.ANTHROPIC in scope["path"] else None  # where Anthropic's clients look for it
+        # where Anthropic's clients look for it
+        also = b"request-id" if errors.ANTHROPIC in scope["path"] else None
         name = request_id(scope["headers"])
         send = telling_id(send, name, also=also)
         if access is None:
@@ -98,18 +110,36 @@ def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketR
         return adapter_object(service.card, service.card.adapters[name]) if name else described(request)
 
     def models(request: Request) -> Any:
-        entries = [described(request), *(adapter_object(service.card, adapter) for adapter in service.card.adapters.values())]
-        return {"object": "list", "data": entries, "has_more": False, "first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+        entries = [
+            described(request),
+            *(adapter_object(service.card, adapter) for adapter in service.card.adapters.values()),
+        ]
+        return {
+            "object": "list",
+            "data": entries,
+            "has_more": False,
+            "first_id": entries[0]["id"],
+            "last_id": entries[-1]["id"],
+        }
 
     def described(request: Request) -> Any:
         more = model_fields(service.card) if "anthropic-version" in request.headers else {}
         return model_object(service.card) | more
 
     return [
-        *[Route(path, _answering(service, serve, settings), methods=["POST", "PUT"] if path in ("/generate", "/encode") else ["POST"])
-          for path, serve in (served(settings) | VECTORS).items()],
-        Route("/v1/messages/count_tokens", taking(CountBody, TokenCount, partial(count_tokens, service), settings.max_body_bytes),
-              methods=["POST"]),
+        *[
+            Route(
+                path,
+                _answering(service, serve, settings),
+                methods=["POST", "PUT"] if path in ("/generate", "/encode") else ["POST"],
+            )
+            for path, serve in (served(settings) | VECTORS).items()
+        ],
+        Route(
+            "/v1/messages/count_tokens",
+            taking(CountBody, TokenCount, partial(count_tokens, service), settings.max_body_bytes),
+            methods=["POST"],
+        ),
         Route("/v1/models", telling(Models, models)),
         Route("/v1/models/{name:path}", telling(Model, model)),
         Route("/", _greet),
@@ -129,7 +159,8 @@ def _routes(service: Service, settings: HttpSettings) -> list[Route | WebSocketR
     ]
 
 
-VECTORS: dict[str, Serve] = {  # of models that make vectors or scores of texts, and scores of those that generate
+# of models that make vectors or scores of texts, and scores of those that generate
+VECTORS: dict[str, Serve] = {
     "/v1/embeddings": embeddings,
     "/api/embed": ollama_embed,
     "/api/embeddings": ollama_embeddings,
@@ -159,6 +190,7 @@ def served(settings: HttpSettings) -> dict[str, Serve]:
 
 def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoint:
     """Endpoint that reads a body and answers it."""
+
     async def endpoint(request: Request) -> ASGIApp:
         try:
             body = await read_body(request.scope, request.receive, settings.max_body_bytes)
@@ -181,7 +213,8 @@ async def _greet(_: Request) -> Response:
 def _health(service: Service) -> Endpoint:
     async def endpoint(_: Request) -> Response:
         health = service.health()
-        return json(health, 200 if health.state in ("ready", "paused", "released") else 503)  # the last two are what somebody wished
+        # the last two are what somebody wished
+        return json(health, 200 if health.state in ("ready", "paused", "released") else 503)
 
     return endpoint
 

@@ -6,8 +6,9 @@
               this machine alone; else nobody. Where no key is asked for, pages of other sites are kept out: a browser on this machine
               would send their forms here
 
-A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The level of a route is decided by its own
-declaration when the routes are put together, not by comparing paths when a request comes.
+A key comes as `Authorization: Bearer KEY`, or as `x-api-key: KEY` from Anthropic's clients. The level of a
+route is decided by its own declaration when the routes are put together, not by comparing paths when a
+request comes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,16 +26,40 @@ from runtime.http.errors import error_response
 Level = Literal["open", "user", "admin"]
 
 OPEN = frozenset({"/", "/health", "/health_generate", "/ping", "/metrics", "/openapi.json", "/docs"})
-ADMIN = frozenset({
-    "/flush_cache", "/clear_hicache_storage_backend", "/attach_hicache_storage_backend", "/detach_hicache_storage_backend",
-    "/pause_generation", "/continue_generation", "/abort_request", "/set_internal_state", "/slow_down", "/freeze_gc",
-    "/start_profile", "/stop_profile", "/configure_logging", "/load_lora_adapter", "/unload_lora_adapter",
-    "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-    "/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc",
-    "/init_weights_update_group", "/destroy_weights_update_group", "/weights_checker", "/update_weight_version",
-    "/release_memory_occupation", "/resume_memory_occupation",
-    "/start_expert_distribution_record", "/stop_expert_distribution_record", "/dump_expert_distribution_record",
-})
+ADMIN = frozenset(
+    {
+        "/flush_cache",
+        "/clear_hicache_storage_backend",
+        "/attach_hicache_storage_backend",
+        "/detach_hicache_storage_backend",
+        "/pause_generation",
+        "/continue_generation",
+        "/abort_request",
+        "/set_internal_state",
+        "/slow_down",
+        "/freeze_gc",
+        "/start_profile",
+        "/stop_profile",
+        "/configure_logging",
+        "/load_lora_adapter",
+        "/unload_lora_adapter",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/update_weights_from_disk",
+        "/update_weights_from_tensor",
+        "/update_weights_from_distributed",
+        "/update_weights_from_ipc",
+        "/init_weights_update_group",
+        "/destroy_weights_update_group",
+        "/weights_checker",
+        "/update_weight_version",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/start_expert_distribution_record",
+        "/stop_expert_distribution_record",
+        "/dump_expert_distribution_record",
+    }
+)
 ALL_INTERFACES = ("", "*")
 
 
@@ -58,13 +83,19 @@ class Keys:
             if self._admin:
                 wanted = self._admin
             elif not self._is_local:
-                raise Forbidden("this route changes the server for everybody; it needs a server with --admin-api-key, or one that listens "
-                                "on this machine alone")
+                raise Forbidden(
+                    "this route changes the server for everybody; it needs a server with --admin-api-key, or one that listens "
+                    "on this machine alone"
+                )
             if not wanted and (b"sec-fetch-site", b"cross-site") in headers:
-                raise Forbidden("this route changes the server for everybody, and the request comes from a web page of another site")
+                raise Forbidden(
+                    "this route changes the server for everybody, and the request comes from a web page of another site"
+                )
         if wanted and not _has_one(wanted, headers):
             whose = "the admin key" if wanted is self._admin else "an API key"
-            raise Unauthorized(f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not known here")
+            raise Unauthorized(
+                f"give {whose} of this server as `Authorization: Bearer KEY`; the one that came, if any, is not known here"
+            )
 
 
 def level_of(path: str) -> Level:
@@ -102,7 +133,8 @@ class _Door:
             self.keys.check(self.level, scope["headers"])
         except RequestError as error:
             if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": ""})  # before it was accepted: an answer 403
+                # before it was accepted: an answer 403
+                await send({"type": "websocket.close", "code": 1008, "reason": ""})
             else:
                 await refusing(error_response(error, self.path))(scope, receive, send)
             return

@@ -9,11 +9,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.errors import TooLarge
 
 MAX_PAUSE_S = 30.0  # between two pieces of a body
-MAX_DISCARD_S = 2.0  # spent on throwing the rest of a refused body away, so that the client gets to read the answer
+# spent on throwing the rest of a refused body away, so that the client gets to read the answer
+MAX_DISCARD_S = 2.0
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """Raises TooLarge (before reading, when content-length says so), HTTPException 408, or ClientDisconnect."""
+    """Raises TooLarge (before reading, when content-length says so), HTTPException 408, or
+    ClientDisconnect."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes; this server takes {max_bytes}")
@@ -36,7 +38,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 
 
 async def discard_body(receive: Receive) -> None:
-    """Reads on, for a moment and keeping nothing: a connection closed on unread data would lose the answer sent before."""
+    """Reads on, for a moment and keeping nothing: a connection closed on unread data would lose the answer
+    sent before."""
     with anyio.move_on_after(MAX_DISCARD_S):
         message = await receive()
         while message["type"] == "http.request" and message.get("more_body", False):
@@ -45,6 +48,7 @@ async def discard_body(receive: Receive) -> None:
 
 def refusing(response: Response) -> ASGIApp:
     """Sends the refusal of a body at once, and ends the response when the rest of the body is through."""
+
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_open(message: Message) -> None:
             await send(message | {"more_body": True} if message["type"] == "http.response.body" else message)

@@ -1,5 +1,5 @@
-"""From errors to answers: every refusal leaves as {"error": {message, type, param, code}} with its status, and in the words of Anthropic
-and Ollama on their routes."""
+"""From errors to answers: every refusal leaves as {"error": {message, type, param, code}} with its status,
+and in the words of Anthropic and Ollama on their routes."""
 
 import re
 from collections.abc import Mapping
@@ -17,10 +17,18 @@ from runtime.http.body import discard_body
 
 T = TypeVar("T")
 
-HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}  # seconds that a polite client waits
+# seconds that a polite client waits
+HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}
 ANTHROPIC, OLLAMA = "/v1/messages", "/api/"  # how their paths begin
-ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
-                   413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _DEPTH = "the JSON is nested too deeply"
 
 # msgspec ends its messages with the place: " - at `$.messages[0].role`" or " - at `key` in `$.logit_bias`"
@@ -83,7 +91,9 @@ def anthropic_error(error: RequestError) -> AnthropicError:
 
 def error_response(error: RequestError, path: str) -> Response:
     """In the form of the dialect that `path` belongs to."""
-    return _response(path, error.status, error.message, error.type, error.param, error.code, HEADERS.get(error.status))
+    return _response(
+        path, error.status, error.message, error.type, error.param, error.code, HEADERS.get(error.status)
+    )
 
 
 def on_request_error(request: Request, error: Exception) -> Response:
@@ -96,7 +106,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = path_of(request)
     if error.status_code in (404, 405) and request.method != "GET":
-        await discard_body(request.receive)  # else the connection ends, while the client may send its next request
+        # else the connection ends, while the client may send its next request
+        await discard_body(request.receive)
     message, code = {
         404: (f"there is no route {path}", "not_found"),
         405: (f"{path} does not take {request.method}", "method_not_allowed"),
@@ -107,7 +118,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 def on_bug(request: Request, __: Exception) -> Response:
     """What nobody expected. The server under us logs the stack; the client gets an apology."""
-    return error_response(InternalFault("something went wrong in the server; its log has the details"), path_of(request))
+    return error_response(
+        InternalFault("something went wrong in the server; its log has the details"), path_of(request)
+    )
 
 
 def path_of(request: Request) -> str:
@@ -120,8 +133,21 @@ def error_body(error: RequestError, path: str) -> Body:
     return _body(path, error.status, error.message, error.type, error.param, error.code)
 
 
-def _response(path: str, status: int, message: str, kind: str, param: str | None, code: str, headers: Mapping[str, str] | None) -> Response:
-    return Response(msgspec.json.encode(_body(path, status, message, kind, param, code)), status, headers, "application/json")
+def _response(
+    path: str,
+    status: int,
+    message: str,
+    kind: str,
+    param: str | None,
+    code: str,
+    headers: Mapping[str, str] | None,
+) -> Response:
+    return Response(
+        msgspec.json.encode(_body(path, status, message, kind, param, code)),
+        status,
+        headers,
+        "application/json",
+    )
 
 
 def _body(path: str, status: int, message: str, kind: str, param: str | None, code: str) -> Body:
@@ -142,7 +168,8 @@ def _anthropic(message: str, status: int) -> AnthropicError:
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises InvalidRequest for anything but the JSON that `decoder` wants; `param` is the path of the wrong field."""
+    """Raises InvalidRequest for anything but the JSON that `decoder` wants; `param` is the path of the wrong
+    field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -156,7 +183,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def convert(value: Any, kind: type[T], names: Mapping[str, str]) -> T:
-    """`value` as a `kind`. Raises InvalidRequest; `names` maps the fields of `kind` to what the client calls them."""
+    """`value` as a `kind`. Raises InvalidRequest; `names` maps the fields of `kind` to what the client calls
+    them."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -170,8 +198,12 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     root = re.split(r"[.\[]", error.param, maxsplit=1)[0]
     if (name := names.get(root)) is None:
         return error
-    message = error.message if isinstance(error, TooLong) else re.sub(rf"\b{re.escape(root)}\b", name, error.message)
-    return type(error)(message, param=name + error.param[len(root):])
+    message = (
+        error.message
+        if isinstance(error, TooLong)
+        else re.sub(rf"\b{re.escape(root)}\b", name, error.message)
+    )
+    return type(error)(message, param=name + error.param[len(root) :])
 
 
 def invalid(error: msgspec.ValidationError, known: tuple[str, ...] = ()) -> InvalidRequest:
@@ -186,4 +218,6 @@ def invalid(error: msgspec.ValidationError, known: tuple[str, ...] = ()) -> Inva
     if field["kind"].startswith("missing"):
         return InvalidRequest(f"{param} is missing", param=param)
     near = [] if path else get_close_matches(field["name"], known, n=1)
-    return InvalidRequest(f"{param} is not a known field" + (f"; did you mean {near[0]}?" if near else ""), param=param)
+    return InvalidRequest(
+        f"{param} is not a known field" + (f"; did you mean {near[0]}?" if near else ""), param=param
+    )

@@ -19,8 +19,9 @@ def json(content: Any, status: int = 200) -> Response:
 
 
 def telling(gives: Any, tell: Callable[[Request], Any]) -> Endpoint:
-    """Endpoint that answers with what `tell` returns, as the JSON of a `gives`. It wants no body; one that comes is read all the same: an
-    answer that overtook it would end the connection."""
+    """Endpoint that answers with what `tell` returns, as the JSON of a `gives`. It wants no body; one that
+    comes is read all the same: an answer that overtook it would end the connection."""
+
     async def endpoint(request: Request) -> Response:
         if request.method != "GET":
             await discard_body(request.receive)
@@ -30,8 +31,8 @@ def telling(gives: Any, tell: Callable[[Request], Any]) -> Endpoint:
 
 
 def taking(kind: type[T], gives: Any, serve: Callable[[T], Awaitable[Any]], max_bytes: int) -> Endpoint:
-    """Endpoint that reads a `kind`, an empty body being {}, and answers with what `serve` returns: a Response, or what becomes the JSON
-    of a `gives`."""
+    """Endpoint that reads a `kind`, an empty body being {}, and answers with what `serve` returns: a
+    Response, or what becomes the JSON of a `gives`."""
     decoder = msgspec.json.Decoder(kind)
 
     async def endpoint(request: Request) -> Response:

@@ -1,8 +1,10 @@
-"""Our own server: a small shell that accepts connections and hands them to hypercorn's protocols (HTTP/1.1, HTTP/2).
+"""Our own server: a small shell that accepts connections and hands them to hypercorn's protocols (HTTP/1.1,
+HTTP/2).
 
-It adds to hypercorn's own: plain HTTP/1.1 connections can be written to directly (see connection.py), a client that leaves is
-noticed even while requests are pipelined, one that closes its own side only is answered, request targets may be absolute, heads are
-bounded whatever their pieces, and the application has no lifespan: whoever calls `serve` starts and stops it.
+It adds to hypercorn's own: plain HTTP/1.1 connections can be written to directly (see connection.py), a
+client that leaves is noticed even while requests are pipelined, one that closes its own side only is
+answered, request targets may be absolute, heads are bounded whatever their pieces, and the application has no
+lifespan: whoever calls `serve` starts and stops it.
 """
 
 import asyncio
@@ -36,7 +38,8 @@ READ_BYTES = 2**16
 MAX_HEAD_BYTES = 2**16  # of a request: its target and headers
 GRACE_S = 30.0  # for running answers, after shutdown was asked for
 STUCK_S = 30.0  # that a client may take nothing of what waits for it
-KEEP_ALIVE_S = 75.0  # for idle connections; clients and proxies close theirs earlier, so no request meets a closing one
+# for idle connections; clients and proxies close theirs earlier, so no request meets a closing one
+KEEP_ALIVE_S = 75.0
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -51,36 +54,52 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for sock in sockets:
             sock.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host") from None
+        raise StartError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+        ) from None
     return sockets
 
 
-def tls_context(certfile: str, keyfile: str | None, password: str | None, ca_certs: str | None) -> ssl.SSLContext:
-    """TLS 1.2 or newer, HTTP/2 or HTTP/1.1. With `ca_certs` clients must show a certificate. Raises StartError."""
+def tls_context(
+    certfile: str, keyfile: str | None, password: str | None, ca_certs: str | None
+) -> ssl.SSLContext:
+    """TLS 1.2 or newer, HTTP/2 or HTTP/1.1. With `ca_certs` clients must show a certificate. Raises
+    StartError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
-        context.load_cert_chain(certfile, keyfile, password or "")  # without one, OpenSSL would ask the terminal
+        # without one, OpenSSL would ask the terminal
+        context.load_cert_chain(certfile, keyfile, password or "")
         if ca_certs is not None:
             context.load_verify_locations(ca_certs)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:  # SSLError is an OSError
         files = " or ".join(file for file in (certfile, keyfile, ca_certs) if file is not None)
-        raise StartError(f"TLS cannot start with {files} ({getattr(error, 'strerror', None) or error}); check --ssl-certfile, "
-                         "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs") from None
+        raise StartError(
+            f"TLS cannot start with {files} ({getattr(error, 'strerror', None) or error}); check --ssl-certfile, "
+            "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs"
+        ) from None
     return context
 
 
 async def serve(
-    app: ASGIApp, *, sockets: list[socket.socket], shutdown: anyio.Event, tls: ssl.SSLContext | None = None,
-    grace_s: float = GRACE_S, stuck_s: float = STUCK_S, root_path: str = "",
+    app: ASGIApp,
+    *,
+    sockets: list[socket.socket],
+    shutdown: anyio.Event,
+    tls: ssl.SSLContext | None = None,
+    grace_s: float = GRACE_S,
+    stuck_s: float = STUCK_S,
+    root_path: str = "",
 ) -> None:
-    """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to end."""
+    """Serves `app` on `sockets`, which it closes, until `shutdown`; running answers then have `grace_s` to
+    end."""
     async with asyncio.TaskGroup() as tasks:  # anyio's takes no tasks from a transport's callback
         shell = _Shell(app, tasks, stuck_s, root_path)
         servers = [
-            await asyncio.get_running_loop().create_server(shell.accept, sock=sock, ssl=tls, backlog=BACKLOG) for sock in sockets
+            await asyncio.get_running_loop().create_server(shell.accept, sock=sock, ssl=tls, backlog=BACKLOG)
+            for sock in sockets
         ]
         try:
             await shutdown.wait()
@@ -107,7 +126,9 @@ class _Shell:
     def accept(self) -> Connection:
         return Connection(self._opened, self.stuck_s)
 
-    def _opened(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _opened(
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         is_plain = writer.get_extra_info("ssl_object") is None
         app = _Entry(self.app, connection if is_plain else None, self.context)
         server = _Server(app, asyncio.get_running_loop(), self.config, self.context, {}, reader, writer)
@@ -143,7 +164,8 @@ class _Shell:
 
 
 class _Entry:
-    """The application as hypercorn calls it; offers the connection where it may be written to directly, and tells sockets of the end."""
+    """The application as hypercorn calls it; offers the connection where it may be written to directly, and
+    tells sockets of the end."""
 
     def __init__(self, app: ASGIApp, connection: Connection | None, context: WorkerContext) -> None:
         self.app = app
@@ -154,8 +176,12 @@ class _Entry:
         if not scope["path"].startswith("/"):
             _make_relative(scope)
         if scope["type"] == "http" and _head_bytes(scope) > MAX_HEAD_BYTES:
-            error = HeadTooLarge(f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes")
-            await refusing(error_response(error, scope["path"]))(scope, receive, telling_id(send, request_id(scope["headers"])))
+            error = HeadTooLarge(
+                f"the head of the request has over {MAX_HEAD_BYTES} bytes, the most that this server takes"
+            )
+            await refusing(error_response(error, scope["path"]))(
+                scope, receive, telling_id(send, request_id(scope["headers"]))
+            )
             return
         if self.connection is not None and scope["type"] == "http" and scope["http_version"] == "1.1":
             scope["extensions"][EXTENSION] = (self.connection, send)
@@ -165,7 +191,8 @@ class _Entry:
 
 
 def _make_relative(scope: Any) -> None:
-    """A target with scheme and host, as proxies are sent: what counts is its path, and its host is the request's (RFC 9112, 3.2.2)."""
+    """A target with scheme and host, as proxies are sent: what counts is its path, and its host is the
+    request's (RFC 9112, 3.2.2)."""
     target = scope["raw_path"].partition(b"//")
     if target[0].lower() not in (b"http:", b"https:"):
         return
@@ -184,9 +211,11 @@ def _head_bytes(scope: Any) -> int:
 
 
 class _Server(TCPServer):
-    """Hypercorn's connection, which waits for no client that has left, and not for long for one that takes nothing.
+    """Hypercorn's connection, which waits for no client that has left, and not for long for one that takes
+    nothing.
 
-    Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the connection.
+    Hypercorn reads nothing while a pipelined request waits for its turn, and so would not see the end of the
+    connection.
     """
 
     close_s = STUCK_S  # that the last bytes may take
@@ -195,12 +224,17 @@ class _Server(TCPServer):
     over: asyncio.Event  # the client has left, or an answer is out
 
     def waits_for_head(self) -> bool | None:
-        """Whether an HTTP/1.1 client waits for the head of its answer; None: it is in the middle of one, or speaks something else."""
+        """Whether an HTTP/1.1 client waits for the head of its answer; None: it is in the middle of one, or
+        speaks something else."""
         if not hasattr(self, "protocol"):  # nothing has been read yet
             return False
         protocol = self.protocol.protocol
         h1 = protocol.connection if isinstance(protocol, H11Protocol) else None
-        if not isinstance(h1, h11.Connection) or h1.our_state is h11.SEND_BODY or h1.their_http_version == b"1.0":
+        if (
+            not isinstance(h1, h11.Connection)
+            or h1.our_state is h11.SEND_BODY
+            or h1.their_http_version == b"1.0"
+        ):
             return None
         return h1.our_state is h11.SEND_RESPONSE
 
@@ -235,8 +269,8 @@ class _Server(TCPServer):
         await self.idle_task.stop()  # else the connection lives on for KEEP_ALIVE_S after its client
 
     def _keep_streams_apart(self) -> None:
-        """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is an error of the connection,
-        which would end all other streams."""
+        """Over HTTP/2 the rest of a body may come when its answer, a refusal, has ended. To hypercorn that is
+        an error of the connection, which would end all other streams."""
         protocol = self.protocol.protocol
         if isinstance(protocol, H2Protocol) and not isinstance(protocol.streams, _Streams):
             protocol.streams = _Streams(protocol.streams)

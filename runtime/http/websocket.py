@@ -1,4 +1,5 @@
-"""/v1/ws: many requests at once over one WebSocket. What goes over it is what the HTTP routes take and give, with an id around it.
+"""/v1/ws: many requests at once over one WebSocket. What goes over it is what the HTTP routes take and give,
+with an id around it.
 
     in     {"id", "path", "body"}      a request to one of the routes that generate; "id" is the client's, unique among its open ones
            {"id", "abort": true}       ends it
@@ -33,7 +34,8 @@ from runtime.http.streaming.sse import encode
 from runtime.service import Service
 
 PATH = "/v1/ws"
-TERMINATED = "runtime.terminated"  # ASGI extension of our own server: a function that returns when the server is told to stop
+# ASGI extension of our own server: a function that returns when the server is told to stop
+TERMINATED = "runtime.terminated"
 MAX_OPEN = 1024  # requests of one socket
 POLICY, GOING_AWAY = 1008, 1001  # why a socket is closed
 
@@ -78,13 +80,25 @@ def route(service: Service, settings: HttpSettings, served: Mapping[str, Serve])
 def is_welcome(websocket: WebSocket, cors_origins: tuple[str, ...]) -> bool:
     """Browsers let a page of any site open a socket and tell whose it is; other programs tell nothing."""
     page = websocket.headers.get("origin")
-    return page is None or "*" in cors_origins or page in cors_origins or urlsplit(page).netloc == websocket.headers.get("host")
+    return (
+        page is None
+        or "*" in cors_origins
+        or page in cors_origins
+        or urlsplit(page).netloc == websocket.headers.get("host")
+    )
 
 
 class Socket:
     """One WebSocket and its open requests."""
 
-    def __init__(self, service: Service, settings: HttpSettings, served: Mapping[str, Serve], websocket: WebSocket, who: Origin) -> None:
+    def __init__(
+        self,
+        service: Service,
+        settings: HttpSettings,
+        served: Mapping[str, Serve],
+        websocket: WebSocket,
+        who: Origin,
+    ) -> None:
         self.service = service
         self.settings = settings
         self.served = served
@@ -106,7 +120,10 @@ class Socket:
                     message = await self.websocket.receive()
                     if message["type"] == "websocket.disconnect":
                         break
-                    await self._hear(message.get("bytes") or (message.get("text") or "").encode("utf-8", "surrogatepass"), tasks)
+                    await self._hear(
+                        message.get("bytes") or (message.get("text") or "").encode("utf-8", "surrogatepass"),
+                        tasks,
+                    )
                 tasks.cancel_scope.cancel()
         except* (WebSocketDisconnect, TimeoutError):
             pass  # whoever was sending saw it first
@@ -114,7 +131,9 @@ class Socket:
     async def _hear(self, data: bytes, tasks: TaskGroup) -> None:
         try:
             if len(data) > self.settings.max_body_bytes:
-                raise TooLarge(f"the message has {len(data)} bytes; this server takes {self.settings.max_body_bytes}")
+                raise TooLarge(
+                    f"the message has {len(data)} bytes; this server takes {self.settings.max_body_bytes}"
+                )
             said = decode(data, _said)
             if said.abort:
                 if (scope := self.open.get(said.id)) is not None:
@@ -125,7 +144,9 @@ class Socket:
             if said.id in self.open:
                 raise InvalidRequest("a request with this id is open; choose another id", param="id")
             if self.num_serving >= MAX_OPEN:
-                raise InvalidRequest(f"{MAX_OPEN} requests are open on this socket, which is the most", param="id")
+                raise InvalidRequest(
+                    f"{MAX_OPEN} requests are open on this socket, which is the most", param="id"
+                )
         except RequestError as error:
             await self._say(_refusal(_id_of(data), error, ""))
             return
@@ -144,7 +165,9 @@ class Socket:
             raise
         except Exception:  # of one request: the others go on
             log.get("socket").exception("a request over a socket failed", path=path, exc_info=True)
-            last = _refusal(id, InternalFault("something went wrong in the server; its log has the details"), path)
+            last = _refusal(
+                id, InternalFault("something went wrong in the server; its log has the details"), path
+            )
         finally:
             del self.open[id]  # before its end is told: the client may use the id at once
         await self._say(last)
@@ -172,7 +195,8 @@ class Socket:
     async def _say(self, message: Any) -> None:
         """Raises TimeoutError, WebSocketDisconnect: then the socket is done for."""
         async with self.lock:
-            with anyio.CancelScope(shield=True), anyio.fail_after(MAX_SEND_S):  # half a message would be the end of all
+            # half a message would be the end of all
+            with anyio.CancelScope(shield=True), anyio.fail_after(MAX_SEND_S):
                 await self.websocket.send_text(encode(message).decode())
 
     async def _close_at_end(self, terminated: Callable[[], Awaitable[None]], tasks: TaskGroup) -> None:

@@ -10,14 +10,18 @@ from runtime.devices.base import Device
 from runtime.layers.weight import Layer, Part, Share, Weight
 
 
-def vocabulary_weight(device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int) -> tuple[Weight, Share]:
+def vocabulary_weight(
+    device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int
+) -> tuple[Weight, Share]:
     """Rows of this rank, [ceil(vocab / ranks), hidden]; those past the end of the vocabulary are zero."""
     ranks = device.collectives
     rows = -(-vocab_size // ranks.size)
     start = min(rows * ranks.rank, vocab_size)
     share = Share(vocab_size, start, min(rows, vocab_size - start))
-    weight = Weight((rows, hidden_size), {"": Part((vocab_size, hidden_size), 0, share)}, dtype, device.torch_device)
-    weight.tensor[share.size:].zero_()
+    weight = Weight(
+        (rows, hidden_size), {"": Part((vocab_size, hidden_size), 0, share)}, dtype, device.torch_device
+    )
+    weight.tensor[share.size :].zero_()
     return weight, share
 
 
@@ -41,15 +45,22 @@ PACKED_COPY_BYTES = 64 << 20  # a tied weight up to this size is worth a second,
 
 
 class Head(Layer):
-    """Vectors [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank. A tied head shares the embedding's weight."""
+    """Vectors [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank. A tied head shares the
+    embedding's weight."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None) -> None:
-        """Computes in `dtype`, which may be wider than the vectors' and that of a weight it shares: then it has a copy of that."""
+    def __init__(
+        self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None
+    ) -> None:
+        """Computes in `dtype`, which may be wider than the vectors' and that of a weight it shares: then it
+        has a copy of that."""
         self.device = device
         self.dtype = dtype
         self.vocab_size = vocab_size
-        self.tied = None if tied is None else tied.weight.tensor  # stays as it is, for it is read row by row too
-        self.weight: Weight | None = None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
+        # stays as it is, for it is read row by row too
+        self.tied = None if tied is None else tied.weight.tensor
+        self.weight: Weight | None = (
+            None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
+        )
         self.packed: Any = None
 
     def finish(self) -> None:

@@ -13,8 +13,16 @@ class Unfused:
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
 
-    def prepare_heads(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
-                      locations: Tensor) -> Tensor:
+    def prepare_heads(
+        self,
+        qkv: Tensor,
+        norm: tuple[Tensor, float] | None,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        locations: Tensor,
+    ) -> Tensor:
         q, k, v = turned_heads(self.ops, qkv, k_cache, norm, cos, sin)
         self.ops.store_kv(k, v, k_cache, v_cache, locations)
         return q
@@ -27,9 +35,11 @@ def fused_of(device: Device) -> Fused:
     return device.fused or Unfused(device.ops)
 
 
-def turned_heads(ops: Ops, qkv: Tensor, cache: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor,
-                 sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a projection made, as queries [T, H, D], keys and values [T, K, D], the first two normalised and turned. `cache`: of keys."""
+def turned_heads(
+    ops: Ops, qkv: Tensor, cache: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a projection made, as queries [T, H, D], keys and values [T, K, D], the first two normalised and
+    turned. `cache`: of keys."""
     kv_heads, dim = cache.shape[1:]
     heads = qkv.view(len(qkv), -1, dim)
     qk, v = heads.split((heads.shape[1] - kv_heads, kv_heads), dim=1)

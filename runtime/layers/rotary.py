@@ -6,8 +6,9 @@
     yarn      high frequencies kept, low ones divided, a ramp between; scores rescaled (Peng et al., 2023)
     llama3    as yarn with a ramp over wavelengths, no rescaling (Llama 3.1)
 
-`dynamic` is made a pure function of the position: position p turns as it does when a sequence of exactly p + 1 tokens is
-extended by its last. That is what the reference does when it decodes, and it cannot depend on chunks, batch company or restarts.
+`dynamic` is made a pure function of the position: position p turns as it does when a sequence of exactly p +
+1 tokens is extended by its last. That is what the reference does when it decodes, and it cannot depend on
+chunks, batch company or restarts.
 """
 
 import math
@@ -20,7 +21,8 @@ from runtime.models.config import Rope
 
 
 class Rotary:
-    """Cosines and sines for the positions of a step; frequencies in float32, as the reference computes them."""
+    """Cosines and sines for the positions of a step; frequencies in float32, as the reference computes
+    them."""
 
     def __init__(self, rope: Rope, head_dim: int, ops: Ops, torch_device: torch.device) -> None:
         self.rope = rope
@@ -48,7 +50,7 @@ class Rotary:
 
 
 def plain_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
-    return 1.0 / (rope.rope_theta ** exponents)
+    return 1.0 / (rope.rope_theta**exponents)
 
 
 def linear_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
@@ -69,7 +71,9 @@ def yarn_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001  # no division by zero: the ramp becomes a step
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / (high - low)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / (high - low)).clamp(
+        0, 1
+    )
     return plain / rope.factor * ramp + plain * (1 - ramp)
 
 

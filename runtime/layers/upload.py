@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 def upload(array: np.ndarray, torch_device: torch.device) -> Tensor:
-    """As it is, which must be writable; where the device has memory of its own, through pinned memory, in the order of its work."""
+    """As it is, which must be writable; where the device has memory of its own, through pinned memory, in the
+    order of its work."""
     tensor = torch.from_numpy(array)
     return tensor if torch_device.type == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
 

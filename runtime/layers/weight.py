@@ -1,7 +1,8 @@
-"""What a model is made of: layers that hold weights and other layers, and where each weight comes from in a checkpoint.
+"""What a model is made of: layers that hold weights and other layers, and where each weight comes from in a
+checkpoint.
 
-A checkpoint tensor fills one *part* of a weight: several parts where weights are fused (q, k and v in one matrix), and only
-this rank's *share* of a part where they are sharded.
+A checkpoint tensor fills one *part* of a weight: several parts where weights are fused (q, k and v in one
+matrix), and only this rank's *share* of a part where they are sharded.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,7 +48,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A checkpoint tensor of shape `shape`; its `share` of dimension `dim` goes to `offset` of the weight, unless `load` says otherwise."""
+    """A checkpoint tensor of shape `shape`; its `share` of dimension `dim` goes to `offset` of the weight,
+    unless `load` says otherwise."""
 
     shape: tuple[int, ...]
     dim: int
@@ -60,16 +62,20 @@ class Part:
 
 
 class Weight:
-    """A tensor on the device, in parts that the loader fills; a weight that is not fused has one part, named ""."""
+    """A tensor on the device, in parts that the loader fills; a weight that is not fused has one part, named
+    ""."""
 
-    def __init__(self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, torch_device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, torch_device: torch.device
+    ) -> None:
         self.tensor = torch.empty(shape, dtype=dtype, device=torch_device)
         self.parts = parts
         self.is_optional = False
 
     @classmethod
     def of(cls, tensor: Tensor, parts: dict[str, Part], *, is_optional: bool = False) -> "Weight":
-        """A weight that lies in a larger tensor, or whose parts know where they go. An optional one may be missing in a checkpoint."""
+        """A weight that lies in a larger tensor, or whose parts know where they go. An optional one may be
+        missing in a checkpoint."""
         weight = cls.__new__(cls)
         weight.tensor, weight.parts, weight.is_optional = tensor, parts, is_optional
         return weight
@@ -89,7 +95,8 @@ class Layer:
     """Base of all that holds weights: they are found by the names of the attributes, as in the checkpoint."""
 
     def open(self, lookup: Lookup) -> None:
-        """Called once, before anything is loaded: takes memory for weights that may be stored in several ways."""
+        """Called once, before anything is loaded: takes memory for weights that may be stored in several
+        ways."""
 
     def finish(self) -> None:
         """Called once, when all weights are loaded."""
@@ -127,7 +134,8 @@ def open_weights(layer: Layer, lookup: Lookup, prefix: str = "") -> None:
 
 
 def finish(layer: Layer) -> None:
-    """Tells a layer and all below it that their weights are complete; a layer may change what those below it will pack."""
+    """Tells a layer and all below it that their weights are complete; a layer may change what those below it
+    will pack."""
     layer.finish()
     for _, child in layer.children():
         if isinstance(child, Layer):
@@ -137,7 +145,9 @@ def finish(layer: Layer) -> None:
 def even_share(full: int, ranks: Ranks, what: str, flag: str = "--tp-size") -> Share:
     """An equal part of `full` for each rank. Raises ModelError where that cannot be."""
     if full % ranks.size:
-        raise ModelError(f"{flag} {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it")
+        raise ModelError(
+            f"{flag} {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it"
+        )
     size = full // ranks.size
     return Share(full, ranks.rank * size, size)
 

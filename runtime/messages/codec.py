@@ -5,9 +5,10 @@
     │ header bytes │ msgpack (msgspec) │     │         │     │         │     │
     └──────────────┴───────────────────┴─────┴─────────┴─────┴─────────┴─────┘
 
-In the header an array is one integer, `elements * 16 + kind`, where `kind` is a row of KINDS. Arrays stand in the order in
-which their integers stand in the header, each at a multiple of 8 bytes, so no offsets travel. Numbers have the machine's byte
-order: both ends are on one machine. Only one-dimensional arrays of the kinds in KINDS can be sent.
+In the header an array is one integer, `elements * 16 + kind`, where `kind` is a row of KINDS. Arrays stand in
+the order in which their integers stand in the header, each at a multiple of 8 bytes, so no offsets travel.
+Numbers have the machine's byte order: both ends are on one machine. Only one-dimensional arrays of the kinds
+in KINDS can be sent.
 """
 
 import struct
@@ -21,7 +22,10 @@ from runtime.errors import RingError
 T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
 
-KINDS = tuple(np.dtype(name) for name in ("int32", "uint8", "float32", "uint32", "int64", "float64", "uint16", "float16", "int8"))
+KINDS = tuple(
+    np.dtype(name)
+    for name in ("int32", "uint8", "float32", "uint32", "int64", "float64", "uint16", "float16", "int8")
+)
 """What an array can hold; the position in this table is its kind on the wire."""
 
 ALIGN = 8
@@ -55,7 +59,8 @@ class Wire(Generic[T]):
         return b"".join((prefix, header, _PAD[(len(prefix) + len(header)) % ALIGN], *self._parts))
 
     def decode(self, body: Bytes) -> T:
-        """The message in `body`. Its arrays are views of `body`: they keep it alive, and are writable if it is.
+        """The message in `body`. Its arrays are views of `body`: they keep it alive, and are writable if it
+        is.
 
         Any bytes may be given: what `encode` cannot have made raises RingError.
         """
@@ -66,7 +71,7 @@ class Wire(Generic[T]):
             raise RingError(f"the header ends at byte {header_end} of a message of {len(body)} bytes")
         self._body, self._offset = body, _aligned(header_end)
         try:
-            message: T = self._decoder.decode(memoryview(body)[_PREFIX.size:header_end])
+            message: T = self._decoder.decode(memoryview(body)[_PREFIX.size : header_end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RingError(f"the header of a message is not valid: {error}") from error
         finally:
@@ -81,7 +86,9 @@ class Wire(Generic[T]):
             raise RingError(f"a message cannot hold a {type(array).__name__}")
         kind = _KIND_OF.get(array.dtype)
         if kind is None or array.ndim != 1:
-            raise RingError(f"a message cannot hold an array of {array.ndim} dimensions and type {array.dtype}")
+            raise RingError(
+                f"a message cannot hold an array of {array.ndim} dimensions and type {array.dtype}"
+            )
         if size := array.size:
             self._parts.append(np.ascontiguousarray(array))
             self._parts.append(_PAD[array.nbytes % ALIGN])

@@ -1,6 +1,7 @@
 """What a client may demand of the form of an answer: one rule, in one of six kinds.
 
-A rule becomes a `Grammar`, two strings that travel to whoever compiles it (runtime/grammar). Nothing here knows a backend.
+A rule becomes a `Grammar`, two strings that travel to whoever compiles it (runtime/grammar). Nothing here
+knows a backend.
 """
 
 from typing import Annotated as A

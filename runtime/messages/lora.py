@@ -1,7 +1,9 @@
-"""What scheduler and ranks tell each other of adapters. An adapter has a number, which is never used again; 0 is the plain model.
+"""What scheduler and ranks tell each other of adapters. An adapter has a number, which is never used again; 0
+is the plain model.
 
-A rank keeps all loaded adapters in host memory and has a few *seats* on the device. Steps compute with what sits there; plans say who
-sits down, so that who sits where is known here without asking, and changes in the order of the steps.
+A rank keeps all loaded adapters in host memory and has a few *seats* on the device. Steps compute with what
+sits there; plans say who sits down, so that who sits where is known here without asking, and changes in the
+order of the steps.
 """
 
 import numpy as np

@@ -1,6 +1,8 @@
-"""What ranks hold in device memory: parts that can be released and resumed, weights that can be replaced or offloaded.
+"""What ranks hold in device memory: parts that can be released and resumed, weights that can be replaced or
+offloaded.
 
-Ranks are told the state to be in and not the change, so to say it twice does no harm, and new ranks can be told the same.
+Ranks are told the state to be in and not the change, so to say it twice does no harm, and new ranks can be
+told the same.
 """
 
 from typing import Literal
@@ -14,15 +16,17 @@ PARTS: tuple[Part, ...] = ("kv_cache", "weights", "cuda_graph")
 
 
 class ChangeMemory(Struct, frozen=True, array_like=True, tag="occupy"):
-    """Give back what is named, and take what is not. No steps come while anything is given back. Occupied answers it, from each rank."""
+    """Give back what is named, and take what is not. No steps come while anything is given back. Occupied
+    answers it, from each rank."""
 
     id: int
     released: tuple[Part, ...]
 
 
 class UpdateWeights(Struct, frozen=True, array_like=True, tag="renew"):
-    """Take the weights of another checkpoint of the same model; with `is_trial`, only look whether that can be done. Occupied answers it,
-    from each rank, unless it cannot be done after a trial said so: then the rank ends."""
+    """Take the weights of another checkpoint of the same model; with `is_trial`, only look whether that can
+    be done. Occupied answers it, from each rank, unless it cannot be done after a trial said so: then the
+    rank ends."""
 
     id: int
     model_path: str
@@ -43,7 +47,8 @@ class MemoryReport(Struct, frozen=True, array_like=True, tag="occupied"):
 
 
 class OffloadSpec(Struct, frozen=True, array_like=True):
-    """Which layers' weights lie in host memory: as many as have `num_bytes`, or the last `per_group` of every `group` layers."""
+    """Which layers' weights lie in host memory: as many as have `num_bytes`, or the last `per_group` of every
+    `group` layers."""
 
     num_bytes: int
     group: int
@@ -52,20 +57,25 @@ class OffloadSpec(Struct, frozen=True, array_like=True):
 
 
 class WeightOffload(Struct, frozen=True, array_like=True):
-    """Weights that lie in host memory: of some layers, always; with `has_backup` all of them, while the device's memory is given back."""
+    """Weights that lie in host memory: of some layers, always; with `has_backup` all of them, while the
+    device's memory is given back."""
 
     offload: OffloadSpec | None = None
     has_backup: bool = False
 
 
 def chosen(wish: OffloadSpec, sizes: list[int]) -> tuple[int, ...]:
-    """Which layers lie in host memory, given each one's bytes. Raises StartError where that cannot be, or gains nothing."""
+    """Which layers lie in host memory, given each one's bytes. Raises StartError where that cannot be, or
+    gains nothing."""
     if wish.num_bytes:
         if sum(sizes) < wish.num_bytes:
-            raise StartError(f"--cpu-offload-gb asks for {wish.num_bytes / 2**30:g} GiB of each rank, and its layers have "
-                             f"{sum(sizes) / 2**30:.2f}; lower it")
+            raise StartError(
+                f"--cpu-offload-gb asks for {wish.num_bytes / 2**30:g} GiB of each rank, and its layers have "
+                f"{sum(sizes) / 2**30:.2f}; lower it"
+            )
         places: tuple[int, ...] = ()
-        while sum(sizes[i] for i in places) < wish.num_bytes:  # the last ones of equal stretches, so that there is time before each
+        # the last ones of equal stretches, so that there is time before each
+        while sum(sizes[i] for i in places) < wish.num_bytes:
             count = len(places) + 1
             places = tuple((i + 1) * len(sizes) // count - 1 for i in range(count))
         what = f"--cpu-offload-gb {wish.num_bytes / 2**30:g}"
@@ -73,9 +83,11 @@ def chosen(wish: OffloadSpec, sizes: list[int]) -> tuple[int, ...]:
         places = tuple(i for i in range(len(sizes)) if i % wish.group >= wish.group - wish.per_group)
         what = f"--offload-group-size {wish.group} with --offload-num-in-group {wish.per_group}"
     if len(places) <= wish.ahead + 1:
-        raise StartError(f"{what} keeps {len(places)} of {len(sizes)} layers in host memory, and --offload-prefetch-step {wish.ahead} "
-                         f"takes room for {wish.ahead + 1} of them on the device, so nothing is gained; offload more, or lower "
-                         "--offload-prefetch-step")
+        raise StartError(
+            f"{what} keeps {len(places)} of {len(sizes)} layers in host memory, and --offload-prefetch-step {wish.ahead} "
+            f"takes room for {wish.ahead + 1} of them on the device, so nothing is gained; offload more, or lower "
+            "--offload-prefetch-step"
+        )
     return places
 
 

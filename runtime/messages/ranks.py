@@ -45,10 +45,12 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
     state_ratio: float = 0.0  # memory of recurrent layers' states for each byte of keys and values
     num_states: int | None = None  # of them, which overrides the ratio; None: as many as it gives
-    window_ratio: float = 0.0  # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
+    # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
+    window_ratio: float = 0.0
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
-    host_layout: str = "layer_first"  # what stands outside in host memory: a row of LAYOUTS in ranks/host_memory.py
+    # what stands outside in host memory: a row of LAYOUTS in ranks/host_memory.py
+    host_layout: str = "layer_first"
     host_copies: str = "kernel"  # or direct: what copies pages to and from it, on devices that have both
     host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
     ep_size: int = 1  # groups of ranks that whole experts are spread over
@@ -64,7 +66,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     quantization: str | None = None  # --quantization
     graph_sizes: list[int] = []  # numbers of sequences for which decode steps may be captured
     graph_pads: bool = True  # a graph serves fewer sequences than it has rows
-    piecewise_sizes: list[int] = []  # numbers of tokens for which steps with prompts may be captured, between their attentions
+    # numbers of tokens for which steps with prompts may be captured, between their attentions
+    piecewise_sizes: list[int] = []
     compiled: Compiled = Compiled()
     trace_folder: str = ""  # of traces of captures; empty: there are none
     adapters: AdapterSetup | None = None  # None: no adapters on these ranks
@@ -73,8 +76,8 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
 
 
 class Capture(Struct, frozen=True, array_like=True, tag="capture"):
-    """Capture decode steps of so many sequences, or what lies between attentions of steps of so many tokens (ranks/piecewise_graphs.py), between
-    the steps before and behind; Captured answers it."""
+    """Capture decode steps of so many sequences, or what lies between attentions of steps of so many tokens
+    (ranks/piecewise_graphs.py), between the steps before and behind; Captured answers it."""
 
     size: int
     unit: str = "sequences"  # or tokens
@@ -91,7 +94,8 @@ class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile")
 
 
 class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
-    """A grammar will come with an Admit: begin to compile it beside the steps. None: some grammar will; load what compiles it."""
+    """A grammar will come with an Admit: begin to compile it beside the steps. None: some grammar will; load
+    what compiles it."""
 
     grammar: Grammar | None
 
@@ -100,8 +104,9 @@ ExpertCountsAction = Literal["read", "start", "stop", "dump"]
 
 
 class CountExperts(Struct, frozen=True, array_like=True, tag="count_experts"):
-    """Tell the counts since the ranks started. Before: `start` forgets the record and records from here on, step by step; `stop` ends that;
-    `dump` writes what is recorded to a file in the folder, and forgets it. ExpertCounts answers it, from rank 0."""
+    """Tell the counts since the ranks started. Before: `start` forgets the record and records from here on,
+    step by step; `stop` ends that; `dump` writes what is recorded to a file in the folder, and forgets it.
+    ExpertCounts answers it, from rank 0."""
 
     id: int
     action: ExpertCountsAction
@@ -112,7 +117,18 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = StartRank | StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights | StopRank
+ToRank = (
+    StartRank
+    | StepPlan
+    | Capture
+    | Profile
+    | Prepare
+    | LoadAdapter
+    | CountExperts
+    | ChangeMemory
+    | UpdateWeights
+    | StopRank
+)
 
 
 class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
@@ -132,11 +148,13 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     pages_bytes: int  # of both pools
     device_name: str
     phases_s: dict[str, float]  # seconds of each start-up phase
-    num_window_pages: int = 0  # of sliding-window layers, padding page included; 0: they share the pages of the others
+    # of sliding-window layers, padding page included; 0: they share the pages of the others
+    num_window_pages: int = 0
     num_state_slots: int = 0  # of recurrent layers, padding slot included; 0: the model has none
     num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
     host_page_bytes: int = 0
-    host_part_bytes: tuple[int, ...] = ()  # of each part of a host page (ranks/host_memory.py); together host_page_bytes
+    # of each part of a host page (ranks/host_memory.py); together host_page_bytes
+    host_part_bytes: tuple[int, ...] = ()
     taken_bytes: int = 0  # in all, as the device sees it
 
 
@@ -170,4 +188,13 @@ class ExpertCounts(Struct, frozen=True, array_like=True, tag="expert_counts"):
     error: str = ""  # why none was
 
 
-FromRank = LoadProgress | RankReady | RankFailed | Captured | AdapterLoaded | ExpertCounts | MemoryReport | StepResult
+FromRank = (
+    LoadProgress
+    | RankReady
+    | RankFailed
+    | Captured
+    | AdapterLoaded
+    | ExpertCounts
+    | MemoryReport
+    | StepResult
+)

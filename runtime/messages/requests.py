@@ -1,6 +1,6 @@
 """Requests and what becomes of them: from a client's prompt to the deltas of its answer.
 
-    client ─ Ask ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
+client ─ Ask ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
 """
 
 from enum import StrEnum
@@ -51,8 +51,8 @@ class Pair(Struct, frozen=True, tag=True):
 
 
 class Embeds(Struct, tag=True):
-    """A prompt as embeddings, one row of numbers for each token. As JSON they are many times their size, so the tokenizer
-    puts what it made of them in their place."""
+    """A prompt as embeddings, one row of numbers for each token. As JSON they are many times their size, so
+    the tokenizer puts what it made of them in their place."""
 
     rows: Any  # a float32 array [tokens, hidden], anything that makes one, or each row as JSON (msgspec.Raw)
     ids: list[int] | None = None  # the tokens that they stand for, where there are any
@@ -74,13 +74,15 @@ class SessionParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     id: str
     rid: str | None = None  # the request that it goes on from; None: a new beginning
-    offset: int | None = None  # tokens of that one's text to keep; negative: to leave off at its end; None, 0: all
+    # tokens of that one's text to keep; negative: to leave off at its end; None, 0: all
+    offset: int | None = None
     replace: bool | None = None  # what went on from there before ends and is forgotten
     drop_previous_output: bool | None = None  # go on from the prompt alone
 
 
 class Before(Struct):
-    """The tokens before a session's request; `prompt_ids` is set by the tokenizer, to all that the request begins with."""
+    """The tokens before a session's request; `prompt_ids` is set by the tokenizer, to all that the request
+    begins with."""
 
     token_ids: list[int]
     prompt_ids: list[int] = []
@@ -106,19 +108,22 @@ class Ask(Struct, frozen=True, kw_only=True):
     before: Before | None = None  # of its session: set at the door
     marks: tuple[str, ...] = ()  # see Request
     pools: bool = False  # it wants a vector, not text
-    truncate: int | None = None  # keep so many tokens of the prompt; -1: as many as fit; None: all, or refuse. Only with `pools`
+    # keep so many tokens of the prompt; -1: as many as fit; None: all, or refuse. Only with `pools`
+    truncate: int | None = None
 
 
 class GrammarConstraint(Struct, frozen=True, array_like=True):
     """What the tokens of a sequence must keep to."""
 
     grammar: Grammar
-    after_ids: tuple[tuple[int, ...], ...]  # the grammar holds from where one of these was generated; (): from the first token on
+    # the grammar holds from where one of these was generated; (): from the first token on
+    after_ids: tuple[tuple[int, ...], ...]
     stop_ids: tuple[int, ...]  # what may end the text where the grammar lets it end
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so every run can be repeated."""
+    """A tokenised request. `prompt_ids` is never empty; `seed` is always set, so every run can be
+    repeated."""
 
     id: str
     prompt_ids: list[int]
@@ -133,10 +138,13 @@ class Request(Struct, frozen=True, kw_only=True):
     queue_timeout_s: float | None = None  # longest wait for its first step
     timeout_s: float | None = None  # longest life
     grammar_constraint: GrammarConstraint | None = None
-    marks: tuple[str, ...] = ()  # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
-    embeds: np.ndarray | None = None  # float32 [prompt, hidden]: what the prompt's tokens are embedded as, in place of the model's own
+    # special tokens in these texts are not skipped: calls and thoughts are read out of the answer by them
+    marks: tuple[str, ...] = ()
+    # float32 [prompt, hidden]: what the prompt's tokens are embedded as, in place of the model's own
+    embeds: np.ndarray | None = None
     adapter: AdapterRef | None = None
-    second_at: int = 0  # where the second of two texts begins, for models that tell them apart; 0: there is one
+    # where the second of two texts begins, for models that tell them apart; 0: there is one
+    second_at: int = 0
 
 
 class FinishReason(StrEnum):
@@ -178,7 +186,8 @@ class Finish(Struct, frozen=True):
 
 
 class Delta(Struct):
-    """What one or more steps added to sequence `index` of a request. The last one of a sequence has `finish` set."""
+    """What one or more steps added to sequence `index` of a request. The last one of a sequence has `finish`
+    set."""
 
     index: int
     text: str
@@ -186,20 +195,24 @@ class Delta(Struct):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
-    prompt_tokens: int = 0  # this and the next are set in the first delta of a sequence: streams report usage before the end
+    # this and the next are set in the first delta of a sequence: streams report usage before the end
+    prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_ids: list[int] | None = None
     vector: np.ndarray | None = None  # float32: with the end of a sequence of a model that pools
-    events: list[Any] | None = None  # what it says, where an answer is read for more than text (http/streaming/answer_reader.py)
+    # what it says, where an answer is read for more than text (http/streaming/answer_reader.py)
+    events: list[Any] | None = None
     reasoning_tokens: int = 0  # that are known to be thoughts since the delta before
     loaded: CacheSources = NO_SOURCES  # of the cached tokens; set with them
     hidden: list[np.ndarray] | None = None  # float32 [n, size] of each token; the first brings the prompt's
 
 
 class Sink(Protocol):
-    """Where a request's output goes. Called on the event loop, within the step's fan-out: must not block or raise.
+    """Where a request's output goes. Called on the event loop, within the step's fan-out: must not block or
+    raise.
 
-    For each of the `n` sequences exactly one Delta has `finish` set, unless `fail` is called: then nothing follows.
+    For each of the `n` sequences exactly one Delta has `finish` set, unless `fail` is called: then nothing
+    follows.
     """
 
     def push(self, delta: Delta) -> None: ...

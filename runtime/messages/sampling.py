@@ -29,7 +29,8 @@ Mark = A[str, Meta(max_length=MAX_STOP_CHARS)]
 
 
 class Free(Struct, frozen=True):
-    """The beginning of an answer that no constraint holds: up to `end`. With a `begin` only where the prompt ends with that."""
+    """The beginning of an answer that no constraint holds: up to `end`. With a `begin` only where the prompt
+    ends with that."""
 
     end: A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
     begin: Mark = ""
@@ -57,24 +58,32 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     repetition_penalty: A[float, Meta(gt=0, le=10)] = 1.0  # prompt and generated tokens
     logit_bias: A[dict[TokenId, A[float, Meta(ge=-1000, le=1000)]], Meta(max_length=MAX_BIASES)] = {}
     seed: A[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: A[tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOPS)] = ()
-    stop_regex: A[tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_REGEXES)] = ()
+    stop: A[
+        tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOPS)
+    ] = ()
+    stop_regex: A[
+        tuple[A[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_REGEXES)
+    ] = ()
     stop_token_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_STOPS)] = ()
     include_stop: bool = False  # keep the matched stop string or stop token in the output
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: bool = False  # of each output token, before temperature and penalties
     top_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0  # alternatives beside it
-    prompt_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # None: none; k: with k alternatives
+    # None: none; k: with k alternatives
+    prompt_logprobs: A[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    logprob_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()  # beside each, those of these tokens
+    # beside each, those of these tokens
+    logprob_ids: A[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
 
     constraint: Rule | None = None  # what the answer's text must look like
-    constraint_after: Mark | tuple[Free, ...] = ""  # from where on: after this text, e.g. the end of the thoughts
+    # from where on: after this text, e.g. the end of the thoughts
+    constraint_after: Mark | tuple[Free, ...] = ""
 
     processor: Processor | None = None
 
-    hidden_states: Literal["all", "last"] | None = None  # of every token that was computed, or what the last one was sampled from
+    # of every token that was computed, or what the last one was sampled from
+    hidden_states: Literal["all", "last"] | None = None
 
     @property
     def free(self) -> tuple[Free, ...]:
@@ -112,18 +121,23 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 def cut(prompt_ids: list[int], limits: Limits) -> list[int]:
     """The prompt, or as much of its beginning as fits with a token of output, where `limits` say so."""
-    return prompt_ids[:max(limits.longest_prompt, 0)] if limits.cuts else prompt_ids
+    return prompt_ids[: max(limits.longest_prompt, 0)] if limits.cuts else prompt_ids
 
 
 def too_long(count: str, limits: Limits) -> TooLong:
-    """By its first words Anthropic's clients know this error, by the others those of OpenAI, vLLM and litellm."""
+    """By its first words Anthropic's clients know this error, by the others those of OpenAI, vLLM and
+    litellm."""
     output = ", with at least one token of output" if limits.min_new else ""
-    return TooLong(f"prompt is too long: {count} > {limits.longest_prompt} maximum; this model's maximum context length is "
-                   f"{limits.longest} tokens here{output}", param="prompt")
+    return TooLong(
+        f"prompt is too long: {count} > {limits.longest_prompt} maximum; this model's maximum context length is "
+        f"{limits.longest} tokens here{output}",
+        param="prompt",
+    )
 
 
 def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None:
-    """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within `limits`."""
+    """Raises InvalidRequest, naming the field, when `params` or the prompt cannot be served within
+    `limits`."""
     vocab = limits.vocab_size
     if not prompt_ids:
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
@@ -131,29 +145,57 @@ def check(params: SamplingParams, prompt_ids: list[int], limits: Limits) -> None
         raise InvalidRequest(f"token ids must be in 0..{vocab - 1}", param="input_ids")
     if len(prompt_ids) > limits.longest_prompt:
         raise too_long(f"{len(prompt_ids)} tokens", limits)
-    for name, count in (("top_logprobs", params.top_logprobs), ("prompt_logprobs", params.prompt_logprobs or 0)):
+    for name, count in (
+        ("top_logprobs", params.top_logprobs),
+        ("prompt_logprobs", params.prompt_logprobs or 0),
+    ):
         if count + len(params.logprob_ids) > vocab:
-            raise InvalidRequest(f"{name} is {count}, but the vocabulary has {vocab} tokens (logprob_ids count as well)", param=name)
-    for name, ids in (("logprob_ids", params.logprob_ids), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            raise InvalidRequest(
+                f"{name} is {count}, but the vocabulary has {vocab} tokens (logprob_ids count as well)",
+                param=name,
+            )
+    for name, ids in (
+        ("logprob_ids", params.logprob_ids),
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
         if any(i >= vocab for i in ids):
             raise InvalidRequest(f"{name} names a token outside 0..{vocab - 1}", param=name)
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         raise InvalidRequest("min_new_tokens is above max_new_tokens", param="min_new_tokens")
     if params.processor is not None and params.processor.name not in limits.processors:
-        known = f"it has {', '.join(limits.processors)}" if limits.processors else \
-            "it has none; start it with --enable-custom-logit-processor and --logit-processors"
-        raise InvalidRequest(f"this server has no logit processor {params.processor.name[:80]!r}; {known}", param="custom_logit_processor")
+        known = (
+            f"it has {', '.join(limits.processors)}"
+            if limits.processors
+            else "it has none; start it with --enable-custom-logit-processor and --logit-processors"
+        )
+        raise InvalidRequest(
+            f"this server has no logit processor {params.processor.name[:80]!r}; {known}",
+            param="custom_logit_processor",
+        )
     if params.hidden_states is not None:
         _check_hidden(params, len(prompt_ids), limits)
     if params.constraint is not None and params.ignore_eos:
-        raise InvalidRequest("ignore_eos can't be combined with a constraint, which says where the text ends", param="ignore_eos")
+        raise InvalidRequest(
+            "ignore_eos can't be combined with a constraint, which says where the text ends",
+            param="ignore_eos",
+        )
 
 
 def _check_hidden(params: SamplingParams, prompt_len: int, limits: Limits) -> None:
     if not limits.shows_hidden:
-        raise InvalidRequest("hidden_states are off on this server; start it with --enable-return-hidden-states", param="hidden_states")
-    longest = limits.longest if params.max_new_tokens is None else min(limits.longest, prompt_len + params.max_new_tokens)
+        raise InvalidRequest(
+            "hidden_states are off on this server; start it with --enable-return-hidden-states",
+            param="hidden_states",
+        )
+    longest = (
+        limits.longest
+        if params.max_new_tokens is None
+        else min(limits.longest, prompt_len + params.max_new_tokens)
+    )
     if params.hidden_states == "all" and params.n * longest * limits.hidden_size > MAX_HIDDEN:
         most = MAX_HIDDEN // limits.hidden_size
-        raise InvalidRequest(f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the most is {most}",
-                             param="hidden_states")
+        raise InvalidRequest(
+            f"hidden_states of {params.n * longest} tokens, prompt and output together, are too many; the most is {most}",
+            param="hidden_states",
+        )

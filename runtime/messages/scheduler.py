@@ -11,7 +11,8 @@ from runtime.messages.requests import NO_SOURCES, CacheSources, FinishReason, Re
 
 
 class Abort(Struct, frozen=True, tag=True):
-    """The client is gone or has asked to stop: finish every sequence of this request. Unknown ids are ignored."""
+    """The client is gone or has asked to stop: finish every sequence of this request. Unknown ids are
+    ignored."""
 
     request_id: str
 
@@ -28,7 +29,8 @@ class Arrive(Struct, frozen=True, tag=True):
     request: Request
 
 
-PauseMode = Literal["abort", "retract", "in_place"]  # what becomes of the sequences that run: they end, wait again, or stay where they are
+# what becomes of the sequences that run: they end, wait again, or stay where they are
+PauseMode = Literal["abort", "retract", "in_place"]
 
 
 class Pause(Struct, frozen=True, tag=True):
@@ -43,8 +45,9 @@ class Continue(Struct, frozen=True, tag=True):
 
 
 class SuspendPlanning(Struct, frozen=True, tag=True):
-    """To the scheduler: plan no steps until ResumePlanning, as the ranks' memory changes. `answer` is called when no step is in flight any more, or
-    with why that cannot be now. With `drops_pages` the device's pages go, and all prefixes that are nowhere else."""
+    """To the scheduler: plan no steps until ResumePlanning, as the ranks' memory changes. `answer` is called
+    when no step is in flight any more, or with why that cannot be now. With `drops_pages` the device's pages
+    go, and all prefixes that are nowhere else."""
 
     drops_pages: bool
     answer: Callable[[None | RequestError], None]
@@ -61,7 +64,8 @@ class Unload(Struct, frozen=True, tag=True):
 
 
 class Flush(Struct, frozen=True, tag=True):
-    """Empty the prefix cache. `answer` gets the number of pages that were freed, or why that cannot be done now."""
+    """Empty the prefix cache. `answer` gets the number of pages that were freed, or why that cannot be done
+    now."""
 
     answer: Callable[[int | RequestError], None]
 
@@ -94,16 +98,19 @@ class StepTokens(Struct, frozen=True, tag=True):
     ended: list[Ended]
     logprobs: dict[int, list[TokenLogprob]]  # by sequence id, where asked for: of each of its tokens
     prompt_logprobs: dict[int, list[TokenLogprob]]  # by sequence id, when the prompt is complete
-    cached: dict[int, int] = {}  # by sequence id, with its first token: prompt tokens found in the prefix cache
+    # by sequence id, with its first token: prompt tokens found in the prefix cache
+    cached: dict[int, int] = {}
     loaded: dict[int, CacheSources] = {}  # of them, where there are any that the device did not have
     vectors: dict[int, np.ndarray] = {}  # by sequence id, of sequences that end with one in place of tokens
-    hidden: dict[int, np.ndarray] = {}  # by sequence id, where asked for: float32 [n, size], the prompt's with the first token
-    more: dict[int, list[int]] = {}  # by sequence id: tokens that follow the one in `token_ids`, where a step brought several
+    # by sequence id, where asked for: float32 [n, size], the prompt's with the first token
+    hidden: dict[int, np.ndarray] = {}
+    # by sequence id: tokens that follow the one in `token_ids`, where a step brought several
+    more: dict[int, list[int]] = {}
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The scheduler turned a request down (`status` 400, 429 or 503 with a safe message), or gave it up because it kills the ranks (500);
-    nothing of it is running."""
+    """The scheduler turned a request down (`status` 400, 429 or 503 with a safe message), or gave it up
+    because it kills the ranks (500); nothing of it is running."""
 
     request_id: str
     status: int

@@ -20,7 +20,8 @@ class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float
-    seed: int  # int64; with the token's position it decides the random number (see layers/sampling/sampler.py)
+    # int64; with the token's position it decides the random number (see layers/sampling/sampler.py)
+    seed: int
     bias_ids: list[int]
     bias_values: list[float]
     stop_ids: list[int]  # not sampled while the sequence is shorter than min_len
@@ -28,7 +29,8 @@ class SlotSampling(Struct, frozen=True, kw_only=True, array_like=True):
     top_logprobs: int  # -1: no logprobs; k: the token's own and k alternatives
     prompt_logprobs: int  # -1: none
     processor: Processor | None = None
-    logprob_ids: list[int] = []  # whose log probabilities stand behind those of the k alternatives, where there are any
+    # whose log probabilities stand behind those of the k alternatives, where there are any
+    logprob_ids: list[int] = []
 
 
 class Admit(Struct, frozen=True, array_like=True):
@@ -44,9 +46,11 @@ class Admit(Struct, frozen=True, array_like=True):
 
 
 class PageCopies(Struct, frozen=True, array_like=True):
-    """Pages that change tiers in a step, before its forward: all saves (device to host), then all loads (host to device).
+    """Pages that change tiers in a step, before its forward: all saves (device to host), then all loads (host
+    to device).
 
-    A page that a step computes can be saved by a later step only. When a step's result is there, its saves are in host memory.
+    A page that a step computes can be saved by a later step only. When a step's result is there, its saves
+    are in host memory.
     """
 
     save_pages: np.ndarray  # int32 [S]: device pages
@@ -56,8 +60,9 @@ class PageCopies(Struct, frozen=True, array_like=True):
 
 
 class WindowPages(Struct, frozen=True, array_like=True):
-    """Page updates of the sliding-window layers, where they have a pool of their own: their page ids have nothing to do with those of
-    the full layers. Rows that no token of this or a later step can see may hold anything."""
+    """Page updates of the sliding-window layers, where they have a pool of their own: their page ids have
+    nothing to do with those of the full layers. Rows that no token of this or a later step can see may hold
+    anything."""
 
     slots: np.ndarray  # int32 [P]: window_table[slots, rows] = ids
     rows: np.ndarray  # int32 [P]
@@ -65,12 +70,14 @@ class WindowPages(Struct, frozen=True, array_like=True):
 
 
 class StateCopies(Struct, frozen=True, array_like=True):
-    """What becomes of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no plan uses number 0.
+    """What becomes of the states of recurrent layers, of which a rank keeps `num_state_slots` (RankReady); no
+    plan uses number 0.
 
-    A newcomer owns a state until its slot is taken by another sequence. Each row starts from the state that its sequence owns and leaves
-    there the one after its last token. Before the forward come the loads, which read what the steps before have left: a state may be
-    read by one load and written by a later one. A load from 0 makes the empty state, that of no tokens. After the forward come the
-    keeps, which read what this step has left. Neither loads nor keeps write to one state twice.
+    A newcomer owns a state until its slot is taken by another sequence. Each row starts from the state that
+    its sequence owns and leaves there the one after its last token. Before the forward come the loads, which
+    read what the steps before have left: a state may be read by one load and written by a later one. A load
+    from 0 makes the empty state, that of no tokens. After the forward come the keeps, which read what this
+    step has left. Neither loads nor keeps write to one state twice.
     """
 
     slots: np.ndarray  # int32 [A]: state_slot[slots] = owned
@@ -84,10 +91,11 @@ class StateCopies(Struct, frozen=True, array_like=True):
 class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     """One step: `R` rows, the first `num_decodes` of them decodes.
 
-    A decode row computes one token, the last one sampled in its slot, which only the ranks know.
-    An extend row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other.
-    Effects apply in this order: moves, seating, admits, page updates, loads of states, forward, keeps of states, sample. A plan without
-    rows only moves. Ranks run steps in the order of submission, so a page or slot given up by a step may be reused by the next one.
+    A decode row computes one token, the last one sampled in its slot, which only the ranks know. An extend
+    row computes `counts[r]` known tokens, which stand in `token_ids` one row after the other. Effects apply
+    in this order: moves, seating, admits, page updates, loads of states, forward, keeps of states, sample. A
+    plan without rows only moves. Ranks run steps in the order of submission, so a page or slot given up by a
+    step may be reused by the next one.
     """
 
     step: int
@@ -101,11 +109,13 @@ class StepPlan(Struct, frozen=True, array_like=True, tag="step"):
     page_slots: np.ndarray  # int32 [P]: page updates: page_table[page_slots, page_rows] = page_ids
     page_rows: np.ndarray  # int32 [P]
     page_ids: np.ndarray  # int32 [P]
-    prompt_targets: np.ndarray  # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
+    # int32: for extend rows of slots with prompt_logprobs >= 0, `counts[r]` next tokens each; -1: unknown
+    prompt_targets: np.ndarray
     page_copies: PageCopies | None = None
     window: WindowPages | None = None  # None: no updates, or one pool for all layers
     states: StateCopies | None = None  # None: nothing to do, or no recurrent layers
-    shown: np.ndarray | None = None  # int32: tokens of the step (decodes' first) whose hidden states are wanted
+    # int32: tokens of the step (decodes' first) whose hidden states are wanted
+    shown: np.ndarray | None = None
     embed_places: np.ndarray | None = None  # int32: tokens of the step that are embedded ...
     embeds: np.ndarray | None = None  # float32 [places * hidden size] ... as these
     lora_assignment: LoraAssignment | None = None  # of adapters
@@ -129,21 +139,27 @@ class PromptLogprobs(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, array_like=True, tag="result"):
-    """What a step sampled: `N` tokens, for each row with samples == 1, in row order: one, or as many as `num_tokens` says.
+    """What a step sampled: `N` tokens, for each row with samples == 1, in row order: one, or as many as
+    `num_tokens` says.
 
-    A row that brings a run of n tokens has computed nothing of it. The rows of that sequence which are in flight then compute its tokens
-    one by one, and what they sample is known already; the scheduler lets the rest follow as an extend row.
+    A row that brings a run of n tokens has computed nothing of it. The rows of that sequence which are in
+    flight then compute its tokens one by one, and what they sample is known already; the scheduler lets the
+    rest follow as an extend row.
     """
 
     step: int
     token_ids: np.ndarray  # int32 [N]
-    width: int  # alternatives per token: the largest top_logprobs + logprob_ids among the step's rows; -1: no logprobs in this step
+    # alternatives per token: the largest top_logprobs + logprob_ids among the step's rows; -1: no logprobs in
+    # this step
+    width: int
     logprobs: np.ndarray  # float32 [N] or empty
     top_ids: np.ndarray  # int32 [N * width] or empty
     top_logprobs: np.ndarray  # float32 [N * width] or empty
     prompt: list[PromptLogprobs]
     compute_s: float  # seconds that the rank spent on the step
-    failed: dict[int, Failing] = {}  # by place among those rows: what its request ends of; the token there means nothing
+    # by place among those rows: what its request ends of; the token there means nothing
+    failed: dict[int, Failing] = {}
     vectors: np.ndarray | None = None  # float32 [N * size]: of a model that pools, in place of the N tokens
-    hidden: np.ndarray | None = None  # float32: hidden states behind the last norm, of the tokens that the plan wants them of
+    # float32: hidden states behind the last norm, of the tokens that the plan wants them of
+    hidden: np.ndarray | None = None
     num_tokens: np.ndarray | None = None  # int32: of each row that samples; None: one each

@@ -1,6 +1,8 @@
-"""Who keeps account of requests: the log of requests, files of their figures, histograms of their lengths, and what is kept for a crash.
+"""Who keeps account of requests: the log of requests, files of their figures, histograms of their lengths,
+and what is kept for a crash.
 
-Files are readable by the server's user alone. What of a request is written in words, --log-requests-level says (metrics/request_records.py).
+Files are readable by the server's user alone. What of a request is written in words, --log-requests-level
+says (metrics/request_records.py).
 """
 
 import os
@@ -25,10 +27,12 @@ Write = Callable[[dict[str, Any]], None]
 
 
 class Lines:
-    """Lines to a stream, or to a file of the day or hour in a folder. A disk that is full loses lines, and one warning tells so."""
+    """Lines to a stream, or to a file of the day or hour in a folder. A disk that is full loses lines, and
+    one warning tells so."""
 
     def __init__(self, target: str, name: str, stamp: str, *, is_json: bool) -> None:
-        """`target`: stdout, stderr or a folder; `stamp`: strftime's, of the file's name. Raises StartError."""
+        """`target`: stdout, stderr or a folder; `stamp`: strftime's, of the file's name. Raises
+        StartError."""
         self._name, self._stamp, self._is_json = name, stamp, is_json
         self._folder = None if target in ("stdout", "stderr") else Path(target)
         self._stream = sys.stdout if target == "stdout" else sys.stderr
@@ -45,8 +49,11 @@ class Lines:
             append(self._folder / f"{self._name}-{datetime.now():{self._stamp}}.log", line + "\n")
         except OSError as error:  # a request must not fail of it
             if not self._has_failed:
-                log.get("requests").warning("lines are lost: they cannot be written", target=str(self._folder or self._stream.name),
-                                            reason=error.strerror)
+                log.get("requests").warning(
+                    "lines are lost: they cannot be written",
+                    target=str(self._folder or self._stream.name),
+                    reason=error.strerror,
+                )
             self._has_failed = True
 
 
@@ -69,13 +76,19 @@ def append(file: Path, text: str) -> None:
 def as_text(fields: dict[str, Any]) -> str:
     """One line, whatever is in it."""
     first = f"{fields['timestamp']} {fields.get('event', '')}".rstrip()
-    rest = (f"{name}={value if isinstance(value, int | float) else as_json(value)}"
-            for name, value in fields.items() if name not in ("timestamp", "event"))
+    rest = (
+        f"{name}={value if isinstance(value, int | float) else as_json(value)}"
+        for name, value in fields.items()
+        if name not in ("timestamp", "event")
+    )
     return " ".join((first, *rest))
 
 
 def stamped(event: str, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"timestamp": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": event} | fields
+    return {
+        "timestamp": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+        "event": event,
+    } | fields
 
 
 class RequestLog:
@@ -97,7 +110,8 @@ class RequestLog:
 
 
 class Figures:
-    """--export-metrics-to-file, and --enable-request-time-stats-logging: numbers alone, a line for each request that has ended."""
+    """--export-metrics-to-file, and --enable-request-time-stats-logging: numbers alone, a line for each
+    request that has ended."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -125,7 +139,8 @@ class Lengths:
 
 
 class CrashDump:
-    """--crash-dump-folder: the requests of the last five minutes, written when ranks die: those that run then, and those that had ended."""
+    """--crash-dump-folder: the requests of the last five minutes, written when ranks die: those that run
+    then, and those that had ended."""
 
     def __init__(self, folder: Path, level: int) -> None:
         """Raises StartError."""
@@ -146,12 +161,19 @@ class CrashDump:
         file = self._folder / f"crash-{datetime.now():%Y%m%d-%H%M%S-%f}.jsonl"
         since = monotonic() - CRASH_S
         lines = [{"event": "crash", "rank": died.rank, "exit_code": died.exit_code, "reason": died.reason}]
-        lines += [{"state": "running" if record.ended_s is None else "ended", "began_at": record.began_at} | record.asked(self._level)
-                  | record.answered(self._level) for record in [*self._recent, *running] if (record.ended_s or since) >= since]
+        lines += [
+            {"state": "running" if record.ended_s is None else "ended", "began_at": record.began_at}
+            | record.asked(self._level)
+            | record.answered(self._level)
+            for record in [*self._recent, *running]
+            if (record.ended_s or since) >= since
+        ]
         try:
             append(file, "".join(as_json(line) + "\n" for line in lines))
         except OSError as error:
-            log.get("requests").error("the last requests could not be written", file=str(file), reason=error.strerror)
+            log.get("requests").error(
+                "the last requests could not be written", file=str(file), reason=error.strerror
+            )
             return
         log.get("requests").warning("the last requests were written", file=str(file), requests=len(lines) - 1)
 
@@ -161,21 +183,48 @@ class RequestLogs:
 
     def __init__(self, plan: Plan, metrics: Metrics) -> None:
         """Raises StartError."""
-        self.crash = None if plan.crash_dump_folder is None else CrashDump(Path(plan.crash_dump_folder), plan.log_requests_level)
+        self.crash = (
+            None
+            if plan.crash_dump_folder is None
+            else CrashDump(Path(plan.crash_dump_folder), plan.log_requests_level)
+        )
         keepers: list[RequestObserver] = [] if self.crash is None else [self.crash]
         if plan.log_requests:
-            keepers.append(RequestLog(plan.log_requests_level, [
-                Lines(target, "requests", "%Y%m%d", is_json=plan.log_requests_format == "json").write
-                for target in plan.log_requests_target or ("stderr",)]))
+            keepers.append(
+                RequestLog(
+                    plan.log_requests_level,
+                    [
+                        Lines(target, "requests", "%Y%m%d", is_json=plan.log_requests_format == "json").write
+                        for target in plan.log_requests_target or ("stderr",)
+                    ],
+                )
+            )
         if plan.export_metrics_to_file:
             assert plan.export_metrics_to_file_dir is not None  # a conflict says so
-            keepers.append(Figures(Lines(plan.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True).write))
+            keepers.append(
+                Figures(
+                    Lines(plan.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True).write
+                )
+            )
         if plan.enable_request_time_stats_logging:
-            keepers.append(Figures(lambda fields: log.get("requests").info(fields["event"], **{
-                name: value for name, value in fields.items() if name not in ("timestamp", "event", "sampling_params")})))
+            keepers.append(
+                Figures(
+                    lambda fields: log.get("requests").info(
+                        fields["event"],
+                        **{
+                            name: value
+                            for name, value in fields.items()
+                            if name not in ("timestamp", "event", "sampling_params")
+                        },
+                    )
+                )
+            )
         if plan.collect_tokens_histogram:
             keepers.append(Lengths(metrics))
-        self.records = Records(keepers, keeps_texts=plan.log_requests_level >= 2 and (plan.log_requests or self.crash is not None))
+        self.records = Records(
+            keepers,
+            keeps_texts=plan.log_requests_level >= 2 and (plan.log_requests or self.crash is not None),
+        )
 
     def died(self, died: RankDied) -> None:
         """A rank has."""

@@ -1,4 +1,5 @@
-"""What became of each request, for whoever keeps account: logs, files, histograms (metrics/request_log.py). Nothing of it exists where nobody does.
+"""What became of each request, for whoever keeps account: logs, files, histograms (metrics/request_log.py).
+Nothing of it exists where nobody does.
 
     submit ─► Records.watch ─► began(record) ... the request's sink, which is looked at ... ended(record), once
 """
@@ -39,14 +40,19 @@ class Record:
         """How it ended, in numbers."""
         end_s = monotonic() if self.ended_s is None else self.ended_s
         found: dict[str, Any] = {
-            "finish_reasons": self.reasons, "prompt_tokens": self.prompt_tokens, "cached_tokens": self.cached_tokens,
-            "completion_tokens": self.completion_tokens, "e2e_s": round(end_s - self.began_s, 6)}
+            "finish_reasons": self.reasons,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "e2e_s": round(end_s - self.began_s, 6),
+        }
         if self.first_s is not None:
             found["ttft_s"] = round(self.first_s - self.began_s, 6)
         return found | ({"error": self.error} if self.error else {})
 
     def asked(self, level: int) -> dict[str, Any]:
-        """What was asked. Level 0: what it is; 1: and its parameters, without texts; 2: and the beginnings of texts; 3: all of them.
+        """What was asked. Level 0: what it is; 1: and its parameters, without texts; 2: and the beginnings of
+        texts; 3: all of them.
 
         Salts and sessions, by which others could be found, are on no level.
         """
@@ -58,7 +64,9 @@ class Record:
             found["priority"] = ask.priority
         if level >= 1:
             params = msgspec.to_builtins(ask.params)
-            found["sampling_params"] = params if level >= 2 else {name: plain(value) for name, value in params.items()}
+            found["sampling_params"] = (
+                params if level >= 2 else {name: plain(value) for name, value in params.items()}
+            )
         if level >= 2:
             found["input"] = shown(ask.prompt, level)
         return found
@@ -66,7 +74,9 @@ class Record:
     def answered(self, level: int) -> dict[str, Any]:
         if level < 2:
             return self.figures()
-        return self.figures() | {"output": [clipped("".join(parts), level) for _, parts in sorted(self.texts.items())]}
+        return self.figures() | {
+            "output": [clipped("".join(parts), level) for _, parts in sorted(self.texts.items())]
+        }
 
 
 def plain(value: Any) -> Any:

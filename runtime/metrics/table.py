@@ -1,10 +1,10 @@
 """Every metric of the runtime, declared once. Units are in the names: seconds, bytes, tokens, pages.
 
-    metrics = Metrics()
-    metrics.generated_tokens.add(64)
-    metrics.finished["stop"] += 1
-    metrics.step_s.observe(0.004)
-    metrics.render()                Prometheus text
+metrics = Metrics()
+metrics.generated_tokens.add(64)
+metrics.finished["stop"] += 1
+metrics.step_s.observe(0.004)
+metrics.render()                Prometheus text
 """
 
 import os
@@ -23,7 +23,24 @@ TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
 DELAY_STEPS = (1, 2, 5, 10, 20, 30, 50, 100)
 DELAY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
-LENGTH = (1, 10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
+LENGTH = (
+    1,
+    10,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+)
 Bounds = Sequence[float] | None
 
 
@@ -43,57 +60,137 @@ USUAL = Buckets()
 
 
 class Metrics:
-    """Plain attributes: counters have `add`, gauges `set`, histograms `observe`, labelled ones are indexed by the label's value."""
+    """Plain attributes: counters have `add`, gauges `set`, histograms `observe`, labelled ones are indexed by
+    the label's value."""
 
     def __init__(self, buckets: Buckets = USUAL) -> None:
         self.running = Gauge("runtime_running_sequences", "Sequences that run now.")
         self.waiting = Gauge("runtime_waiting_requests", "Requests that wait for pages or a slot.")
-        self.used_pages = Gauge("runtime_used_pages", "Pages held by running sequences or by the prefix cache.")
-        self.cached_pages = Gauge("runtime_cached_pages", "Of the used pages, those that only the prefix cache holds.")
+        self.used_pages = Gauge(
+            "runtime_used_pages", "Pages held by running sequences or by the prefix cache."
+        )
+        self.cached_pages = Gauge(
+            "runtime_cached_pages", "Of the used pages, those that only the prefix cache holds."
+        )
         self.total_pages = Gauge("runtime_pages", "Pages that there are.")
-        self.used_host_pages = Gauge("runtime_host_used_pages", "Pages of host memory that hold cached pages.")
-        self.used_window_pages = Gauge("runtime_window_used_pages", "Cache pages of sliding-window layers that are not free.")
-        self.total_window_pages = Gauge("runtime_window_pages", "Cache pages that sliding-window layers have for themselves.")
+        self.used_host_pages = Gauge(
+            "runtime_host_used_pages", "Pages of host memory that hold cached pages."
+        )
+        self.used_window_pages = Gauge(
+            "runtime_window_used_pages", "Cache pages of sliding-window layers that are not free."
+        )
+        self.total_window_pages = Gauge(
+            "runtime_window_pages", "Cache pages that sliding-window layers have for themselves."
+        )
         self.total_host_pages = Gauge("runtime_host_pages", "Pages of host memory that there are.")
         self.prompt_tokens = Counter("runtime_prompt_tokens_total", "Tokens of prompts that were admitted.")
-        self.cached_tokens = Counter("runtime_cached_tokens_total", "Of the prompt tokens, those found in the prefix cache.")
-        self.loaded_tokens = Counter("runtime_host_loaded_tokens_total", "Of the cached tokens, those that came back from host memory.")
+        self.cached_tokens = Counter(
+            "runtime_cached_tokens_total", "Of the prompt tokens, those found in the prefix cache."
+        )
+        self.loaded_tokens = Counter(
+            "runtime_host_loaded_tokens_total", "Of the cached tokens, those that came back from host memory."
+        )
         self.saved_pages = Counter("runtime_host_saved_pages_total", "Pages that were copied to host memory.")
-        self.cache_leaks = Counter("runtime_cache_leaks_total", "Pages that had no owner, or two, and are not used any more.")
+        self.cache_leaks = Counter(
+            "runtime_cache_leaks_total", "Pages that had no owner, or two, and are not used any more."
+        )
         self.generated_tokens = Counter("runtime_generated_tokens_total", "Tokens that were sampled.")
         self.requests = Counter("runtime_requests_total", "Requests that were taken in.")
-        self.refused = Labelled("runtime_refused_requests_total", "Requests that were refused, by HTTP status.", label="status")
-        self.finished = Labelled("runtime_finished_sequences_total", "Sequences that ended, by reason.", label="reason",
-                                 values=tuple(reason.value for reason in FinishReason))
-        self.aborted = Counter("runtime_aborted_requests_total", "Requests whose client left or asked to stop.")
-        self.failed = Counter("runtime_failed_requests_total", "Requests that were given up after a death of the ranks.")
-        self.rank_restarts = Counter("runtime_rank_restarts_total", "Generations of ranks that were started after a death.")
-        self.recovered_requests = Counter("runtime_recovered_requests_total", "Running requests that went on after a death of the ranks.")
-        self.preemptions = Counter("runtime_preemptions_total", "Sequences that gave their pages up and were computed again.")
-        self.priority_preemptions = Counter("runtime_priority_preemptions_total", "Of the preemptions, those for a better priority.")
-        self.aged = Counter("runtime_aged_admissions_total", "Sequences that were admitted because they had been overtaken too often.")
-        self.held_back = Counter("runtime_held_back_steps_total", "Steps in which long prompts left room for others.")
-        self.timeouts = Labelled("runtime_timeouts_total", "Requests whose time was up, in the queue or in total.", label="limit",
-                                 values=("queue", "total"))
-        self.tenant_tokens = Labelled("runtime_tenant_tokens_total", "Tokens computed for each tenant (--fair-share).", label="tenant")
-        self.kv_event_batches = Counter("runtime_kv_event_batches_total", "Batches of cache events that were published.")
-        self.kv_event_drops = Counter("runtime_kv_event_drops_total", "Batches that were not, because too many waited.")
-        self.delays = Labelled("runtime_prefill_delays_total", "Times that newcomers were let in by the prefill delayer, by reason.",
-                               label="reason", values=("full", "watermark", "limit"))
-        self.delay_steps = Histogram("runtime_prefill_delay_steps", "Steps that newcomers were held back before.",
-                                     bounds(buckets.delay_steps, DELAY_STEPS))
-        self.delay_s = Histogram("runtime_prefill_delay_seconds", "Time that newcomers were held back before.",
-                                 bounds(buckets.delay_s, DELAY_S))
-        self.storage_pages = Labelled("runtime_storage_pages_total", "Pages of the storage tier, by what became of them.", label="event",
-                                      values=("written", "read", "missed", "corrupt", "dropped", "evicted"))
-        self.storage_bytes = Labelled("runtime_storage_bytes_total", "Bytes to and from storage.", label="way", values=("write", "read"))
-        self.storage_s = Labelled("runtime_storage_seconds_total", "Time of worker threads for storage.", label="way",
-                                  values=("write", "read"))
-        self.storage_errors = Counter("runtime_storage_errors_total", "Times that storage could not be read or written.")
-        self.storage_fetched_tokens = Counter("runtime_storage_fetched_tokens_total", "Tokens whose pages came from storage.")
-        self.storage_timeouts = Counter("runtime_storage_timeouts_total", "Requests that did not wait any longer for storage.")
-        self.storage_wait_s = Counter("runtime_storage_wait_seconds_total", "Time that requests waited for storage.")
-        self.storage_held_bytes = Gauge("runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows.")
+        self.refused = Labelled(
+            "runtime_refused_requests_total", "Requests that were refused, by HTTP status.", label="status"
+        )
+        self.finished = Labelled(
+            "runtime_finished_sequences_total",
+            "Sequences that ended, by reason.",
+            label="reason",
+            values=tuple(reason.value for reason in FinishReason),
+        )
+        self.aborted = Counter(
+            "runtime_aborted_requests_total", "Requests whose client left or asked to stop."
+        )
+        self.failed = Counter(
+            "runtime_failed_requests_total", "Requests that were given up after a death of the ranks."
+        )
+        self.rank_restarts = Counter(
+            "runtime_rank_restarts_total", "Generations of ranks that were started after a death."
+        )
+        self.recovered_requests = Counter(
+            "runtime_recovered_requests_total", "Running requests that went on after a death of the ranks."
+        )
+        self.preemptions = Counter(
+            "runtime_preemptions_total", "Sequences that gave their pages up and were computed again."
+        )
+        self.priority_preemptions = Counter(
+            "runtime_priority_preemptions_total", "Of the preemptions, those for a better priority."
+        )
+        self.aged = Counter(
+            "runtime_aged_admissions_total",
+            "Sequences that were admitted because they had been overtaken too often.",
+        )
+        self.held_back = Counter(
+            "runtime_held_back_steps_total", "Steps in which long prompts left room for others."
+        )
+        self.timeouts = Labelled(
+            "runtime_timeouts_total",
+            "Requests whose time was up, in the queue or in total.",
+            label="limit",
+            values=("queue", "total"),
+        )
+        self.tenant_tokens = Labelled(
+            "runtime_tenant_tokens_total", "Tokens computed for each tenant (--fair-share).", label="tenant"
+        )
+        self.kv_event_batches = Counter(
+            "runtime_kv_event_batches_total", "Batches of cache events that were published."
+        )
+        self.kv_event_drops = Counter(
+            "runtime_kv_event_drops_total", "Batches that were not, because too many waited."
+        )
+        self.delays = Labelled(
+            "runtime_prefill_delays_total",
+            "Times that newcomers were let in by the prefill delayer, by reason.",
+            label="reason",
+            values=("full", "watermark", "limit"),
+        )
+        self.delay_steps = Histogram(
+            "runtime_prefill_delay_steps",
+            "Steps that newcomers were held back before.",
+            bounds(buckets.delay_steps, DELAY_STEPS),
+        )
+        self.delay_s = Histogram(
+            "runtime_prefill_delay_seconds",
+            "Time that newcomers were held back before.",
+            bounds(buckets.delay_s, DELAY_S),
+        )
+        self.storage_pages = Labelled(
+            "runtime_storage_pages_total",
+            "Pages of the storage tier, by what became of them.",
+            label="event",
+            values=("written", "read", "missed", "corrupt", "dropped", "evicted"),
+        )
+        self.storage_bytes = Labelled(
+            "runtime_storage_bytes_total", "Bytes to and from storage.", label="way", values=("write", "read")
+        )
+        self.storage_s = Labelled(
+            "runtime_storage_seconds_total",
+            "Time of worker threads for storage.",
+            label="way",
+            values=("write", "read"),
+        )
+        self.storage_errors = Counter(
+            "runtime_storage_errors_total", "Times that storage could not be read or written."
+        )
+        self.storage_fetched_tokens = Counter(
+            "runtime_storage_fetched_tokens_total", "Tokens whose pages came from storage."
+        )
+        self.storage_timeouts = Counter(
+            "runtime_storage_timeouts_total", "Requests that did not wait any longer for storage."
+        )
+        self.storage_wait_s = Counter(
+            "runtime_storage_wait_seconds_total", "Time that requests waited for storage."
+        )
+        self.storage_held_bytes = Gauge(
+            "runtime_storage_held_bytes", "Bytes of all pages in storage, as far as this server knows."
+        )
         self._of_requests(buckets)
         self._of_steps()
         self._of_adapters()
@@ -101,53 +198,102 @@ class Metrics:
 
     def _of_requests(self, buckets: Buckets) -> None:
         self.queue_s = Histogram("runtime_queue_seconds", "From arrival to admission.", REQUEST_S)
-        self.ttft_s = Histogram("runtime_time_to_first_token_seconds", "From arrival to the first token.",
-                                ascending(buckets.ttft_s, REQUEST_S))
-        self.itl_s = Histogram("runtime_inter_token_latency_seconds", "Between one token of a sequence and its next.",
-                               ascending(buckets.itl_s, TOKEN_S))
-        self.e2e_s = Histogram("runtime_request_seconds", "From arrival to the end of a request.", ascending(buckets.e2e_s, REQUEST_S))
-        self.prompt_length = Histogram("runtime_prompt_length_tokens", "Tokens of prompts (--collect-tokens-histogram).",
-                                       ascending(buckets.prompt_length, LENGTH))
-        self.answer_length = Histogram("runtime_answer_length_tokens", "Tokens of all answers to a request (the same).",
-                                       ascending(buckets.answer_length, LENGTH))
+        self.ttft_s = Histogram(
+            "runtime_time_to_first_token_seconds",
+            "From arrival to the first token.",
+            ascending(buckets.ttft_s, REQUEST_S),
+        )
+        self.itl_s = Histogram(
+            "runtime_inter_token_latency_seconds",
+            "Between one token of a sequence and its next.",
+            ascending(buckets.itl_s, TOKEN_S),
+        )
+        self.e2e_s = Histogram(
+            "runtime_request_seconds",
+            "From arrival to the end of a request.",
+            ascending(buckets.e2e_s, REQUEST_S),
+        )
+        self.prompt_length = Histogram(
+            "runtime_prompt_length_tokens",
+            "Tokens of prompts (--collect-tokens-histogram).",
+            ascending(buckets.prompt_length, LENGTH),
+        )
+        self.answer_length = Histogram(
+            "runtime_answer_length_tokens",
+            "Tokens of all answers to a request (the same).",
+            ascending(buckets.answer_length, LENGTH),
+        )
 
     def _of_steps(self) -> None:
         self.steps = Counter("runtime_steps_total", "Steps whose results came back.")
         self.step_s = Histogram("runtime_step_seconds", "Time that the ranks spent on a step.", STEP_S)
-        self.captured_sizes = Gauge("runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs.")
-        self.captured_piecewise = Gauge("runtime_captured_piece_sizes", "Numbers of tokens for which steps with prompts are graphs in pieces.")
+        self.captured_sizes = Gauge(
+            "runtime_captured_sizes", "Numbers of sequences whose decode steps are graphs."
+        )
+        self.captured_piecewise = Gauge(
+            "runtime_captured_piece_sizes",
+            "Numbers of tokens for which steps with prompts are graphs in pieces.",
+        )
         self.capture_s = Counter("runtime_capture_seconds_total", "Time that captures of steps took.")
         self.capture_failures = Counter("runtime_capture_failures_total", "Captures of steps that failed.")
-        self.expert_choices = Labelled("runtime_expert_choices_total", "Tokens times experts of each, by layer.", label="layer")
-        self.expert_imbalance = Labelled("runtime_expert_imbalance", "Tokens of the busiest expert, by those of the average one.",
-                                         label="layer", kind="gauge")
-        self.expert_rank_imbalance = Labelled("runtime_expert_rank_imbalance", "The same of the groups of ranks that hold experts.",
-                                              label="layer", kind="gauge")
+        self.expert_choices = Labelled(
+            "runtime_expert_choices_total", "Tokens times experts of each, by layer.", label="layer"
+        )
+        self.expert_imbalance = Labelled(
+            "runtime_expert_imbalance",
+            "Tokens of the busiest expert, by those of the average one.",
+            label="layer",
+            kind="gauge",
+        )
+        self.expert_rank_imbalance = Labelled(
+            "runtime_expert_rank_imbalance",
+            "The same of the groups of ranks that hold experts.",
+            label="layer",
+            kind="gauge",
+        )
 
     def _of_adapters(self) -> None:
         self.loaded_adapters = Gauge("runtime_loaded_adapters", "LoRA adapters that requests may ask for.")
         self.adapter_slots = Gauge("runtime_adapter_seats", "Places for adapters on the device.")
         self.taken_adapter_slots = Gauge("runtime_adapter_taken_seats", "Seats that have an adapter.")
-        self.used_adapter_slots = Gauge("runtime_adapter_used_seats", "Of the taken seats, those that running sequences use.")
-        self.waiting_for_adapter_slots = Gauge("runtime_adapter_waiting_sequences", "Sequences that wait aside for a seat.")
-        self.adapter_loads = Counter("runtime_adapter_loads_total", "Times that an adapter was copied to a seat.")
-        self.adapter_evictions = Counter("runtime_adapter_evictions_total", "Times that one left its seat for another.")
+        self.used_adapter_slots = Gauge(
+            "runtime_adapter_used_seats", "Of the taken seats, those that running sequences use."
+        )
+        self.waiting_for_adapter_slots = Gauge(
+            "runtime_adapter_waiting_sequences", "Sequences that wait aside for a seat."
+        )
+        self.adapter_loads = Counter(
+            "runtime_adapter_loads_total", "Times that an adapter was copied to a seat."
+        )
+        self.adapter_evictions = Counter(
+            "runtime_adapter_evictions_total", "Times that one left its seat for another."
+        )
 
     def of_lora_slots(self, num_loaded: int, lora_slots: LoraSlots) -> None:
         """What there is to say of adapters now."""
-        for gauge, value in ((self.loaded_adapters, num_loaded), (self.adapter_slots, lora_slots.config.num_lora_slots),
-                             (self.taken_adapter_slots, lora_slots.num_taken), (self.used_adapter_slots, lora_slots.num_used),
-                             (self.waiting_for_adapter_slots, len(lora_slots.waiting))):
+        for gauge, value in (
+            (self.loaded_adapters, num_loaded),
+            (self.adapter_slots, lora_slots.config.num_lora_slots),
+            (self.taken_adapter_slots, lora_slots.num_taken),
+            (self.used_adapter_slots, lora_slots.num_used),
+            (self.waiting_for_adapter_slots, len(lora_slots.waiting)),
+        ):
             gauge.set(value)
         self.adapter_loads.value, self.adapter_evictions.value = lora_slots.num_placed, lora_slots.num_evicted
 
     def _of_processes(self) -> None:
-        self.rss_bytes = Labelled("runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge")
-        self.cpu_s = Labelled("runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process")
+        self.rss_bytes = Labelled(
+            "runtime_resident_bytes", "Resident memory of each process.", label="process", kind="gauge"
+        )
+        self.cpu_s = Labelled(
+            "runtime_cpu_seconds_total", "User and system CPU time of each process.", label="process"
+        )
 
-    def render(self, rank_pids: Mapping[int, int] | None = None, labels: Mapping[str, str] | None = None) -> bytes:
-        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are read beside our own; all samples have
-        `labels`."""
+    def render(
+        self, rank_pids: Mapping[int, int] | None = None, labels: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Prometheus text. `rank_pids` maps ranks to process ids, whose memory and CPU time are read beside
+        our own; all samples have `labels`."""
         pids = {"server": os.getpid()} | {f"rank{rank}": pid for rank, pid in (rank_pids or {}).items()}
         self.rss_bytes.values.clear()
         self.cpu_s.values.clear()
@@ -169,7 +315,9 @@ def ascending(given: Bounds, usual: Sequence[float]) -> tuple[float, ...]:
 def process_usage(pid: int) -> tuple[int, float] | None:
     """Resident bytes and CPU seconds of a process (proc(5)); None when it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
     except (FileNotFoundError, ProcessLookupError):
         return None
     ticks = os.sysconf("SC_CLK_TCK")

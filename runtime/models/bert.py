@@ -1,7 +1,9 @@
-"""The BERT line of encoders (Devlin et al., 2019): BERT, RoBERTa, XLM-RoBERTa and DistilBERT, to embed or to classify.
+"""The BERT line of encoders (Devlin et al., 2019): BERT, RoBERTa, XLM-RoBERTa and DistilBERT, to embed or to
+classify.
 
-Post-norm blocks of attention in which every token sees all of its text, and a plain feed-forward; learned absolute positions. The
-families differ in the names of their weights, in where positions begin, and in whether there are types of segments.
+Post-norm blocks of attention in which every token sees all of its text, and a plain feed-forward; learned
+absolute positions. The families differ in the names of their weights, in where positions begin, and in
+whether there are types of segments.
 """
 
 import torch
@@ -40,7 +42,9 @@ class Embeddings(Layer):
         self.first_position = encoder.first_position
         self.word_embeddings = Embedding(device, dtype, config.vocab_size, size)
         self.position_embeddings = Table(device, dtype, encoder.num_positions, size)
-        self.token_type_embeddings = Table(device, dtype, encoder.num_types, size) if encoder.num_types else None
+        self.token_type_embeddings = (
+            Table(device, dtype, encoder.num_types, size) if encoder.num_types else None
+        )
         self.norm = LayerNorm(device, dtype, size, config.rms_norm_eps)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -57,7 +61,9 @@ class Block(Layer):
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
         self.activation = activation
         self.head_dim = config.head_dim
-        self.qkv = QkvLinear(device, dtype, hidden, config.num_heads, config.num_heads, config.head_dim, bias=True)
+        self.qkv = QkvLinear(
+            device, dtype, hidden, config.num_heads, config.num_heads, config.head_dim, bias=True
+        )
         self.attention_out = Linear(device, dtype, hidden, {"": hidden}, shard="row", bias=True)
         self.attention_norm = LayerNorm(device, dtype, hidden, eps)
         self.up = Linear(device, dtype, hidden, {"": inner}, shard="column", bias=True)
@@ -74,16 +80,30 @@ class Bert(Layer):
     """`forward` gives the tokens' vectors, `vectors` what is pooled of them."""
 
     renames = (
-        ("embeddings.LayerNorm.", "embeddings.norm."), ("encoder.layer.", "layers."), ("attention.self.", ""),
-        ("attention.output.dense.", "attention_out."), ("attention.output.LayerNorm.", "attention_norm."),
-        ("intermediate.dense.", "up."), (".output.dense.", ".down."), (".output.LayerNorm.", ".norm."),
+        ("embeddings.LayerNorm.", "embeddings.norm."),
+        ("encoder.layer.", "layers."),
+        ("attention.self.", ""),
+        ("attention.output.dense.", "attention_out."),
+        ("attention.output.LayerNorm.", "attention_norm."),
+        ("intermediate.dense.", "up."),
+        (".output.dense.", ".down."),
+        (".output.LayerNorm.", ".norm."),
         # DistilBERT
-        ("transformer.layer.", "layers."), ("attention.q_lin.", "query."), ("attention.k_lin.", "key."), ("attention.v_lin.", "value."),
-        ("attention.out_lin.", "attention_out."), ("sa_layer_norm.", "attention_norm."), ("output_layer_norm.", "norm."),
-        ("ffn.lin1.", "up."), ("ffn.lin2.", "down."),
+        ("transformer.layer.", "layers."),
+        ("attention.q_lin.", "query."),
+        ("attention.k_lin.", "key."),
+        ("attention.v_lin.", "value."),
+        ("attention.out_lin.", "attention_out."),
+        ("sa_layer_norm.", "attention_norm."),
+        ("output_layer_norm.", "norm."),
+        ("ffn.lin1.", "up."),
+        ("ffn.lin2.", "down."),
         # heads: BERT, RoBERTa, DistilBERT
-        ("pooler.dense.", "dense."), ("classifier.dense.", "dense."), ("pre_classifier.", "dense."),
-        ("classifier.out_proj.", "score."), ("classifier.", "score."),
+        ("pooler.dense.", "dense."),
+        ("classifier.dense.", "dense."),
+        ("pre_classifier.", "dense."),
+        ("classifier.out_proj.", "score."),
+        ("classifier.", "score."),
     )
     fused = {"query": ("qkv", "q"), "key": ("qkv", "k"), "value": ("qkv", "v")}
     attentions: list[Attention] = []  # with a key/value cache: none
@@ -92,7 +112,10 @@ class Bert(Layer):
         assert config.encoder is not None and config.pooling is not None
         size, self.head_activation = config.hidden_size, config.encoder.head_activation
         self.embeddings = Embeddings(device, dtype, config, config.encoder)
-        self.layers = [Block(device.of_layer(i), dtype, config, config.encoder.activation) for i in range(config.num_layers)]
+        self.layers = [
+            Block(device.of_layer(i), dtype, config, config.encoder.activation)
+            for i in range(config.num_layers)
+        ]
         has_head = config.pooling.task == "classify"
         self.dense = Dense(device, dtype, size, size, bias=True) if has_head else None
         self.score = Dense(device, dtype, size, config.pooling.size, bias=True) if has_head else None

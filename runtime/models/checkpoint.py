@@ -1,6 +1,8 @@
-"""The safetensors files of a model folder: which tensors there are, and slices of them without reading the rest.
+"""The safetensors files of a model folder: which tensors there are, and slices of them without reading the
+rest.
 
-Format: https://huggingface.co/docs/safetensors; a sharded checkpoint has an index that says which file holds which tensor.
+Format: https://huggingface.co/docs/safetensors; a sharded checkpoint has an index that says which file holds
+which tensor.
 """
 
 from collections.abc import Iterator
@@ -22,17 +24,22 @@ class Index(Struct, frozen=True):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that together hold the weights. Raises ModelError when there are none or one of them is missing."""
+    """The files that together hold the weights. Raises ModelError when there are none or one of them is
+    missing."""
     if (folder / INDEX).is_file():
         try:
             index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         except msgspec.MsgspecError as error:
-            raise ModelError(f"{INDEX} cannot be read: {error}; restore the file from the model's source") from None
+            raise ModelError(
+                f"{INDEX} cannot be read: {error}; restore the file from the model's source"
+            ) from None
         names = sorted(set(index.weight_map.values()))
         missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
         if missing:
-            raise ModelError(f"{INDEX} names {missing[0]} ({len(missing)} of {len(names)} files are missing); "
-                             "finish the download of the model")
+            raise ModelError(
+                f"{INDEX} names {missing[0]} ({len(missing)} of {len(names)} files are missing); "
+                "finish the download of the model"
+            )
         return [folder / name for name in names]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
@@ -40,7 +47,9 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         others = [pattern for pattern in ("*.bin", "*.pth", "*.gguf") if any(folder.glob(pattern))]
         found = f"only {others[0]} files, which are not read" if others else "no weights"
-        raise ModelError(f"{folder} has {found}; get the model's *.safetensors, or use --load-format dummy for random weights")
+        raise ModelError(
+            f"{folder} has {found}; get the model's *.safetensors, or use --load-format dummy for random weights"
+        )
     return files
 
 
@@ -54,15 +63,18 @@ class TensorSlice:
 
 
 def tensors(files: list[Path]) -> Iterator[TensorSlice]:
-    """All tensors, file after file, each valid until the next is asked for. Raises ModelError for a file that is damaged."""
+    """All tensors, file after file, each valid until the next is asked for. Raises ModelError for a file that
+    is damaged."""
     seen: dict[str, str] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.offset_keys():
                     if name in seen:
-                        raise ModelError(f"tensor {name} is in both {seen[name]} and {path.name}; "
-                                         "remove the file that does not belong to the model")
+                        raise ModelError(
+                            f"tensor {name} is in both {seen[name]} and {path.name}; "
+                            "remove the file that does not belong to the model"
+                        )
                     seen[name] = path.name
                     yield TensorSlice(name, path.name, file.get_slice(name))
         except (SafetensorError, OSError) as error:

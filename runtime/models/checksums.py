@@ -1,4 +1,5 @@
-"""--model-checksum: whether a model's files are those that somebody has vouched for. Torch-free; reads every byte."""
+"""--model-checksum: whether a model's files are those that somebody has vouched for. Torch-free; reads every
+byte."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +15,24 @@ THREADS = 4  # hashing leaves the interpreter alone, and disks like a few reader
 
 
 def check_files(folder: Path, list_file: Path) -> int:
-    """-> how many were checked. Raises StartError for one that differs or is missing, and for weights that are not in the list."""
+    """-> how many were checked. Raises StartError for one that differs or is missing, and for weights that
+    are not in the list."""
     listed = read_list(list_file)
     if strangers := sorted(path.name for path in folder.glob("*.safetensors") if path.name not in listed):
-        raise StartError(f"{list_file} does not name {strangers[0]} ({len(strangers)} weight files are not in it); remove what does not "
-                         "belong to the model, or add it to the list")
+        raise StartError(
+            f"{list_file} does not name {strangers[0]} ({len(strangers)} weight files are not in it); remove what does not "
+            "belong to the model, or add it to the list"
+        )
     with ThreadPoolExecutor(THREADS) as pool:
         for name, found in zip(listed, pool.map(lambda name: digest(folder / name), listed), strict=True):
             if found is None:
-                raise StartError(f"{name} is in {list_file}, and {folder} has no such file; finish the download of the model")
+                raise StartError(
+                    f"{name} is in {list_file}, and {folder} has no such file; finish the download of the model"
+                )
             if found != listed[name]:
-                raise StartError(f"{name} is not what {list_file} says: its SHA-256 is {found}, not {listed[name]}; download it again")
+                raise StartError(
+                    f"{name} is not what {list_file} says: its SHA-256 is {found}, not {listed[name]}; download it again"
+                )
     return len(listed)
 
 
@@ -38,19 +46,27 @@ def digest(file: Path) -> str | None:
 
 
 def read_list(file: Path) -> Mapping[str, str]:
-    """Checksums by name: lines of sha256sum, or a JSON object of them, which may be below `files`. Raises StartError."""
+    """Checksums by name: lines of sha256sum, or a JSON object of them, which may be below `files`. Raises
+    StartError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"--model-checksum {file} cannot be read ({error}); it wants a file with checksums") from None
+        raise StartError(
+            f"--model-checksum {file} cannot be read ({error}); it wants a file with checksums"
+        ) from None
     try:
         entries = _of_json(text) if text.lstrip().startswith("{") else _of_lines(text)
         found = {name: entry.removeprefix("sha256:").lower() for name, entry in entries.items()}
     except (msgspec.MsgspecError, ValueError, AttributeError):
         found = {}
-    if not found or not all(len(entry) == 64 and set(entry) <= set("0123456789abcdef") and is_below(name) for name, entry in found.items()):
-        raise StartError(f"--model-checksum {file} is no list of SHA-256 checksums; make one in the model's folder with "
-                         "`sha256sum *.safetensors *.json`")
+    if not found or not all(
+        len(entry) == 64 and set(entry) <= set("0123456789abcdef") and is_below(name)
+        for name, entry in found.items()
+    ):
+        raise StartError(
+            f"--model-checksum {file} is no list of SHA-256 checksums; make one in the model's folder with "
+            "`sha256sum *.safetensors *.json`"
+        )
     return found
 
 
@@ -68,4 +84,7 @@ def _of_lines(text: str) -> dict[str, str]:
 def _of_json(text: str) -> dict[str, str]:
     found: Any = msgspec.json.decode(text)
     entries = found.get("files", found)
-    return {name: entry["sha256"] if isinstance(entry, dict) and "sha256" in entry else entry for name, entry in entries.items()}
+    return {
+        name: entry["sha256"] if isinstance(entry, dict) and "sha256" in entry else entry
+        for name, entry in entries.items()
+    }

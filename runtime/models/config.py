@@ -1,7 +1,8 @@
 """config.json and generation_config.json, read into one frozen, torch-free ModelConfig.
 
-Field names of config.json are those of transformers; both its spellings of rotary parameters are read (`rope_scaling` beside
-`rope_theta`, and `rope_parameters` since version 5). What makes a family differ from plain Llama is in `FAMILIES`.
+Field names of config.json are those of transformers; both its spellings of rotary parameters are read
+(`rope_scaling` beside `rope_theta`, and `rope_parameters` since version 5). What makes a family differ from
+plain Llama is in `FAMILIES`.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,9 @@ class Family(Struct, frozen=True, kw_only=True):
 
 
 FAMILIES = {
-    "Gemma2ForCausalLM": Family(activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"),
+    "Gemma2ForCausalLM": Family(
+        activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"
+    ),
     "DeepseekV2ForCausalLM": Family(moe="deepseek2", is_latent=True),
     "DeepseekV3ForCausalLM": Family(moe="deepseek3", is_latent=True),
     "GptOssForCausalLM": Family(window="alternating", moe="gpt_oss", has_sinks=True),
@@ -111,7 +114,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     logit_cap: float = 0.0  # the same of what the head says
     has_sinks: bool = False  # heads of attention have a learned logit beside their scores
     moe: MoeConfig | None  # None: no experts
-    latent: Latent | None  # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
+    # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
+    latent: Latent | None
     draft_layers: int  # of the checkpoint, behind the others, which are not loaded: they guess further tokens
     num_recurrent_layers: int = 0  # that keep a state for each sequence; no family here has them yet
     rope: Rope
@@ -119,7 +123,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     dtype: str | None  # of the checkpoint, where config.json says it
     bos_id: int | None
     eos_ids: tuple[int, ...]  # of generation_config.json and config.json, in this order
-    sampling_defaults: dict[str, Any]  # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
+    # of generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty
+    sampling_defaults: dict[str, Any]
     pooling: Pooling | None = None  # None: it generates
     encoder: Encoder | None = None  # None: it is a decoder
     has_wide_head: bool = False  # the head computes in float32 whatever the dtype: an option, not a fact
@@ -195,29 +200,44 @@ class Head(Struct, frozen=True):
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str = "auto",
-                quantization: str | None = None, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights, imports no torch.
+def read_config(
+    folder: str | Path,
+    *,
+    is_embedding: bool = False,
+    pooling: str = "auto",
+    quantization: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelConfig:
+    """Reads a model folder's configuration. Raises ModelError with a one-line remedy; reads no weights,
+    imports no torch.
 
-    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py); `quantization`: see quantization.py;
-    `overrides`: values in place of those at the top of config.json.
+    `is_embedding`: a model that generates is to embed instead; `pooling`: how (see tasks.py); `quantization`:
+    see quantization.py; `overrides`: values in place of those at the top of config.json.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors")
+        raise ModelError(
+            f"{folder} is not a folder; --model-path wants a folder with config.json and *.safetensors"
+        )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout")
+        raise ModelError(
+            f"{folder} has no config.json; --model-path wants the model's own folder in Hugging Face layout"
+        )
     raw = (folder / "config.json").read_bytes()
     if overrides:
         raw = msgspec.json.encode(_decode(raw, dict[str, Any], "config.json") | dict(overrides))
     architecture = (_decode(raw, Head, "config.json").architectures or [""])[0]
     if not architecture:
-        raise ModelError('config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]')
+        raise ModelError(
+            'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
+        )
     check_architecture(architecture)
     wishes: dict[str, Any] = {"is_embedding": is_embedding, "mode": pooling}
     if family_of(architecture) in ENCODERS:
         if quantization is not None or b'"quantization_config"' in raw:
-            raise ModelError(f"{architecture} cannot be quantised here; leave --quantization out, and take the plain version of the model")
+            raise ModelError(
+                f"{architecture} cannot be quantised here; leave --quantization out, and take the plain version of the model"
+            )
         return _resolve_encoder(architecture, raw, folder, wishes)
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
@@ -227,8 +247,10 @@ def read_config(folder: str | Path, *, is_embedding: bool = False, pooling: str 
     latent = read_latent(_decode(raw, HfLatent, "config.json")) if family.is_latent else None
     if latent is not None:
         hf = structs.replace(hf, head_dim=latent.rope_dim, num_key_value_heads=1)
-    config = structs.replace(_resolve(architecture, hf, generation, moe, latent),
-                             quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization))
+    config = structs.replace(
+        _resolve(architecture, hf, generation, moe, latent),
+        quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization),
+    )
     if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
         return config
     check_pools(architecture)
@@ -239,16 +261,22 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{name} cannot be read: {error}; restore the file from the model's source") from None
+        raise ModelError(
+            f"{name} cannot be read: {error}; restore the file from the model's source"
+        ) from None
 
 
-def _resolve(architecture: str, hf: HfConfig, generation: HfGeneration, moe: MoeConfig | None, latent: Latent | None) -> ModelConfig:
+def _resolve(
+    architecture: str, hf: HfConfig, generation: HfGeneration, moe: MoeConfig | None, latent: Latent | None
+) -> ModelConfig:
     family = FAMILIES[family_of(architecture) + GENERATES]
     _check_sizes(family, hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:
-        raise ModelError(f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of "
-                         f"num_key_value_heads {num_kv_heads}")
+        raise ModelError(
+            f"config.json: num_attention_heads {hf.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
+        )
     head_dim = hf.head_dim or family.head_dim or hf.hidden_size // hf.num_attention_heads
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
@@ -326,12 +354,16 @@ def _ids(value: Ids) -> list[int]:
 def _check_sizes(family: Family, hf: HfConfig) -> None:
     activation = hf.hidden_act if family.activation == "silu" else hf.hidden_activation or family.activation
     if activation != family.activation:
-        raise ModelError(f"config.json: hidden_act {activation} is not supported; supported is {family.activation}")
+        raise ModelError(
+            f"config.json: hidden_act {activation} is not supported; supported is {family.activation}"
+        )
     if hf.use_bidirectional_attention:
         raise ModelError("config.json: use_bidirectional_attention is not supported")
     if hf.head_dim is None and hf.hidden_size % hf.num_attention_heads:
-        raise ModelError(f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}, "
-                         "and there is no head_dim")
+        raise ModelError(
+            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}, "
+            "and there is no head_dim"
+        )
 
 
 def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
@@ -344,11 +376,17 @@ def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
         return (window,) * num_layers
     if family.window == "listed" and hf.layer_types is None:
         raise ModelError("config.json: use_sliding_window needs layer_types in this family")
-    types = hf.layer_types or ["full_attention" if (i % 2 if family.window == "alternating" else i < hf.max_window_layers) else
-                               "sliding_attention" for i in range(num_layers)]
+    types = hf.layer_types or [
+        "full_attention"
+        if (i % 2 if family.window == "alternating" else i < hf.max_window_layers)
+        else "sliding_attention"
+        for i in range(num_layers)
+    ]
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if len(types) != num_layers or unknown:
-        raise ModelError(f"config.json: layer_types must name full_attention or sliding_attention for each of the {num_layers} layers")
+        raise ModelError(
+            f"config.json: layer_types must name full_attention or sliding_attention for each of the {num_layers} layers"
+        )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
@@ -356,7 +394,9 @@ def _rope(hf: HfConfig) -> Rope:
     given = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ROPE_TYPES:
-        raise ModelError(f"config.json: rope type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
+        raise ModelError(
+            f"config.json: rope type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}"
+        )
     missing = [name for name in ROPE_TYPES[kind] if given.get(name) is None]
     if missing:
         raise ModelError(f"config.json: rope type {kind} needs {', '.join(missing)}")
@@ -376,7 +416,8 @@ def _rope(hf: HfConfig) -> Rope:
 
 
 def _context_len(rope: Rope) -> int:
-    """Scaled variants reach further than max_position_embeddings, except llama3, which states the scaled length."""
+    """Scaled variants reach further than max_position_embeddings, except llama3, which states the scaled
+    length."""
     longest = rope.max_position_embeddings
     if rope.rope_type in ("linear", "dynamic"):
         return int(longest * max(rope.factor, 1.0))

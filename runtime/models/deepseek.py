@@ -1,8 +1,8 @@
 """DeepSeek V2 and V3 (and R1): latent attention, and experts in all but the first layers.
 
-What is cached of a token is one latent vector and one rotary key part, from which all heads' keys and values follow, so every rank
-keeps all of it. The families differ in data only: how experts are chosen (sparse.py), whether queries come from a latent of their own
-(in V2-Lite they do not).
+What is cached of a token is one latent vector and one rotary key part, from which all heads' keys and values
+follow, so every rank keeps all of it. The families differ in data only: how experts are chosen (sparse.py),
+whether queries come from a latent of their own (in V2-Lite they do not).
 """
 
 from functools import partial
@@ -39,7 +39,9 @@ class LatentSelfAttention(Layer):
         hidden, rank, queries = config.hidden_size, latent.kv_rank, scaled(heads, query_dim)
         q = queries if latent.q_rank is None else Share(latent.q_rank, 0, latent.q_rank)
         kv = Share(rank + latent.rope_dim, 0, rank + latent.rope_dim)
-        self.qkv_a_proj: Linear | None = Linear(device, dtype, hidden, {"q": q, "kv": kv}, shard="column", bias=config.qkv_bias)
+        self.qkv_a_proj: Linear | None = Linear(
+            device, dtype, hidden, {"q": q, "kv": kv}, shard="column", bias=config.qkv_bias
+        )
         self.q_a_layernorm = None if latent.q_rank is None else RMSNorm(device, dtype, latent.q_rank, EPS)
         self.q_b_proj: Linear | None = None
         if latent.q_rank is not None:
@@ -47,18 +49,29 @@ class LatentSelfAttention(Layer):
         self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
         made = scaled(heads, latent.nope_dim + latent.value_dim)
         self.kv_b_proj: Linear | None = Linear(device, dtype, rank, {"": made}, shard="column")
-        self.o_proj = Linear(device, dtype, config.num_heads * latent.value_dim, {"": hidden}, shard="row", bias=config.o_bias,
-                             sums=sums_of(device))
+        self.o_proj = Linear(
+            device,
+            dtype,
+            config.num_heads * latent.value_dim,
+            {"": hidden},
+            shard="row",
+            bias=config.o_bias,
+            sums=sums_of(device),
+        )
         self.up: Any = None  # made of it when it is complete
         self.prolog: Prolog | None = None  # and this of the others
-        self.attention = LatentAttention(device.ops, index, latent, query_dim**-0.5 * stretched_scale(config.rope))
+        self.attention = LatentAttention(
+            device.ops, index, latent, query_dim**-0.5 * stretched_scale(config.rope)
+        )
 
     def finish(self) -> None:
         assert self.kv_b_proj is not None and self.qkv_a_proj is not None
         device, latent, heads = self.device, self.latent, self.num_heads
         self.up = device.ops.pack_latent(self.kv_b_proj.values().unflatten(0, (heads, -1)), latent.nope_dim)
         self.kv_b_proj = None
-        plain = PlainProlog(device.ops, latent, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm)
+        plain = PlainProlog(
+            device.ops, latent, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm
+        )
         self.prolog = plain if device.prologs is None else device.prologs.open(plain)
         if latent.is_paired != self.prolog.pairs_keys:
             for rows in self.qkv_a_proj.per_row():
@@ -88,8 +101,8 @@ class LatentSelfAttention(Layer):
 
 
 def reorder(rows: Tensor, to_pairs: bool) -> None:
-    """Brings, in place, the second of each pair of neighbours of dimension 1 behind all the first ones, or back. Scores do not change, as
-    queries and keys are turned alike."""
+    """Brings, in place, the second of each pair of neighbours of dimension 1 behind all the first ones, or
+    back. Scores do not change, as queries and keys are turned alike."""
     halves, twos = (rows.unflatten(1, shape).transpose(1, 2).flatten(1, 2) for shape in ((-1, 2), (2, -1)))
     rows.copy_(twos if to_pairs else halves)
 
@@ -98,7 +111,10 @@ class DeepSeek(Llama):
     """Llama's frame around other attention."""
 
     fused = {
-        "q_proj": ("qkv_a_proj", "q"), "q_a_proj": ("qkv_a_proj", "q"), "kv_a_proj_with_mqa": ("qkv_a_proj", "kv"),
-        "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
+        "q_proj": ("qkv_a_proj", "q"),
+        "q_a_proj": ("qkv_a_proj", "q"),
+        "kv_a_proj_with_mqa": ("qkv_a_proj", "kv"),
+        "gate_proj": ("gate_up_proj", "gate"),
+        "up_proj": ("gate_up_proj", "up"),
     }
     attention_layer = LatentSelfAttention

@@ -11,10 +11,22 @@ from runtime.models.tasks import family_of
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-DISTIL = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "hidden_dim": "intermediate_size",
-          "activation": "hidden_act"}
-HEADS: dict[str, Literal["tanh", "relu"]] = {"DistilBert": "relu"}  # between the two layers of a classifier; else tanh
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+DISTIL = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+}
+# between the two layers of a classifier; else tanh
+HEADS: dict[str, Literal["tanh", "relu"]] = {"DistilBert": "relu"}
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "DistilBert")
 
 
@@ -55,13 +67,26 @@ def read_encoder(architecture: str, raw: bytes) -> tuple[HfEncoder, Encoder]:
             fields = {DISTIL.get(name, name): value for name, value in fields.items()}
         hf = msgspec.convert(fields, HfEncoder)
     except msgspec.MsgspecError as error:
-        raise ModelError(f"config.json cannot be read: {error}; restore the file from the model's source") from None
+        raise ModelError(
+            f"config.json cannot be read: {error}; restore the file from the model's source"
+        ) from None
     if hf.hidden_act not in ACTIVATIONS:
-        raise ModelError(f"config.json: hidden_act {hf.hidden_act} is not supported; supported are {', '.join(ACTIVATIONS)}")
+        raise ModelError(
+            f"config.json: hidden_act {hf.hidden_act} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        )
     if hf.position_embedding_type != "absolute" or hf.is_decoder:
-        raise ModelError("config.json: only encoders with absolute positions are supported (position_embedding_type, is_decoder)")
+        raise ModelError(
+            "config.json: only encoders with absolute positions are supported (position_embedding_type, is_decoder)"
+        )
     if hf.hidden_size % hf.num_attention_heads:
-        raise ModelError(f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}")
+        raise ModelError(
+            f"config.json: hidden_size {hf.hidden_size} is not a multiple of num_attention_heads {hf.num_attention_heads}"
+        )
     first = (hf.pad_token_id or 0) + 1 if family_of(architecture) in ("Roberta", "XLMRoberta") else 0
-    return hf, Encoder(num_positions=hf.max_position_embeddings, first_position=first, num_types=hf.type_vocab_size,
-                       activation=ACTIVATIONS[hf.hidden_act], head_activation=HEADS.get(family_of(architecture), "tanh"))
+    return hf, Encoder(
+        num_positions=hf.max_position_embeddings,
+        first_position=first,
+        num_types=hf.type_vocab_size,
+        activation=ACTIVATIONS[hf.hidden_act],
+        head_activation=HEADS.get(family_of(architecture), "tanh"),
+    )

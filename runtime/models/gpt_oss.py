@@ -1,9 +1,9 @@
 """gpt-oss (OpenAI, 2025), its checkpoints in bfloat16.
 
-Unlike Llama: heads have sinks beside their scores, every second layer slides a window, all projections have biases, and every feed-forward
-is a mixture. Its experts have biases and a gate of their own: both halves are clamped, which kernels of other mixtures do not know; so they
-are computed one by one over all tokens, each with its share of 0 where it was not chosen. That is right and can be captured, and costs
-more than it must.
+Unlike Llama: heads have sinks beside their scores, every second layer slides a window, all projections have
+biases, and every feed-forward is a mixture. Its experts have biases and a gate of their own: both halves are
+clamped, which kernels of other mixtures do not know; so they are computed one by one over all tokens, each
+with its share of 0 where it was not chosen. That is right and can be captured, and costs more than it must.
 """
 
 from typing import Any
@@ -25,11 +25,14 @@ ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halve
 
 
 class Experts(Layer):
-    """Stacks as the checkpoint has them; ranks split each expert by its inner dimension, of which gate and up take turns."""
+    """Stacks as the checkpoint has them; ranks split each expert by its inner dimension, of which gate and up
+    take turns."""
 
     def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
         if device.ep_size > 1 or device.exchanges is not None:
-            raise ModelError("gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out")
+            raise ModelError(
+                "gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out"
+            )
         experts, torch_device = moe.num_experts, device.torch_device
         self.is_first = device.collectives.rank == 0
         inner = even_share(moe.intermediate_size, device.collectives, "intermediate_size")
@@ -52,7 +55,9 @@ class Experts(Layer):
         """x [T, hidden] and float32 shares [T, experts] -> this rank's part of the sum, float32."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         stacks = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
-        for expert, (first, first_bias, second, second_bias) in enumerate(zip(*(stack.tensor for stack in stacks), strict=True)):
+        for expert, (first, first_bias, second, second_bias) in enumerate(
+            zip(*(stack.tensor for stack in stacks), strict=True)
+        ):
             inner = clamped(torch.addmm(first_bias, x, first))
             out += torch.addmm(second_bias, inner, second) * shares[:, expert, None]
         return out
@@ -84,14 +89,18 @@ class FeedForward(Layer):
 class GptOssDecoder(Layer):
     """One block."""
 
-    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, attention: type[Any]) -> None:
+    def __init__(
+        self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, attention: type[Any]
+    ) -> None:
         assert config.moe is not None
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.self_attn = attention(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe)
 
-    def before(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+    def before(
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See llama.Decoder."""
         x, residual = self.input_layernorm.add(x, residual)
         return self.self_attn.project(x, cos, sin, batch), residual

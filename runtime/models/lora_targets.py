@@ -5,11 +5,21 @@ from runtime.models.registry import MODELS
 
 
 def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs by name, as `layers.0.self_attn.q_proj`; empty for families whose layers are of another kind."""
+    """Inputs and outputs by name, as `layers.0.self_attn.q_proj`; empty for families whose layers are of
+    another kind."""
     if MODELS.get(config.architecture) != "runtime.models.llama:Llama":
         return {}
-    hidden, queries, keys = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys), "o_proj": (queries, hidden)}
+    hidden, queries, keys = (
+        config.hidden_size,
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+    )
+    attention = {
+        "q_proj": (hidden, queries),
+        "k_proj": (hidden, keys),
+        "v_proj": (hidden, keys),
+        "o_proj": (queries, hidden),
+    }
     found: dict[str, tuple[int, int]] = {}
     for index in range(config.num_layers):
         found |= {f"layers.{index}.self_attn.{name}": sizes for name, sizes in attention.items()}
@@ -17,7 +27,10 @@ def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
         if (moe := config.moe) is not None and moe.layers[index]:
             if not moe.shared_size:
                 continue
-            block, inner = f"{block}.{'shared_expert' if moe.has_shared_gate else 'shared_experts'}", moe.shared_size
+            block, inner = (
+                f"{block}.{'shared_expert' if moe.has_shared_gate else 'shared_experts'}",
+                moe.shared_size,
+            )
         found |= {f"{block}.{name}": (hidden, inner) for name in ("gate_proj", "up_proj")}
         found[f"{block}.down_proj"] = inner, hidden
     return found

@@ -1,4 +1,5 @@
-"""Mixtures of experts in config.json: which layers have experts, how many, and how tokens choose among them. Torch-free.
+"""Mixtures of experts in config.json: which layers have experts, how many, and how tokens choose among them.
+Torch-free.
 
 Families spell the same facts differently; `MIXTURES` names the reader of each.
 """
@@ -70,20 +71,33 @@ def _sizes(hf: HfMoe) -> tuple[int, int, int]:
     """Experts, experts of a token, intermediate size. Raises ModelError."""
     num_experts = hf.num_experts or hf.num_local_experts or hf.n_routed_experts
     if num_experts is None or hf.num_experts_per_tok is None or hf.moe_intermediate_size is None:
-        raise ModelError("config.json lacks the number of experts, num_experts_per_tok or moe_intermediate_size; "
-                         "restore the file from the model's source")
+        raise ModelError(
+            "config.json lacks the number of experts, num_experts_per_tok or moe_intermediate_size; "
+            "restore the file from the model's source"
+        )
     if hf.num_experts_per_tok > num_experts:
-        raise ModelError(f"config.json: num_experts_per_tok {hf.num_experts_per_tok} is more than the {num_experts} experts")
+        raise ModelError(
+            f"config.json: num_experts_per_tok {hf.num_experts_per_tok} is more than the {num_experts} experts"
+        )
     return num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size
 
 
 def _qwen(hf: HfMoe, has_shared: bool) -> MoeConfig:
     num_experts, top_k, inner = _sizes(hf)
     dense = set(hf.mlp_only_layers or ())
-    layers = tuple(i not in dense and (i + 1) % hf.decoder_sparse_step == 0 for i in range(hf.num_hidden_layers))
+    layers = tuple(
+        i not in dense and (i + 1) % hf.decoder_sparse_step == 0 for i in range(hf.num_hidden_layers)
+    )
     shared = hf.shared_expert_intermediate_size if has_shared else 0
-    return MoeConfig(num_experts=num_experts, intermediate_size=inner, shared_size=shared, has_shared_gate=shared > 0, has_bias=False,
-                   layers=layers, routing=Routing(top_k=top_k, normalizes=bool(hf.norm_topk_prob)))
+    return MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=inner,
+        shared_size=shared,
+        has_shared_gate=shared > 0,
+        has_bias=False,
+        layers=layers,
+        routing=Routing(top_k=top_k, normalizes=bool(hf.norm_topk_prob)),
+    )
 
 
 def qwen2(hf: HfMoe) -> MoeConfig:
@@ -99,45 +113,85 @@ def _deepseek(hf: HfMoe, score: Literal["softmax", "sigmoid"], grouped: bool, no
     num_experts, top_k, inner = _sizes(hf)
     groups, top_groups = (hf.n_group or 1, hf.topk_group or 1) if grouped else (1, 1)
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
-        raise ModelError(f"config.json: {num_experts} experts in {groups} groups (n_group), of which topk_group {top_groups} are chosen, "
-                         f"do not give num_experts_per_tok {top_k}")
+        raise ModelError(
+            f"config.json: {num_experts} experts in {groups} groups (n_group), of which topk_group {top_groups} are chosen, "
+            f"do not give num_experts_per_tok {top_k}"
+        )
     if score == "sigmoid" and num_experts < 2 * groups:
-        raise ModelError(f"config.json: n_group {groups} leaves less than two of {num_experts} experts in a group")
+        raise ModelError(
+            f"config.json: n_group {groups} leaves less than two of {num_experts} experts in a group"
+        )
     if hf.moe_layer_freq != 1 or hf.scoring_func not in (None, score):
-        raise ModelError(f"config.json: moe_layer_freq {hf.moe_layer_freq} with scoring_func {hf.scoring_func} is not supported; "
-                         f"supported is 1 with {score}")
+        raise ModelError(
+            f"config.json: moe_layer_freq {hf.moe_layer_freq} with scoring_func {hf.scoring_func} is not supported; "
+            f"supported is 1 with {score}"
+        )
     is_v3 = score == "sigmoid"
-    routing = Routing(top_k=top_k, score=score, num_groups=groups, top_groups=top_groups, normalizes=normalizes,
-                      group_score="two largest" if is_v3 else "largest", scale=hf.routed_scaling_factor)
-    return MoeConfig(num_experts=num_experts, intermediate_size=inner, shared_size=inner * (hf.n_shared_experts or 0), has_shared_gate=False,
-                   has_bias=is_v3, layers=tuple(i >= (hf.first_k_dense_replace or 0) for i in range(hf.num_hidden_layers)), routing=routing)
+    routing = Routing(
+        top_k=top_k,
+        score=score,
+        num_groups=groups,
+        top_groups=top_groups,
+        normalizes=normalizes,
+        group_score="two largest" if is_v3 else "largest",
+        scale=hf.routed_scaling_factor,
+    )
+    return MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=inner,
+        shared_size=inner * (hf.n_shared_experts or 0),
+        has_shared_gate=False,
+        has_bias=is_v3,
+        layers=tuple(i >= (hf.first_k_dense_replace or 0) for i in range(hf.num_hidden_layers)),
+        routing=routing,
+    )
 
 
 def deepseek2(hf: HfMoe) -> MoeConfig:
     if hf.topk_method not in (None, "greedy", "group_limited_greedy") or hf.norm_topk_prob:
-        raise ModelError(f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not supported in this "
-                         "family; supported are greedy and group_limited_greedy, without it")
+        raise ModelError(
+            f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not supported in this "
+            "family; supported are greedy and group_limited_greedy, without it"
+        )
     return _deepseek(hf, "softmax", hf.topk_method == "group_limited_greedy", False)
 
 
 def deepseek3(hf: HfMoe) -> MoeConfig:
     if hf.topk_method not in (None, "noaux_tc"):
-        raise ModelError(f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is noaux_tc")
+        raise ModelError(
+            f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is noaux_tc"
+        )
     return _deepseek(hf, "sigmoid", True, hf.norm_topk_prob is not False)
 
 
 def gpt_oss(hf: HfMoe) -> MoeConfig:
     num_experts, top_k, inner = hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size
     if num_experts is None or top_k is None or inner is None or top_k > num_experts:
-        raise ModelError("config.json lacks num_local_experts, num_experts_per_tok or intermediate_size; "
-                         "restore the file from the model's source")
+        raise ModelError(
+            "config.json lacks num_local_experts, num_experts_per_tok or intermediate_size; "
+            "restore the file from the model's source"
+        )
     if (hf.swiglu_alpha, hf.swiglu_limit) != (1.702, 7.0):
-        raise ModelError(f"config.json: swiglu_alpha {hf.swiglu_alpha} with swiglu_limit {hf.swiglu_limit} is not supported; "
-                         "supported is 1.702 with 7")
-    return MoeConfig(num_experts=num_experts, intermediate_size=inner, shared_size=0, has_shared_gate=False, has_bias=False,
-                   layers=(True,) * hf.num_hidden_layers, routing=Routing(top_k=top_k, normalizes=True), is_stacked=True)
+        raise ModelError(
+            f"config.json: swiglu_alpha {hf.swiglu_alpha} with swiglu_limit {hf.swiglu_limit} is not supported; "
+            "supported is 1.702 with 7"
+        )
+    return MoeConfig(
+        num_experts=num_experts,
+        intermediate_size=inner,
+        shared_size=0,
+        has_shared_gate=False,
+        has_bias=False,
+        layers=(True,) * hf.num_hidden_layers,
+        routing=Routing(top_k=top_k, normalizes=True),
+        is_stacked=True,
+    )
 
 
 MIXTURES: dict[str, Callable[[HfMoe], MoeConfig]] = {
-    "qwen2": qwen2, "qwen3": qwen3, "deepseek2": deepseek2, "deepseek3": deepseek3, "gpt_oss": gpt_oss,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "deepseek2": deepseek2,
+    "deepseek3": deepseek3,
+    "gpt_oss": gpt_oss,
 }

@@ -1,6 +1,8 @@
-"""Adapter folders as PEFT writes them: adapter_config.json and adapter_model.safetensors. Reads names and shapes, no numbers.
+"""Adapter folders as PEFT writes them: adapter_config.json and adapter_model.safetensors. Reads names and
+shapes, no numbers.
 
-Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. An adapter that does more than W + scale * B A is refused.
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. An adapter that does more than W + scale
+* B A is refused.
 """
 
 import re
@@ -17,7 +19,8 @@ from runtime.errors import ModelError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_HEADER = 1 << 26  # bytes
 _TENSOR = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(.+)\.lora_([AB])\.(?:default\.)?weight$")
-_ELSEWHERE = re.compile(r"(pissa|olora|corda|lora_ga)", re.IGNORECASE)  # begin by changing the base model's weights
+# begin by changing the base model's weights
+_ELSEWHERE = re.compile(r"(pissa|olora|corda|lora_ga)", re.IGNORECASE)
 
 Shape = tuple[int, ...]
 
@@ -44,10 +47,14 @@ class PeftConfig(Struct, frozen=True, kw_only=True):
 
 
 REFUSED = {
-    "use_dora": "DoRA scales whole columns, which is more than a low-rank sum", "use_qalora": "QALoRA groups its inputs",
-    "lora_bias": "it has biases", "modules_to_save": "it brings whole layers of its own",
-    "layer_replication": "it repeats layers", "alora_invocation_tokens": "it is switched on by tokens",
-    "trainable_token_indices": "it changes embeddings of tokens", "target_parameters": "it changes tensors of experts",
+    "use_dora": "DoRA scales whole columns, which is more than a low-rank sum",
+    "use_qalora": "QALoRA groups its inputs",
+    "lora_bias": "it has biases",
+    "modules_to_save": "it brings whole layers of its own",
+    "layer_replication": "it repeats layers",
+    "alora_invocation_tokens": "it is switched on by tokens",
+    "trainable_token_indices": "it changes embeddings of tokens",
+    "target_parameters": "it changes tensors of experts",
 }
 
 
@@ -84,11 +91,15 @@ def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
     for name, shape in _read_shapes(Path(folder) / WEIGHTS).items():
         match = _TENSOR.match(name)
         if match is None:
-            raise ModelError(f"the adapter has a tensor {name}, which is not of a linear layer's lora_A or lora_B; embeddings, heads and "
-                             "layers trained in full are not supported")
+            raise ModelError(
+                f"the adapter has a tensor {name}, which is not of a linear layer's lora_A or lora_B; embeddings, heads and "
+                "layers trained in full are not supported"
+            )
         if match[1] not in modules:
-            raise ModelError(f"the adapter changes {match[1]}, which this model lacks or where adapters are not supported; they can change "
-                             f"{', '.join(sorted({module.rpartition('.')[2] for module in modules})) or 'nothing'}")
+            raise ModelError(
+                f"the adapter changes {match[1]}, which this model lacks or where adapters are not supported; they can change "
+                f"{', '.join(sorted({module.rpartition('.')[2] for module in modules})) or 'nothing'}"
+            )
         found.setdefault(match[1], {})[match[2]] = name, shape
     if not found:
         raise ModelError(f"{WEIGHTS} of the adapter holds no tensors")
@@ -96,15 +107,19 @@ def read_adapter(folder: str, modules: dict[str, tuple[int, int]]) -> Adapter:
     return Adapter(folder, pairs, _digest(Path(folder)))
 
 
-def _pair(config: PeftConfig, module: str, sides: dict[str, tuple[str, Shape]], sizes: tuple[int, int]) -> Pair:
+def _pair(
+    config: PeftConfig, module: str, sides: dict[str, tuple[str, Shape]], sizes: tuple[int, int]
+) -> Pair:
     if sides.keys() != {"A", "B"}:
         raise ModelError(f"the adapter has only one of lora_A and lora_B of {module}")
     (a, a_shape), (b, b_shape) = sides["A"], sides["B"]
     rank = _by_pattern(config.rank_pattern, module, config.r)
     inputs, outputs = sizes
     if a_shape != (rank, inputs) or b_shape != (outputs, rank):
-        raise ModelError(f"the adapter's {module} has shapes {list(a_shape)} and {list(b_shape)}, but rank {rank} and this model ask for "
-                         f"{[rank, inputs]} and {[outputs, rank]}; it was made for another model")
+        raise ModelError(
+            f"the adapter's {module} has shapes {list(a_shape)} and {list(b_shape)}, but rank {rank} and this model ask for "
+            f"{[rank, inputs]} and {[outputs, rank]}; it was made for another model"
+        )
     alpha = _by_pattern(config.alpha_pattern, module, config.lora_alpha)
     return Pair(a, b, rank, alpha / (sqrt(rank) if config.use_rslora else rank))
 
@@ -124,7 +139,9 @@ def _read_config(folder: Path) -> PeftConfig:
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=PeftConfig)
     except OSError as error:
-        raise ModelError(f"{CONFIG} of the adapter cannot be read ({error.strerror}); give a folder that PEFT has written") from None
+        raise ModelError(
+            f"{CONFIG} of the adapter cannot be read ({error.strerror}); give a folder that PEFT has written"
+        ) from None
     except msgspec.MsgspecError as error:
         raise ModelError(f"{CONFIG} of the adapter is not as PEFT writes it: {error}") from None
     if config.peft_type != "LORA":
@@ -135,8 +152,10 @@ def _read_config(folder: Path) -> PeftConfig:
     if config.bias != "none":
         raise ModelError(f"the adapter trains biases ({CONFIG}: bias {config.bias}), which is not supported")
     if isinstance(config.init_lora_weights, str) and _ELSEWHERE.match(config.init_lora_weights):
-        raise ModelError(f"the adapter belongs to changed base weights ({CONFIG}: init_lora_weights {config.init_lora_weights}); "
-                         "convert it to a plain one when saving (path_initial_model_for_weight_conversion)")
+        raise ModelError(
+            f"the adapter belongs to changed base weights ({CONFIG}: init_lora_weights {config.init_lora_weights}); "
+            "convert it to a plain one when saving (path_initial_model_for_weight_conversion)"
+        )
     return config
 
 
@@ -149,7 +168,9 @@ def _read_shapes(path: Path) -> dict[str, Shape]:
                 raise ModelError(f"{WEIGHTS} of the adapter is damaged or cut short; get it again")
             header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
     except OSError as error:
-        raise ModelError(f"{WEIGHTS} of the adapter cannot be read ({error.strerror}); *.bin files are not") from None
+        raise ModelError(
+            f"{WEIGHTS} of the adapter cannot be read ({error.strerror}); *.bin files are not"
+        ) from None
     except msgspec.MsgspecError:
         raise ModelError(f"{WEIGHTS} of the adapter is damaged or cut short; get it again") from None
     return {name: tuple(entry.get("shape", ())) for name, entry in header.items() if name != "__metadata__"}

@@ -1,7 +1,8 @@
-"""Which module of a checkpoint is stored how: `quantization_config` of config.json, or modelslim's description. Torch-free.
+"""Which module of a checkpoint is stored how: `quantization_config` of config.json, or modelslim's
+description. Torch-free.
 
-Names of modules are the checkpoint's, without "model." in front. A module that ought to be quantised, but has a plain weight in the files,
-is plain: lists of exceptions are spelled in many ways, and the files are right.
+Names of modules are the checkpoint's, without "model." in front. A module that ought to be quantised, but has
+a plain weight in the files, is plain: lists of exceptions are spelled in many ways, and the files are right.
 """
 
 import re
@@ -17,12 +18,17 @@ from runtime.models.schemes import Codes, Fp8, Int8, Layout, Scheme, Stored
 
 Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"
-ONLINE: dict[str, Scheme] = {"fp8": Fp8(), "w8a8_fp8": Fp8(), "w8a8_int8": Int8()}  # what a plain checkpoint can become while it is loaded
+# what a plain checkpoint can become while it is loaded
+ONLINE: dict[str, Scheme] = {"fp8": Fp8(), "w8a8_fp8": Fp8(), "w8a8_int8": Int8()}
 NAMES: dict[str, tuple[str, ...]] = {  # values of --quantization that a checkpoint answers to
-    "fp8": ("fp8",), "compressed-tensors": ("compressed-tensors",), "awq": ("awq", "awq_marlin", "moe_wna16"),
-    "gptq": ("gptq", "gptq_marlin", "moe_wna16"), "modelslim": ("modelslim",),
+    "fp8": ("fp8",),
+    "compressed-tensors": ("compressed-tensors",),
+    "awq": ("awq", "awq_marlin", "moe_wna16"),
+    "gptq": ("gptq", "gptq_marlin", "moe_wna16"),
+    "modelslim": ("modelslim",),
 }
-LAYERWISE = {"w8a8_int8": Int8, "w8a8_fp8": Fp8}  # and what compressed-tensors answers to besides, when it is all of that
+# and what compressed-tensors answers to besides, when it is all of that
+LAYERWISE = {"w8a8_int8": Int8, "w8a8_fp8": Fp8}
 MODELSLIM: dict[str, Callable[[int], Scheme | None]] = {
     "FLOAT": lambda group: None,
     "W8A8": lambda group: Int8("tensor"),
@@ -62,7 +68,13 @@ def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
         return any(re.match(pattern[3:], name) for name in (module, "model." + module))
     name = pattern.removeprefix("model.").removesuffix(".")
-    return pattern == "Linear" or module == name or module.startswith(name + ".") or module.endswith("." + name) or f".{name}." in module
+    return (
+        pattern == "Linear"
+        or module == name
+        or module.startswith(name + ".")
+        or module.endswith("." + name)
+        or f".{name}." in module
+    )
 
 
 def read_quantization(folder: Path, given: Json | None, wish: str | None) -> Quantization | None:
@@ -72,11 +84,17 @@ def read_quantization(folder: Path, given: Json | None, wish: str | None) -> Qua
         return found
     if found is None:
         if wish not in ONLINE:
-            raise ModelError(f"--quantization {wish}, but the checkpoint is not quantised; leave the flag out, or choose "
-                             f"{', '.join(ONLINE)}, which quantise while loading")
-        return Quantization(method=wish, rules=_rules(Stored(ONLINE[wish], "online"), ["lm_head"]), is_online=True)
+            raise ModelError(
+                f"--quantization {wish}, but the checkpoint is not quantised; leave the flag out, or choose "
+                f"{', '.join(ONLINE)}, which quantise while loading"
+            )
+        return Quantization(
+            method=wish, rules=_rules(Stored(ONLINE[wish], "online"), ["lm_head"]), is_online=True
+        )
     kind = LAYERWISE.get(wish)
-    is_all = kind is not None and all(isinstance(rule.stored.scheme, kind) for rule in found.rules if rule.stored)
+    is_all = kind is not None and all(
+        isinstance(rule.stored.scheme, kind) for rule in found.rules if rule.stored
+    )
     if wish not in NAMES[found.method] and not (is_all and found.method == "compressed-tensors"):
         raise ModelError(f"--quantization {wish}, but the checkpoint says {found.method}; leave the flag out")
     return found
@@ -90,13 +108,17 @@ def _read(folder: Path, given: Json | None) -> Quantization | None:
         return None
     method = str(given.get("quant_method", "unknown"))
     if method not in READERS:
-        raise ModelError(f"the checkpoint is quantised by {method}, which is not supported; take the unquantised version of the model, or "
-                         f"one by {', '.join(READERS)} or modelslim")
+        raise ModelError(
+            f"the checkpoint is quantised by {method}, which is not supported; take the unquantised version of the model, or "
+            f"one by {', '.join(READERS)} or modelslim"
+        )
     try:
         rules = READERS[method](given)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"config.json: quantization_config of {method} cannot be read ({error!r}); "
-                         "restore the file from the model's source") from None
+        raise ModelError(
+            f"config.json: quantization_config of {method} cannot be read ({error!r}); "
+            "restore the file from the model's source"
+        ) from None
     return Quantization(method="gptq" if method == "gptq_marlin" else method, rules=rules)
 
 
@@ -106,7 +128,9 @@ def _rules(stored: Stored, ignored: list[str]) -> tuple[Rule, ...]:
 
 def _need(condition: bool, method: str, what: str) -> None:
     if not condition:
-        raise ModelError(f"the checkpoint is quantised by {method} with {what}, which is not supported; docs/quantization.md lists what is")
+        raise ModelError(
+            f"the checkpoint is quantised by {method} with {what}, which is not supported; docs/quantization.md lists what is"
+        )
 
 
 def _fp8(given: Json) -> tuple[Rule, ...]:
@@ -116,33 +140,52 @@ def _fp8(given: Json) -> tuple[Rule, ...]:
     ignored = given.get("modules_to_not_convert") or given.get("ignored_layers") or []
     if size is None:
         return _rules(Stored(Fp8(activations="token" if scheme == "dynamic" else "tensor"), "fp8"), ignored)
-    _need(len(size) == 2 and size[0] == size[1] and scheme == "dynamic", "fp8", f"blocks of {size} and {scheme} activations")
+    _need(
+        len(size) == 2 and size[0] == size[1] and scheme == "dynamic",
+        "fp8",
+        f"blocks of {size} and {scheme} activations",
+    )
     return _rules(Stored(Fp8(group=size[1]), "fp8", square=size[0]), ignored)
 
 
 def _awq(given: Json) -> tuple[Rule, ...]:
     bits, version = given.get("bits", given.get("w_bit", 4)), str(given.get("version", "gemm")).lower()
-    _need(bits == 4 and version == "gemm" and given.get("zero_point", True), "awq", f"{bits} bits, version {version}, or no zero points")
+    _need(
+        bits == 4 and version == "gemm" and given.get("zero_point", True),
+        "awq",
+        f"{bits} bits, version {version}, or no zero points",
+    )
     group = given.get("group_size", given.get("q_group_size", 128))
-    return _rules(Stored(Codes(4, max(group, 0), has_zeros=True), "awq"), given.get("modules_to_not_convert") or [])
+    return _rules(
+        Stored(Codes(4, max(group, 0), has_zeros=True), "awq"), given.get("modules_to_not_convert") or []
+    )
 
 
 def _gptq(given: Json) -> tuple[Rule, ...]:
-    bits, group, version = given["bits"], given["group_size"], given.get("checkpoint_format", given.get("format", "gptq"))
+    bits, group, version = (
+        given["bits"],
+        given["group_size"],
+        given.get("checkpoint_format", given.get("format", "gptq")),
+    )
     _need(bits in (4, 8), "gptq", f"{bits} bits")
     _need(version in ("gptq", "gptq_v2"), "gptq", f"checkpoint_format {version}")
     _need(not given.get("lm_head"), "gptq", "a quantised lm_head")
     special = given.get("dynamic") or {}
-    _need(all(name.startswith("-:") for name in special), "gptq", "other parameters for some modules (dynamic)")
+    _need(
+        all(name.startswith("-:") for name in special), "gptq", "other parameters for some modules (dynamic)"
+    )
     layout: Layout = "gptq_v2" if version == "gptq_v2" else "gptq"
-    stored = Stored(Codes(bits, max(group, 0), has_zeros=True, is_ordered=bool(given.get("desc_act"))), layout)
+    stored = Stored(
+        Codes(bits, max(group, 0), has_zeros=True, is_ordered=bool(given.get("desc_act"))), layout
+    )
     return _rules(stored, ["re:" + name[2:] for name in special])
 
 
 def _compressed(given: Json) -> tuple[Rule, ...]:
     rules = [Rule(pattern, None) for pattern in given.get("ignore") or []]
     groups = given["config_groups"].values()
-    by_name = [group for group in groups if "Linear" not in group["targets"]]  # what names modules comes before what means them all
+    # what names modules comes before what means them all
+    by_name = [group for group in groups if "Linear" not in group["targets"]]
     for group in [*by_name, *(group for group in groups if group not in by_name)]:
         form = group.get("format") or given.get("format", "")
         rules += [Rule(target, _compressed_group(group, form)) for target in group["targets"]]
@@ -151,33 +194,63 @@ def _compressed(given: Json) -> tuple[Rule, ...]:
 
 def _compressed_group(group: Json, form: str) -> Stored:
     method, weights, inputs = "compressed-tensors", group["weights"], group.get("input_activations")
-    bits, kind, strategy = weights["num_bits"], weights.get("type", "int"), weights.get("strategy") or "tensor"
+    bits, kind, strategy = (
+        weights["num_bits"],
+        weights.get("type", "int"),
+        weights.get("strategy") or "tensor",
+    )
     _need(group.get("output_activations") is None, method, "quantised outputs")
     if form == "pack-quantized":
-        _need(kind == "int" and bits in (4, 8) and inputs is None, method, f"format {form}, {bits} bits of type {kind}, quantised inputs")
+        _need(
+            kind == "int" and bits in (4, 8) and inputs is None,
+            method,
+            f"format {form}, {bits} bits of type {kind}, quantised inputs",
+        )
         _need(strategy in ("group", "channel"), method, f"strategy {strategy} of packed weights")
         order = weights.get("actorder") not in (None, False, "weight", "static")
-        codes = Codes(bits, weights.get("group_size") or 0 if strategy == "group" else 0, has_zeros=not weights.get("symmetric", True),
-                      is_ordered=order)
+        codes = Codes(
+            bits,
+            weights.get("group_size") or 0 if strategy == "group" else 0,
+            has_zeros=not weights.get("symmetric", True),
+            is_ordered=order,
+        )
         return Stored(codes, "packed")
-    _need(bits == 8 and weights.get("symmetric", True), method, f"{bits} bits in format {form}, or zero points")
+    _need(
+        bits == 8 and weights.get("symmetric", True), method, f"{bits} bits in format {form}, or zero points"
+    )
     _need(form in ("int-quantized", "float-quantized", "naive-quantized"), method, f"format {form}")
     if kind == "int":
         _need(strategy in ("tensor", "channel") and inputs is not None, method, f"int8 weights by {strategy}")
         return Stored(Int8(_activations(inputs, "int")), "compressed-tensors")
     if strategy == "block":
         size = weights.get("block_structure") or []
-        _need(len(size) == 2 and size[0] == size[1] and inputs is not None and inputs.get("dynamic") is True, method, f"blocks of {size}")
+        _need(
+            len(size) == 2 and size[0] == size[1] and inputs is not None and inputs.get("dynamic") is True,
+            method,
+            f"blocks of {size}",
+        )
         return Stored(Fp8(group=int(size[1])), "compressed-tensors", square=int(size[0]))
     _need(strategy in ("tensor", "channel"), method, f"float8 weights by {strategy}")
-    return Stored(Fp8(activations="none" if inputs is None else _activations(inputs, "float")), "compressed-tensors")
+    return Stored(
+        Fp8(activations="none" if inputs is None else _activations(inputs, "float")), "compressed-tensors"
+    )
 
 
 def _activations(inputs: Json, kind: str) -> Any:
-    dynamic, strategy = inputs.get("dynamic", False), inputs.get("strategy") or ("token" if inputs.get("dynamic") else "tensor")
-    is_fit = inputs["num_bits"] == 8 and inputs.get("type", kind) == kind and (strategy == "token" if dynamic else strategy == "tensor")
-    _need(is_fit and (not dynamic or inputs.get("symmetric", True)), "compressed-tensors",
-          f"activations of {inputs['num_bits']} bits by {strategy}, dynamic {dynamic}")
+    dynamic, strategy = (
+        inputs.get("dynamic", False),
+        inputs.get("strategy") or ("token" if inputs.get("dynamic") else "tensor"),
+    )
+    is_fit = (
+        inputs["num_bits"] == 8
+        and inputs.get("type", kind) == kind
+        and (strategy == "token" if dynamic else strategy == "tensor")
+    )
+    _need(
+        is_fit and (not dynamic or inputs.get("symmetric", True)),
+        "compressed-tensors",
+        f"activations of {inputs['num_bits']} bits by {strategy}, dynamic {dynamic}",
+    )
     return "token" if dynamic else "tensor"
 
 
@@ -185,7 +258,9 @@ def _modelslim(path: Path) -> Quantization:
     try:
         description = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path.name} cannot be read: {error}; restore the file from the model's source") from None
+        raise ModelError(
+            f"{path.name} cannot be read: {error}; restore the file from the model's source"
+        ) from None
     group = int(description.get("group_size") or 0)
     modules: dict[str, Stored | None] = {}
     for name, kind in description.items():
@@ -193,12 +268,16 @@ def _modelslim(path: Path) -> Quantization:
             continue
         _need(kind in MODELSLIM, "modelslim", f"{name} in {kind}")
         scheme = MODELSLIM[kind](group)
-        modules[name.removeprefix("model.").removesuffix(".weight")] = None if scheme is None else Stored(scheme, "modelslim")
+        modules[name.removeprefix("model.").removesuffix(".weight")] = (
+            None if scheme is None else Stored(scheme, "modelslim")
+        )
     return Quantization(method="modelslim", modules=modules)
 
 
 READERS: dict[str, Callable[[Json], tuple[Rule, ...]]] = {
-    "fp8": _fp8, "awq": _awq, "gptq": _gptq, "gptq_marlin": _gptq, "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "awq": _awq,
+    "gptq": _gptq,
+    "gptq_marlin": _gptq,
+    "compressed-tensors": _compressed,
 }
-
-

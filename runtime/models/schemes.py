@@ -1,8 +1,10 @@
-"""Schemes: what the numbers of a weight are, and what is done with the activations that it multiplies. Torch-free.
+"""Schemes: what the numbers of a weight are, and what is done with the activations that it multiplies.
+Torch-free.
 
-A scheme says nothing of how a checkpoint spells it: `Stored` adds that. A weight W [out, in] has a float32 scale for each output, or for
-each output and group of neighbouring inputs; a scale that a checkpoint has for the whole tensor or for a square is repeated. What
-each scheme computes is defined by devices/cpu/quantized.py.
+A scheme says nothing of how a checkpoint spells it: `Stored` adds that. A weight W [out, in] has a float32
+scale for each output, or for each output and group of neighbouring inputs; a scale that a checkpoint has for
+the whole tensor or for a square is repeated. What each scheme computes is defined by
+devices/cpu/quantized.py.
 """
 
 from typing import Literal
@@ -15,8 +17,10 @@ from runtime.errors import ModelError
 class Fp8(Struct, frozen=True, tag="fp8"):
     """float8_e4m3 weights. Activations are rounded to float8 as well, unless they are left as they are."""
 
-    group: int = 0  # inputs that share a scale; 0: all. With groups, activations have a scale for each token and group too
-    activations: Literal["none", "tensor", "token"] = "token"  # where their scale comes from: the checkpoint, or each token
+    # inputs that share a scale; 0: all. With groups, activations have a scale for each token and group too
+    group: int = 0
+    # where their scale comes from: the checkpoint, or each token
+    activations: Literal["none", "tensor", "token"] = "token"
 
     @property
     def name(self) -> str:
@@ -45,7 +49,8 @@ class Int8(Struct, frozen=True, tag="int8"):
 
 
 class Codes(Struct, frozen=True, tag="codes"):
-    """Unsigned integers, less a zero point, times a scale: (code - zero) * scale. Where activations are not left alone, they are int8."""
+    """Unsigned integers, less a zero point, times a scale: (code - zero) * scale. Where activations are not
+    left alone, they are int8."""
 
     bits: Literal[4, 8]
     group: int  # inputs that share scale and zero point; 0: all
@@ -63,7 +68,17 @@ class Codes(Struct, frozen=True, tag="codes"):
 
 
 Scheme = Fp8 | Int8 | Codes
-SCHEMES = ("fp8", "fp8_static", "fp8_weight", "fp8_block", "int8", "int8_static", "int4_weight", "int8_weight", "int4_int8")
+SCHEMES = (
+    "fp8",
+    "fp8_static",
+    "fp8_weight",
+    "fp8_block",
+    "int8",
+    "int8_static",
+    "int4_weight",
+    "int8_weight",
+    "int4_int8",
+)
 Layout = Literal["fp8", "compressed-tensors", "packed", "awq", "gptq", "gptq_v2", "modelslim", "online"]
 
 
@@ -81,8 +96,10 @@ def check_supported(names: tuple[str, ...], supported: tuple[str, ...], device: 
     if not lacking:
         return None
     able = f"it computes {', '.join(supported)}" if supported else "it computes none"
-    return (f"the model's weights are quantised as {', '.join(lacking)} (docs/quantization.md), which --device {device} does not compute; "
-            f"{able}: take such a version of the model, or the unquantised one")
+    return (
+        f"the model's weights are quantised as {', '.join(lacking)} (docs/quantization.md), which --device {device} does not compute; "
+        f"{able}: take such a version of the model, or the unquantised one"
+    )
 
 
 def require_supported(names: tuple[str, ...], supported: tuple[str, ...], device: str) -> None:

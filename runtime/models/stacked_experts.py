@@ -1,4 +1,5 @@
-"""Experts as transformers 5 may write them: one tensor of all experts of a layer, given to the loader expert by expert.
+"""Experts as transformers 5 may write them: one tensor of all experts of a layer, given to the loader expert
+by expert.
 
     experts.gate_up_proj  [experts, 2 * inner, hidden]   is experts.N.gate_proj.weight above experts.N.up_proj.weight
     experts.down_proj     [experts, hidden, inner]       is experts.N.down_proj.weight
@@ -13,7 +14,8 @@ STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class Rows:
-    """Rows [begin, begin + size) of entry `index` of a three-dimensional slice; reads on indexing, as safetensors' own do."""
+    """Rows [begin, begin + size) of entry `index` of a three-dimensional slice; reads on indexing, as
+    safetensors' own do."""
 
     def __init__(self, raw: Any, index: int, begin: int, size: int) -> None:
         self._raw = raw
@@ -46,4 +48,6 @@ def unstacked(sources: Iterator[TensorSlice]) -> Iterator[TensorSlice]:
         size = num_rows // len(names)
         for expert in range(num_experts):
             for i, name in enumerate(names):
-                yield TensorSlice(f"{parent}.{expert}.{name}.weight", source.file, Rows(raw, expert, i * size, size))
+                yield TensorSlice(
+                    f"{parent}.{expert}.{name}.weight", source.file, Rows(raw, expert, i * size, size)
+                )

@@ -1,4 +1,5 @@
-"""What a checkpoint is made for: to generate, to embed (pooling of sentence-transformers folders is read), or to classify. Torch-free."""
+"""What a checkpoint is made for: to generate, to embed (pooling of sentence-transformers folders is read), or
+to classify. Torch-free."""
 
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,40 @@ from runtime.models.pooling import Activation, Pooling
 
 GENERATES, EMBEDS, CLASSIFIES = "ForCausalLM", ("Model", "ForMaskedLM"), "ForSequenceClassification"
 MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}  # names of sentence-transformers
-OLD_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken",
-             "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-             "pooling_mode_weightedmean_tokens": "weightedmean"}
-ACTIVATIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # by torch's class names
-PROBLEMS: dict[str, Activation] = {"regression": "none", "multi_label_classification": "sigmoid", "single_label_classification": "softmax"}
-NO_MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}  # of a folder that need nothing but what is read here
+OLD_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+# by torch's class names
+ACTIVATIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+PROBLEMS: dict[str, Activation] = {
+    "regression": "none",
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+}
+# of a folder that need nothing but what is read here
+NO_MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}
 
 
 def family_of(architecture: str) -> str:
     """The name without what is on top: Qwen3ForCausalLM and Qwen3Model are both Qwen3."""
-    return next((architecture.removesuffix(end) for end in (GENERATES, CLASSIFIES, "ForMaskedLM", "Model")
-                 if architecture.endswith(end)), architecture)
+    return next(
+        (
+            architecture.removesuffix(end)
+            for end in (GENERATES, CLASSIFIES, "ForMaskedLM", "Model")
+            if architecture.endswith(end)
+        ),
+        architecture,
+    )
 
 
-def read_pooling(folder: Path, architecture: str, hidden_size: int, *, is_embedding: bool, mode: str, is_causal: bool) -> Pooling | None:
+def read_pooling(
+    folder: Path, architecture: str, hidden_size: int, *, is_embedding: bool, mode: str, is_causal: bool
+) -> Pooling | None:
     """None: the model generates. `mode` is what --pooling says. Raises ModelError."""
     if architecture.endswith(CLASSIFIES):
         return _classifier(folder, mode, is_causal)
@@ -46,7 +66,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _pooling(task: str, mode: str, is_causal: bool, **rest: Any) -> Pooling:
-    """Only the last token of a model that looks back has seen all, and needs none of the others in the same step."""
+    """Only the last token of a model that looks back has seen all, and needs none of the others in the same
+    step."""
     return Pooling(task=task, mode=mode, is_whole=not is_causal or mode != "last", **rest)  # type: ignore[arg-type]
 
 
@@ -57,15 +78,28 @@ def _classifier(folder: Path, mode: str, is_causal: bool) -> Pooling:
     labels = tuple(str((names or {}).get(str(i), f"LABEL_{i}")) for i in range(count))
     own = "last" if is_causal else "cls"
     if mode not in ("auto", own):
-        raise ModelError(f"--pooling {mode} is not possible: the model's head takes the {own} token; leave it out")
-    return _pooling("classify", own, is_causal, size=count, labels=labels, activation=_activation(folder, raw, count, is_causal))
+        raise ModelError(
+            f"--pooling {mode} is not possible: the model's head takes the {own} token; leave it out"
+        )
+    return _pooling(
+        "classify",
+        own,
+        is_causal,
+        size=count,
+        labels=labels,
+        activation=_activation(folder, raw, count, is_causal),
+    )
 
 
 def _activation(folder: Path, raw: dict[str, Any], count: int, is_causal: bool) -> Activation:
-    """What the folder says; else a score of one number is a logit in a cross-encoder, and a reward, which has no bounds, elsewhere."""
+    """What the folder says; else a score of one number is a logit in a cross-encoder, and a reward, which has
+    no bounds, elsewhere."""
     nested = raw.get("sentence_transformers")
-    said = (nested.get("activation_fn") if isinstance(nested, dict) else None) or raw.get("sbert_ce_default_activation_function") \
+    said = (
+        (nested.get("activation_fn") if isinstance(nested, dict) else None)
+        or raw.get("sbert_ce_default_activation_function")
         or read_object(folder / "config_sentence_transformers.json").get("activation_fn")
+    )
     if isinstance(said, str) and (known := ACTIVATIONS.get(said.rpartition(".")[2])) is not None:
         return known
     if raw.get("problem_type") in PROBLEMS:
@@ -74,27 +108,36 @@ def _activation(folder: Path, raw: dict[str, Any], count: int, is_causal: bool) 
 
 
 def _modules(folder: Path, wish: str, default: str) -> tuple[str, bool]:
-    """Pooling mode (`wish`, unless auto) and whether vectors are normalised, as modules.json says; without one: `default`, and they are.
+    """Pooling mode (`wish`, unless auto) and whether vectors are normalised, as modules.json says; without
+    one: `default`, and they are.
 
     Raises ModelError.
     """
     path = folder / "modules.json"
     if not path.is_file():
         return default if wish == "auto" else wish, True
-    modules = {str(entry.get("type", "")).rpartition(".")[2]: folder / str(entry.get("path", ""))
-               for entry in _read(path, list[dict[str, Any]])}
+    modules = {
+        str(entry.get("type", "")).rpartition(".")[2]: folder / str(entry.get("path", ""))
+        for entry in _read(path, list[dict[str, Any]])
+    }
     if strange := modules.keys() - NO_MODULES:
-        raise ModelError(f"modules.json asks for {', '.join(sorted(strange))}, which is not supported; "
-                         f"supported are {', '.join(sorted(NO_MODULES))}")
+        raise ModelError(
+            f"modules.json asks for {', '.join(sorted(strange))}, which is not supported; "
+            f"supported are {', '.join(sorted(NO_MODULES))}"
+        )
     if wish != "auto":
         return wish, "Normalize" in modules
     raw = read_object(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    said = raw.get("pooling_mode") or [name for name, value in raw.items() if name in OLD_MODES and value is True]
+    said = raw.get("pooling_mode") or [
+        name for name, value in raw.items() if name in OLD_MODES and value is True
+    ]
     names = [OLD_MODES.get(str(name), str(name)) for name in ([said] if isinstance(said, str) else said)]
     chosen = [MODES.get(name, name) for name in names] or [default]
     if len(chosen) != 1 or chosen[0] not in MODES.values():
-        raise ModelError(f"1_Pooling/config.json asks for {' and '.join(chosen)}; supported is one of {', '.join(MODES.values())}: "
-                         "choose with --pooling")
+        raise ModelError(
+            f"1_Pooling/config.json asks for {' and '.join(chosen)}; supported is one of {', '.join(MODES.values())}: "
+            "choose with --pooling"
+        )
     return chosen[0], "Normalize" in modules
 
 
@@ -102,4 +145,6 @@ def _read(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path.name} cannot be read: {error}; restore the file from the model's source") from None
+        raise ModelError(
+            f"{path.name} cannot be read: {error}; restore the file from the model's source"
+        ) from None

@@ -1,4 +1,5 @@
-"""Kernels of attention by name: what each can do, as data. A device has its own; of the others, what would have to be there first."""
+"""Kernels of attention by name: what each can do, as data. A device has its own; of the others, what would
+have to be there first."""
 
 from msgspec import Struct
 
@@ -31,16 +32,58 @@ BACKENDS = {
     "triton": Backend(devices=("cuda",), package="triton", is_latent=None),
     "ascend": Backend(devices=("npu",), package="torch_npu", page_sizes=(128, 256, 384, 512)),
     "flex_attention": Backend(devices=("cuda",), has_graphs=False),
-    "flashinfer": Backend(devices=("cuda",), package="flashinfer-python", read="0.7.2", dtypes=HALVES, head_dims=(64, 128, 256)),
-    "fa3": Backend(devices=("cuda",), package="flash_attn_interface", read="3.0.0, commit 01afd16", dtypes=HALVES, majors=(9,),
-                   install="FlashAttention 3: the folder hopper of Dao-AILab/flash-attention", has_kv_dtypes=False),
-    "fa4": Backend(devices=("cuda",), package="flash-attn-4", read="4.0.0b36", dtypes=HALVES, majors=(9, 10, 11), has_kv_dtypes=False),
-    "flashmla": Backend(devices=("cuda",), package="sgl-kernel", page_sizes=(64,), is_latent=True, majors=(9,), has_adapter=False),
-    "cutlass_mla": Backend(devices=("cuda",), phases=("decode",), package="sgl-kernel", page_sizes=(128,), is_latent=True, majors=(10,),
-                           has_adapter=False),
-    "trtllm_mha": Backend(devices=("cuda",), package="flashinfer-python", page_sizes=(16, 32, 64), majors=(10,), has_adapter=False),
-    "trtllm_mla": Backend(devices=("cuda",), package="flashinfer-python", page_sizes=(32, 64), is_latent=True, majors=(10,),
-                          has_adapter=False),
+    "flashinfer": Backend(
+        devices=("cuda",), package="flashinfer-python", read="0.7.2", dtypes=HALVES, head_dims=(64, 128, 256)
+    ),
+    "fa3": Backend(
+        devices=("cuda",),
+        package="flash_attn_interface",
+        read="3.0.0, commit 01afd16",
+        dtypes=HALVES,
+        majors=(9,),
+        install="FlashAttention 3: the folder hopper of Dao-AILab/flash-attention",
+        has_kv_dtypes=False,
+    ),
+    "fa4": Backend(
+        devices=("cuda",),
+        package="flash-attn-4",
+        read="4.0.0b36",
+        dtypes=HALVES,
+        majors=(9, 10, 11),
+        has_kv_dtypes=False,
+    ),
+    "flashmla": Backend(
+        devices=("cuda",),
+        package="sgl-kernel",
+        page_sizes=(64,),
+        is_latent=True,
+        majors=(9,),
+        has_adapter=False,
+    ),
+    "cutlass_mla": Backend(
+        devices=("cuda",),
+        phases=("decode",),
+        package="sgl-kernel",
+        page_sizes=(128,),
+        is_latent=True,
+        majors=(10,),
+        has_adapter=False,
+    ),
+    "trtllm_mha": Backend(
+        devices=("cuda",),
+        package="flashinfer-python",
+        page_sizes=(16, 32, 64),
+        majors=(10,),
+        has_adapter=False,
+    ),
+    "trtllm_mla": Backend(
+        devices=("cuda",),
+        package="flashinfer-python",
+        page_sizes=(32, 64),
+        is_latent=True,
+        majors=(10,),
+        has_adapter=False,
+    ),
 }
 
 
@@ -63,11 +106,14 @@ def offered(device: DeviceFacts) -> tuple[str, ...]:
     """What --attention-backend can be on a device."""
     if device.name != "cuda":
         return (device.attention_backend,)
-    return tuple(name for name, backend in BACKENDS.items() if device.name in backend.devices and backend.has_adapter)
+    return tuple(
+        name for name, backend in BACKENDS.items() if device.name in backend.devices and backend.has_adapter
+    )
 
 
 def why_unsuited(name: str, page_size: int, dtype: str, kv_dtype: str, head_dim: int | None) -> str | None:
-    """Why kernels that a device has are none for a model and its pages, as the end of a sentence; `head_dim` None: latent attention."""
+    """Why kernels that a device has are none for a model and its pages, as the end of a sentence; `head_dim`
+    None: latent attention."""
     backend = BACKENDS[name]
     if backend.is_latent is not None and backend.is_latent != (head_dim is None):
         return "is for latent attention (MLA) alone" if backend.is_latent else "has no latent attention (MLA)"

@@ -2,9 +2,9 @@
 
     page_size: A[Count | Auto, option("Tokens in one page of the cache.")] = "auto"
 
-The field's name is the flag (`page_size` is `--page-size`), the type is what it takes, the default is the default. Everything
-else is generated: command line, YAML reader, help, docs/options.md, JSON Schema. "Let the runtime choose" is written `"auto"`; None means
-"none of it". Each option has one status:
+The field's name is the flag (`page_size` is `--page-size`), the type is what it takes, the default is the
+default. Everything else is generated: command line, YAML reader, help, docs/options.md, JSON Schema. "Let the
+runtime choose" is written `"auto"`; None means "none of it". Each option has one status:
 
     works         it does what its help says
     superseded    accepted; the runtime says at start what does this job here
@@ -29,13 +29,21 @@ Json = dict[str, Any]
 
 
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all groups of options: unknown names are errors. A group's docstring is its title in help and docs."""
+    """Base of all groups of options: unknown names are errors. A group's docstring is its title in help and
+    docs."""
 
 
-def option(help: str, *, aliases: tuple[str, ...] = (), note: str = "", later: tuple[str, ...] = (), secret: bool = False,
-           devices: tuple[str, ...] = ()) -> Meta:
-    """An option that works, on all devices or on those that are named. `later` are choices that are known but refused for now; `secret`
-    values are never printed."""
+def option(
+    help: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    note: str = "",
+    later: tuple[str, ...] = (),
+    secret: bool = False,
+    devices: tuple[str, ...] = (),
+) -> Meta:
+    """An option that works, on all devices or on those that are named. `later` are choices that are known but
+    refused for now; `secret` values are never printed."""
     return _meta("works", help, aliases=aliases, note=note, later=later, secret=secret, devices=devices)
 
 

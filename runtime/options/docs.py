@@ -35,8 +35,17 @@ No option is ignored in silence.
 
 def as_object(row: Row) -> dict[str, Any]:
     """One row as JSON says it."""
-    return {"flag": row.flag, "aliases": list(row.aliases), "group": row.group, "type": row.type, "default": row.default,
-            "choices": None if row.choices is None else list(row.choices), "status": row.status, "note": note(row), "help": row.help}
+    return {
+        "flag": row.flag,
+        "aliases": list(row.aliases),
+        "group": row.group,
+        "type": row.type,
+        "default": row.default,
+        "choices": None if row.choices is None else list(row.choices),
+        "status": row.status,
+        "note": note(row),
+        "help": row.help,
+    }
 
 
 def note(row: Row) -> str:
@@ -49,31 +58,56 @@ def note(row: Row) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a --config file: one property for each option that works or is superseded, by its name with dashes."""
-    properties = {row.flag[2:]: msgspec.json.schema(row.convert) | {"default": row.default}
-                  for row in rows() if row.status in ("works", "superseded") and row.name != "config"}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "runtime serve --config", "type": "object",
-            "properties": properties, "additionalProperties": False}
+    """JSON Schema of a --config file: one property for each option that works or is superseded, by its name
+    with dashes."""
+    properties = {
+        row.flag[2:]: msgspec.json.schema(row.convert) | {"default": row.default}
+        for row in rows()
+        if row.status in ("works", "superseded") and row.name != "config"
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "runtime serve --config",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def markdown() -> str:
     """docs/options.md as it must be."""
     every = (*rows(), *foreign_rows())
     counts = Counter(row.status for row in every)
-    status = markdown_table(["status", "options"], [(name, str(count)) for name, count in counts.most_common()])
-    groups = "\n\n".join(_group(title, members) for title, members in groupby(every, key=lambda row: row.title))
+    status = markdown_table(
+        ["status", "options"], [(name, str(count)) for name, count in counts.most_common()]
+    )
+    groups = "\n\n".join(
+        _group(title, members) for title, members in groupby(every, key=lambda row: row.title)
+    )
     removed = markdown_table(["the reference forbids", "here"], REMOVED)
-    environment = markdown_table(["variable or setting", "its place here", "what it is"], [
-        (place.name, place.place, place.about) for place in ENVIRONMENT])
-    return (f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n"
-            "Where an option is still planned, the check is not coming back with it.\n\n"
-            f"{removed}\n\n## Environment\n\n"
-            "There is no second system of settings by environment. What the tuning guide for Ascend sets there has a place each;\n"
-            "`runtime check doctor` shows the current values.\n\n"
-            f"{environment}\n")
+    environment = markdown_table(
+        ["variable or setting", "its place here", "what it is"],
+        [(place.name, place.place, place.about) for place in ENVIRONMENT],
+    )
+    return (
+        f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n"
+        "Where an option is still planned, the check is not coming back with it.\n\n"
+        f"{removed}\n\n## Environment\n\n"
+        "There is no second system of settings by environment. What the tuning guide for Ascend sets there has a place each;\n"
+        "`runtime check doctor` shows the current values.\n\n"
+        f"{environment}\n"
+    )
 
 
 def _group(title: str, members: Iterable[Row]) -> str:
-    cells = [(", ".join(f"`{flag}`" for flag in (row.flag, *row.aliases)), row.type, f"`{shown_default(row.default)}`", row.status,
-              row.help + (f" *{note(row)}*" if note(row) else "")) for row in members]
+    cells = [
+        (
+            ", ".join(f"`{flag}`" for flag in (row.flag, *row.aliases)),
+            row.type,
+            f"`{shown_default(row.default)}`",
+            row.status,
+            row.help + (f" *{note(row)}*" if note(row) else ""),
+        )
+        for row in members
+    ]
     return f"## {title}\n\n" + markdown_table(["option", "takes", "default", "status", "meaning"], cells)

@@ -1,4 +1,5 @@
-"""What derivations may know besides the options: facts about the model, the device and the machine. Data, no hooks."""
+"""What derivations may know besides the options: facts about the model, the device and the machine. Data, no
+hooks."""
 
 import os
 from importlib.util import find_spec
@@ -63,7 +64,8 @@ class ModelFacts(Protocol):
 
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
-    """What is known about a kind of device before one is opened. A rank measures memory and reports it in RankReady."""
+    """What is known about a kind of device before one is opened. A rank measures memory and reports it in
+    RankReady."""
 
     name: str
     page_size: int  # tokens; the page that suits its kernels
@@ -74,7 +76,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]
     attention_backend: str
     sampling_backends: tuple[str, ...]  # the best one first
-    graph_max_running: int  # sequences of the largest decode step worth capturing; 0: the device has no graphs
+    # sequences of the largest decode step worth capturing; 0: the device has no graphs
+    graph_max_running: int
     other_dtypes: tuple[str, ...] = ()  # possible, but nothing that "auto" chooses
     page_sizes: tuple[int, ...] = ()  # that its kernels take; (): any
     latent_page_sizes: tuple[int, ...] = ()  # that those of latent attention take; (): the same
@@ -88,29 +91,75 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     has_logits: bool = True  # False: tokens come from elsewhere, and no grammar can choose among them
 
 
-GRAMMAR_PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}  # the best one first
+# the best one first
+GRAMMAR_PACKAGES = {"xgrammar": "xgrammar", "llguidance": "llguidance", "outlines": "outlines_core"}
 
 DEVICES = {
-    "cpu": DeviceFacts(name="cpu", page_size=16, chunk_tokens=512, max_running=64, memory_fraction=0.6,
-                       memory_reason="a CPU's memory is shared with everything else on the machine",
-                       dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native", sampling_backends=("pytorch",),
-                       graph_max_running=0, schemes=SCHEMES, offload_problem="it computes in host memory"),
-    "cuda": DeviceFacts(name="cuda", page_size=64, chunk_tokens=8192, max_running=256, memory_fraction=0.95,
-                        memory_reason="what a step computes is measured and left free, the rest is for graphs",
-                        dtypes=("bfloat16", "float16", "float32"), attention_backend="triton", sampling_backends=("pytorch",),
-                        graph_max_running=256, is_numbered=True, schemes=SCHEMES),
-    "npu": DeviceFacts(name="npu", page_size=128, chunk_tokens=4096, max_running=256, memory_fraction=0.9,
-                       memory_reason="what a step computes is measured and left free, the rest is for graphs and CANN",
-                       dtypes=("bfloat16", "float16"), other_dtypes=("float32",), attention_backend="ascend",
-                       sampling_backends=("ascend", "pytorch"), graph_max_running=128, page_sizes=(128, 256, 384, 512),
-                       latent_page_sizes=(128,), has_kv_dtypes=False, is_numbered=True,
-                       host_copies=("direct", "kernel", "kernel_ascend"), has_score_caps=False, has_sinks=False,
-                       offload_problem="its kernels want them in tiles that host memory cannot keep",
-                       schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8")),
-    "null": DeviceFacts(name="null", page_size=16, chunk_tokens=8192, max_running=256, memory_fraction=0.9,
-                        memory_reason="it holds nothing", dtypes=("float32", "bfloat16", "float16"), attention_backend="torch_native",
-                        sampling_backends=("pytorch",), graph_max_running=0, schemes=SCHEMES, has_logits=False,
-                        offload_problem="it holds none"),
+    "cpu": DeviceFacts(
+        name="cpu",
+        page_size=16,
+        chunk_tokens=512,
+        max_running=64,
+        memory_fraction=0.6,
+        memory_reason="a CPU's memory is shared with everything else on the machine",
+        dtypes=("float32", "bfloat16", "float16"),
+        attention_backend="torch_native",
+        sampling_backends=("pytorch",),
+        graph_max_running=0,
+        schemes=SCHEMES,
+        offload_problem="it computes in host memory",
+    ),
+    "cuda": DeviceFacts(
+        name="cuda",
+        page_size=64,
+        chunk_tokens=8192,
+        max_running=256,
+        memory_fraction=0.95,
+        memory_reason="what a step computes is measured and left free, the rest is for graphs",
+        dtypes=("bfloat16", "float16", "float32"),
+        attention_backend="triton",
+        sampling_backends=("pytorch",),
+        graph_max_running=256,
+        is_numbered=True,
+        schemes=SCHEMES,
+    ),
+    "npu": DeviceFacts(
+        name="npu",
+        page_size=128,
+        chunk_tokens=4096,
+        max_running=256,
+        memory_fraction=0.9,
+        memory_reason="what a step computes is measured and left free, the rest is for graphs and CANN",
+        dtypes=("bfloat16", "float16"),
+        other_dtypes=("float32",),
+        attention_backend="ascend",
+        sampling_backends=("ascend", "pytorch"),
+        graph_max_running=128,
+        page_sizes=(128, 256, 384, 512),
+        latent_page_sizes=(128,),
+        has_kv_dtypes=False,
+        is_numbered=True,
+        host_copies=("direct", "kernel", "kernel_ascend"),
+        has_score_caps=False,
+        has_sinks=False,
+        offload_problem="its kernels want them in tiles that host memory cannot keep",
+        schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8"),
+    ),
+    "null": DeviceFacts(
+        name="null",
+        page_size=16,
+        chunk_tokens=8192,
+        max_running=256,
+        memory_fraction=0.9,
+        memory_reason="it holds nothing",
+        dtypes=("float32", "bfloat16", "float16"),
+        attention_backend="torch_native",
+        sampling_backends=("pytorch",),
+        graph_max_running=0,
+        schemes=SCHEMES,
+        has_logits=False,
+        offload_problem="it holds none",
+    ),
 }
 
 
@@ -125,8 +174,12 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
 
 def best_device(root: Path = Path("/")) -> str:
-    """The name of the device that "auto" means on this machine: where there are the files of a driver, and the packages for it."""
-    for name, files, has_packages in (("npu", "davinci[0-9]*", _has_torch_npu), ("cuda", "nvidia[0-9]*", _has_torch_cuda)):
+    """The name of the device that "auto" means on this machine: where there are the files of a driver, and
+    the packages for it."""
+    for name, files, has_packages in (
+        ("npu", "davinci[0-9]*", _has_torch_npu),
+        ("cuda", "nvidia[0-9]*", _has_torch_cuda),
+    ):
         if any((root / "dev").glob(files)) and has_packages():
             return name
     return "cpu"
@@ -139,8 +192,12 @@ def _has_torch_npu() -> bool:
 def _has_torch_cuda() -> bool:
     """Whether torch is built for cards, without importing it."""
     torch = find_spec("torch")
-    return (find_spec("triton") is not None and torch is not None and torch.origin is not None
-            and (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists())
+    return (
+        find_spec("triton") is not None
+        and torch is not None
+        and torch.origin is not None
+        and (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists()
+    )
 
 
 def device_facts(name: str) -> DeviceFacts:
@@ -154,10 +211,15 @@ def device_facts(name: str) -> DeviceFacts:
 
 def this_machine() -> MachineFacts:
     """Reads the machine once; everything after it is a pure function of the result."""
-    return MachineFacts(cores=len(os.sched_getaffinity(0)), memory_bytes=_available_bytes(),
-                        entropy=int.from_bytes(os.urandom(4), "little"),
-                        environment={name: os.environ[name] for name, _, _ in RANK_VARIABLES.values() if name in os.environ},
-                        grammar_backends=tuple(name for name, package in GRAMMAR_PACKAGES.items() if find_spec(package) is not None))
+    return MachineFacts(
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=_available_bytes(),
+        entropy=int.from_bytes(os.urandom(4), "little"),
+        environment={name: os.environ[name] for name, _, _ in RANK_VARIABLES.values() if name in os.environ},
+        grammar_backends=tuple(
+            name for name, package in GRAMMAR_PACKAGES.items() if find_spec(package) is not None
+        ),
+    )
 
 
 def _available_bytes() -> int:

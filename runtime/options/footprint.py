@@ -1,8 +1,10 @@
-"""How much memory a plan takes on each rank, from config.json and the headers of the safetensors files alone: nothing is loaded.
+"""How much memory a plan takes on each rank, from config.json and the headers of the safetensors files alone:
+nothing is loaded.
 
-Weights, adapters' seats and pages are what the ranks will report, for the layers of runtime/layers split as they split themselves, and
-within a per cent where layers lie in host memory. Activations are an upper estimate of the largest step, and graphs one of the largest
-captured step: all of them share its memory. What a driver keeps of each graph is not known here.
+Weights, adapters' seats and pages are what the ranks will report, for the layers of runtime/layers split as
+they split themselves, and within a per cent where layers lie in host memory. Activations are an upper
+estimate of the largest step, and graphs one of the largest captured step: all of them share its memory. What
+a driver keeps of each graph is not known here.
 """
 
 import json
@@ -46,7 +48,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
     activations_bytes: int
     graphs_bytes: int
     adapters_bytes: int = 0  # of their seats
-    host_bytes: int = 0  # of weights that lie in host memory, always, or (has_backup) while the device's is given back
+    # of weights that lie in host memory, always, or (has_backup) while the device's is given back
+    host_bytes: int = 0
     num_pages: int  # the padding page among them
     token_bytes: int  # keys and values of one token
     num_window_pages: int = 0  # of sliding-window layers, where they have their own, with a padding page
@@ -57,7 +60,13 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.pages_bytes + self.activations_bytes + self.graphs_bytes + self.adapters_bytes
+        return (
+            self.weights_bytes
+            + self.pages_bytes
+            + self.activations_bytes
+            + self.graphs_bytes
+            + self.adapters_bytes
+        )
 
     @property
     def returned_bytes(self) -> int:
@@ -66,7 +75,8 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 def stored_weights(folder: Path) -> Stored:
-    """Reads the headers of a folder's safetensors files (eight bytes of length, then JSON). Raises ModelError for a broken one."""
+    """Reads the headers of a folder's safetensors files (eight bytes of length, then JSON). Raises ModelError
+    for a broken one."""
     by_dtype: dict[str, int] = {}
     files = sorted(folder.glob("*.safetensors"))
     tensors = 0
@@ -76,7 +86,12 @@ def stored_weights(folder: Path) -> Stored:
                 begin, end = entry["data_offsets"]
                 by_dtype[entry["dtype"]] = by_dtype.get(entry["dtype"], 0) + end - begin
                 tensors += 1
-    return Stored(len(files), tensors, sum(by_dtype.values()), max(by_dtype, key=lambda name: by_dtype[name], default=""))
+    return Stored(
+        len(files),
+        tensors,
+        sum(by_dtype.values()),
+        max(by_dtype, key=lambda name: by_dtype[name], default=""),
+    )
 
 
 def _header(file: Path) -> dict[str, dict[str, Any]]:
@@ -89,12 +104,18 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
         raise ModelError(f"{file.name} is no safetensors file, or it is cut off; download it again") from None
 
 
-def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: "AdapterSetup | None" = None) -> Footprint:
-    """What one rank of `plan` takes, with these adapters. All ranks take the same, but for a few rows of the vocabulary. Raises StartError
-    where the wished part of the weights cannot lie in host memory."""
+def footprint(
+    plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Stored, setup: "AdapterSetup | None" = None
+) -> Footprint:
+    """What one rank of `plan` takes, with these adapters. All ranks take the same, but for a few rows of the
+    vocabulary. Raises StartError where the wished part of the weights cannot lie in host memory."""
     dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
-    sizes = plan.tensor_parallel_size, plan.expert_parallel_size, 1 if plan.exchanges_tokens else plan.tensor_parallel_size
+    sizes = (
+        plan.tensor_parallel_size,
+        plan.expert_parallel_size,
+        1 if plan.exchanges_tokens else plan.tensor_parallel_size,
+    )
     weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, *sizes, item)
     adapters = 0 if setup is None else adapter_count(model, setup, plan.tensor_parallel_size) * item
     hosted, buffers = offloaded_bytes(plan.offload, model, sizes, item)
@@ -103,16 +124,26 @@ def footprint(plan: Plan, model: ModelConfig, machine: MachineFacts, stored: Sto
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
     budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
-    pools, bound = _pages(plan, model, budget - weights - adapters, (full_bytes * plan.page_size, window_bytes * plan.page_size))
+    pools, bound = _pages(
+        plan, model, budget - weights - adapters, (full_bytes * plan.page_size, window_bytes * plan.page_size)
+    )
     pool = pools.full * plan.page_size
     room = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
-    return Footprint(weights_bytes=weights, pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.page_size,
-                     graphs_bytes=_graphs(plan, model, item), adapters_bytes=adapters,
-                     host_bytes=whole if plan.enable_weights_cpu_backup else hosted,
-                     activations_bytes=_activations(plan, model, item, plan.max_step_tokens, plan.max_running_requests),
-                     num_pages=room[0], token_bytes=full_bytes + window_bytes,
-                     num_window_pages=room[1] if pools.window else 0, pool_tokens=pool,
-                     longest_tokens=min(pool, plan.context_length), budget_bytes=budget, bound=bound)
+    return Footprint(
+        weights_bytes=weights,
+        pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.page_size,
+        graphs_bytes=_graphs(plan, model, item),
+        adapters_bytes=adapters,
+        host_bytes=whole if plan.enable_weights_cpu_backup else hosted,
+        activations_bytes=_activations(plan, model, item, plan.max_step_tokens, plan.max_running_requests),
+        num_pages=room[0],
+        token_bytes=full_bytes + window_bytes,
+        num_window_pages=room[1] if pools.window else 0,
+        pool_tokens=pool,
+        longest_tokens=min(pool, plan.context_length),
+        budget_bytes=budget,
+        bound=bound,
+    )
 
 
 def kv_heads(model: ModelConfig, ranks: int) -> int:
@@ -121,7 +152,8 @@ def kv_heads(model: ModelConfig, ranks: int) -> int:
 
 
 def cached_count(model: ModelConfig, ranks: int) -> int:
-    """Numbers that a layer keeps of a token: keys and values of one rank's heads, or the latent and the rotary part of them all."""
+    """Numbers that a layer keeps of a token: keys and values of one rank's heads, or the latent and the
+    rotary part of them all."""
     if model.encoder is not None:
         return 0
     if model.latent is not None:
@@ -129,14 +161,23 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
     return 2 * kv_heads(model, ranks) * model.head_dim
 
 
-def weight_count(model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_ranks: int | None = None) -> int:
-    """Numbers that one rank holds in the model's dtype; over `shared_ranks` a shared expert is split, None: over all."""
+def weight_count(
+    model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_ranks: int | None = None
+) -> int:
+    """Numbers that one rank holds in the model's dtype; over `shared_ranks` a shared expert is split, None:
+    over all."""
     if model.encoder is not None:
         return encoder_count(model, model.encoder, ranks)
     hidden = model.hidden_size
-    vocabulary = -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
-    vocabulary += model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
-    layers = sum(layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers))
+    vocabulary = (
+        -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
+    )
+    vocabulary += (
+        model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
+    )
+    layers = sum(
+        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers)
+    )
     return layers + hidden + vocabulary
 
 
@@ -147,12 +188,17 @@ def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
         module = name.rpartition(".")[2]
         if module in setup.targets:
             is_row = module in ("o_proj", "down_proj")
-            count += (ins // ranks if is_row else ins) + (outs if is_row else keys if module in ("k_proj", "v_proj") else outs // ranks)
+            count += (ins // ranks if is_row else ins) + (
+                outs if is_row else keys if module in ("k_proj", "v_proj") else outs // ranks
+            )
     return count * setup.max_rank * setup.num_lora_slots
 
 
-def offloaded_bytes(wish: OffloadSpec | None, model: ModelConfig, sizes: tuple[int, int, int], item: int) -> tuple[int, int]:
-    """Of weights that lie in host memory, and of the room on the device that their layers share; `sizes` as weight_count has them."""
+def offloaded_bytes(
+    wish: OffloadSpec | None, model: ModelConfig, sizes: tuple[int, int, int], item: int
+) -> tuple[int, int]:
+    """Of weights that lie in host memory, and of the room on the device that their layers share; `sizes` as
+    weight_count has them."""
     if wish is None:
         return 0, 0
     full = weight_count(model, *sizes) * item
@@ -167,12 +213,26 @@ def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, s
     if model.encoder is not None:
         return encoder_layer_count(model, ranks)
     norms = (4 if model.output_norms else 2) * model.hidden_size
-    return attention_count(model, ranks) + norms + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+    return (
+        attention_count(model, ranks)
+        + norms
+        + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+    )
 
 
 def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
-    hidden, inner, heads = model.hidden_size, model.intermediate_size // ranks, model.num_heads // ranks * model.head_dim
-    return 3 * (hidden + 1) * heads + (heads + 1) * hidden + (hidden + 1) * inner + (inner + 1) * hidden + 4 * hidden
+    hidden, inner, heads = (
+        model.hidden_size,
+        model.intermediate_size // ranks,
+        model.num_heads // ranks * model.head_dim,
+    )
+    return (
+        3 * (hidden + 1) * heads
+        + (heads + 1) * hidden
+        + (hidden + 1) * inner
+        + (inner + 1) * hidden
+        + 4 * hidden
+    )
 
 
 def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
@@ -189,16 +249,30 @@ def attention_count(model: ModelConfig, ranks: int) -> int:
     hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.latent, model.num_heads // ranks
     if latent is None:
         q, kv = heads * dim, kv_heads(model, ranks) * dim
-        return hidden * (q + 2 * kv) + q * hidden + (q + 2 * kv) * model.qkv_bias + hidden * model.o_bias + 2 * dim * model.qk_norm + (
-            heads * model.has_sinks)
+        return (
+            hidden * (q + 2 * kv)
+            + q * hidden
+            + (q + 2 * kv) * model.qkv_bias
+            + hidden * model.o_bias
+            + 2 * dim * model.qk_norm
+            + (heads * model.has_sinks)
+        )
     queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
     first = (latent.q_rank or queries) + rank + latent.rope_dim
     q_rank = latent.q_rank or 0
     up = rank + heads * (latent.nope_dim + latent.value_dim) * rank + q_rank + q_rank * queries
-    return hidden * first + first * model.qkv_bias + up + heads * latent.value_dim * hidden + hidden * model.o_bias
+    return (
+        hidden * first
+        + first * model.qkv_bias
+        + up
+        + heads * latent.value_dim * hidden
+        + hidden * model.o_bias
+    )
 
 
-def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int) -> int:
+def feed_forward_count(
+    model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int
+) -> int:
     """Numbers of the second half of a layer."""
     hidden, inner, moe = model.hidden_size, model.intermediate_size // ranks, model.moe
     if moe is None or not moe.layers[layer]:
@@ -206,18 +280,26 @@ def feed_forward_count(model: ModelConfig, layer: int, ranks: int, expert_ranks:
     if moe.is_stacked:
         return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
     experts = moe.num_experts // expert_ranks * moe.intermediate_size // (ranks // expert_ranks)
-    return hidden * (3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate)
+    return hidden * (
+        3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate
+    )
 
 
 def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks: int, item: int) -> int:
-    """What a rank's quantised weights take less than in full: within a few per cent, as scales of single outputs are not counted."""
+    """What a rank's quantised weights take less than in full: within a few per cent, as scales of single
+    outputs are not counted."""
     if model.quantization is None:
         return 0
     saved, of = 0.0, model.quantization.of
     for i in range(model.num_layers):
         expert = "experts.0." if model.moe is not None and model.moe.layers[i] else ""
-        for name, count in ((f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
-                            (f"layers.{i}.mlp.{expert}down_proj", feed_forward_count(model, i, ranks, expert_ranks, shared_ranks))):
+        for name, count in (
+            (f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
+            (
+                f"layers.{i}.mlp.{expert}down_proj",
+                feed_forward_count(model, i, ranks, expert_ranks, shared_ranks),
+            ),
+        ):
             if (stored := of(name)) is not None:
                 saved += count * (item - stored.scheme.number_bytes)
     return int(saved)
@@ -230,38 +312,58 @@ def float_bytes(model: ModelConfig) -> int:
 
 
 def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:
-    """Usable pages, and the option or memory that bounds them. `page_bytes`: of full layers, and of those with a window."""
+    """Usable pages, and the option or memory that bounds them. `page_bytes`: of full layers, and of those
+    with a window."""
     longest = -(-plan.context_length // plan.page_size)
-    bounds = [(plan.max_running_requests * longest,
-               f"{plan.max_running_requests} sequences of {plan.context_length} tokens (--max-running-requests, --context-length)")]
+    bounds = [
+        (
+            plan.max_running_requests * longest,
+            f"{plan.max_running_requests} sequences of {plan.context_length} tokens (--max-running-requests, --context-length)",
+        )
+    ]
     if plan.max_total_tokens is not None:
         bounds.append((plan.max_total_tokens // plan.page_size, "--max-total-tokens"))
     most, bound = min(bounds)
     ratio = plan.window_ratio if has_two_pools(plan.window_ratio, model.windows, plan.context_length) else 0.0
     step_tokens = plan.max_step_tokens + plan.max_running_requests
-    pools = share(Room(num_bytes=num_bytes, full_page_bytes=page_bytes[0], window_page_bytes=page_bytes[1], most=most, longest=longest,
-                       ratio=ratio, least=least_pages(max(model.windows), plan.page_size, step_tokens)))
+    pools = share(
+        Room(
+            num_bytes=num_bytes,
+            full_page_bytes=page_bytes[0],
+            window_page_bytes=page_bytes[1],
+            most=most,
+            longest=longest,
+            ratio=ratio,
+            least=least_pages(max(model.windows), plan.page_size, step_tokens),
+        )
+    )
     if pools.full < most:
         bound = f"{plan.mem_fraction_static:g} of the available memory (--mem-fraction-static)"
     return pools, bound
 
 
 def _graphs(plan: Plan, model: ModelConfig, item: int) -> int:
-    """What the largest captured step computes with, decode or not, and what it leaves; the others are within it."""
+    """What the largest captured step computes with, decode or not, and what it leaves; the others are within
+    it."""
     rows = 0 if plan.disable_cuda_graph or model.pooling is not None else max(plan.cuda_graph_bs, default=0)
-    tokens = max(rows, max(plan.piecewise_cuda_graph_tokens, default=0) if plan.enable_piecewise_cuda_graph else 0)
+    tokens = max(
+        rows, max(plan.piecewise_cuda_graph_tokens, default=0) if plan.enable_piecewise_cuda_graph else 0
+    )
     return _activations(plan, model, item, tokens, rows) + tokens * model.hidden_size * item if tokens else 0
 
 
 def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: int) -> int:
-    """The widest moment of a step: residual, normed input, and what the wider half of a layer makes; then float32 logits of the rows."""
+    """The widest moment of a step: residual, normed input, and what the wider half of a layer makes; then
+    float32 logits of the rows."""
     ranks = plan.tensor_parallel_size
-    inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)  # of all tokens in one expert
+    # of all tokens in one expert
+    inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)
     heads, latent = model.num_heads // ranks, model.latent
     if latent is None:
         attention = 2 * (heads + 2 * kv_heads(model, ranks)) * model.head_dim
     else:  # queries, also as they are brought to the latents, and what they find
         attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
     widest = max(3 * inner // ranks, attention)
-    made = 0 if latent is None else 2 * EXPANDED + plan.context_length * (latent.kv_rank + latent.rope_dim)  # and what it is made from
+    # and what it is made from
+    made = 0 if latent is None else 2 * EXPANDED + plan.context_length * (latent.kv_rank + latent.rope_dim)
     return (tokens * (2 * model.hidden_size + widest) + made) * item + rows * model.vocab_size * 4

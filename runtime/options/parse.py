@@ -1,4 +1,5 @@
-"""From a command line, a YAML file or keyword arguments to Options. Every problem is found before any is raised.
+"""From a command line, a YAML file or keyword arguments to Options. Every problem is found before any is
+raised.
 
     given = from_argv(["--port", "0", "--config", "server.yaml"])
     given.options.http.port      0
@@ -23,7 +24,8 @@ from runtime.options.tree import Options
 
 
 class ParsedOptions(Struct, frozen=True):
-    """What the user said: the options, where each one that is not a default came from, and what to tell the user at start."""
+    """What the user said: the options, where each one that is not a default came from, and what to tell the
+    user at start."""
 
     options: Options
     sources: dict[str, str]  # by option name: "flag --x", "file server.yaml", "argument", "profile x"
@@ -42,7 +44,8 @@ class Setting(Struct, frozen=True):
 
 
 def from_argv(argv: Sequence[str]) -> ParsedOptions:
-    """Reads flags, and the file of --config, whose values flags override. Raises OptionsError with every problem found."""
+    """Reads flags, and the file of --config, whose values flags override. Raises OptionsError with every
+    problem found."""
     problems: list[str] = []
     flags = list(_read_flags(argv, problems))
     files = [setting.value for setting in flags if setting.row.name == "config"]
@@ -69,7 +72,10 @@ def _from_profile(settings: list[Setting], problems: list[str], notices: list[st
     if profile.later:
         notices.append(f"profile {named[-1]} leaves out what is not here yet: {', '.join(profile.later)}")
     source = f"profile {named[-1]}"
-    return [Setting(by_name()[name], line.value, f"{name} of {source}", source, line.why) for name, line in profile.options.items()]
+    return [
+        Setting(by_name()[name], line.value, f"{name} of {source}", source, line.why)
+        for name, line in profile.options.items()
+    ]
 
 
 def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
@@ -85,11 +91,19 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
                 problems.append(f"{alias} needs a value: {row.type}")
             else:
                 yield Setting(row, value, alias, f"flag {alias}")
-        elif key.startswith("--no-") and (row := by_flag().get("--" + key[5:])) and row.takes == "switch" and not equals:
+        elif (
+            key.startswith("--no-")
+            and (row := by_flag().get("--" + key[5:]))
+            and row.takes == "switch"
+            and not equals
+        ):
             yield Setting(row, False, alias, f"flag {alias}")
         else:
-            problems.append(_unknown(alias, list(by_flag()), "flag") if word.startswith("-")
-                            else f"{word} stands alone: a value follows its flag")
+            problems.append(
+                _unknown(alias, list(by_flag()), "flag")
+                if word.startswith("-")
+                else f"{word} stands alone: a value follows its flag"
+            )
             _skip_values(words)
 
 
@@ -119,7 +133,8 @@ def _read_file(path: Path, problems: list[str]) -> list[Setting]:
     except OSError as error:
         problems.append(f"--config {path} cannot be read: {error.strerror or error}")
         return []
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no UTF-8, a thirteenth month
+    # ValueError: bytes that are no UTF-8, a thirteenth month
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.append(f"--config {path} is not YAML: {' '.join(str(error).split())}")
         return []
     if tree is None:
@@ -131,7 +146,8 @@ def _read_file(path: Path, problems: list[str]) -> list[Setting]:
 
 
 def _named(values: Mapping[Any, Any], source: str, where: str, problems: list[str]) -> Iterator[Setting]:
-    """Settings by option name, spelt with dashes or underscores; aliases work as they do on the command line."""
+    """Settings by option name, spelt with dashes or underscores; aliases work as they do on the command
+    line."""
     for key, value in values.items():
         row = by_flag().get(canonical(f"--{key}"))
         if row is None or row.name == "config":
@@ -189,7 +205,9 @@ def _refusal(row: Row, alias: str) -> str | None:
     if row.status == "planned":
         return f"{alias} is planned and not here yet; leave it out" + (f" ({row.note})" if row.note else "")
     if row.status == "other-device":
-        return f"{alias} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
+        return (
+            f"{alias} is an option of {row.device} devices, and nothing here implements it yet; leave it out"
+        )
     return None
 
 
@@ -200,12 +218,17 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
         if row.takes == "json" and isinstance(value, str):
             value = msgspec.json.decode(value)
         converted = msgspec.convert(value, row.convert, strict=False)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: surrogates; RecursionError: JSON of great depth
+    # ValueError: surrogates; RecursionError: JSON of great depth
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         if row.takes == "json" and isinstance(error, msgspec.ValidationError):
-            problems.append(f"{setting.alias} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}")
+            problems.append(
+                f"{setting.alias} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}"
+            )
             return False
         if row.takes == "json" and isinstance(error, msgspec.DecodeError):
-            problems.append(f"{setting.alias} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}")
+            problems.append(
+                f"{setting.alias} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}"
+            )
             return False
         problems.append(f"{setting.alias} {_show(row, value)} is not possible; expected {row.type}")
         return False
@@ -239,5 +262,3 @@ def _show(row: Row, value: Any) -> str:
     if row.secret:
         return "(hidden)"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-

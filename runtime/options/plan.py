@@ -11,7 +11,8 @@ from runtime.options.table import rows
 
 
 class Provenance(Struct, frozen=True):
-    """Where a value came from: `default`, `flag --x`, `file server.yaml`, `argument` or `derived`, and why it is what it is."""
+    """Where a value came from: `default`, `flag --x`, `file server.yaml`, `argument` or `derived`, and why it
+    is what it is."""
 
     value: Any
     source: str
@@ -191,7 +192,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     generation_tokens_buckets: tuple[str, ...] | None
     export_metrics_to_file: bool
     export_metrics_to_file_dir: str | None
-    npu_alloc_conf: str | None  # this and the next four: what ranks on npu devices find in their environment; None: nothing of ours
+    # this and the next four: what ranks on npu devices find in their environment; None: nothing of ours
+    npu_alloc_conf: str | None
     npu_streams: str | int | None
     npu_task_queue: str | int | None
     hccl_buffer_mb: str | int | None
@@ -213,8 +215,14 @@ class Plan(Struct, frozen=True, kw_only=True):
     def public(self) -> dict[str, dict[str, Any]]:
         """Every value with its source and reason, as JSON can say it; secrets are hidden."""
         secrets = {row.name for row in rows() if row.secret}
-        return {name: {"value": "(hidden)" if name in secrets and origin.value else origin.value, "source": origin.source,
-                       "reason": origin.reason} for name, origin in self.why.items()}
+        return {
+            name: {
+                "value": "(hidden)" if name in secrets and origin.value else origin.value,
+                "source": origin.source,
+                "reason": origin.reason,
+            }
+            for name, origin in self.why.items()
+        }
 
     @property
     def exchanges_tokens(self) -> bool:
@@ -233,7 +241,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         """None: all weights are on the device."""
         if not self.cpu_offload_gb and self.offload_group_size <= 0:
             return None
-        return OffloadSpec(self.cpu_offload_gb * 2**30, self.offload_group_size, self.offload_num_in_group, self.offload_prefetch_step)
+        return OffloadSpec(
+            self.cpu_offload_gb * 2**30,
+            self.offload_group_size,
+            self.offload_num_in_group,
+            self.offload_prefetch_step,
+        )
 
     @property
     def window_ratio(self) -> float:
@@ -255,15 +268,32 @@ class Plan(Struct, frozen=True, kw_only=True):
     def device_options(self) -> dict[str, Any]:
         """What only the chosen device reads (StartRank.device_options)."""
         if self.device in ("cuda", "npu"):
-            own = {
-                "mla_prolog": self.npu_mla_prolog, "needs_prolog": not self.why["npu_mla_prolog"].source.startswith("profile"),
-                "nz_cache": self.npu_nz_cache, "multi_stream": self.npu_multi_stream,
-                "gather_after_q": self.npu_gather_after_q, "sampling": self.sampling_backend,
-            } if self.device == "npu" else {
-                "collects": self.enable_cudagraph_gc, "shares": self.enable_torch_symm_mem, "fp8_gemm": self.fp8_gemm_backend,
-                "prefill": self.prefill_attention_backend, "decode": self.decode_attention_backend}
+            own = (
+                {
+                    "mla_prolog": self.npu_mla_prolog,
+                    "needs_prolog": not self.why["npu_mla_prolog"].source.startswith("profile"),
+                    "nz_cache": self.npu_nz_cache,
+                    "multi_stream": self.npu_multi_stream,
+                    "gather_after_q": self.npu_gather_after_q,
+                    "sampling": self.sampling_backend,
+                }
+                if self.device == "npu"
+                else {
+                    "collects": self.enable_cudagraph_gc,
+                    "shares": self.enable_torch_symm_mem,
+                    "fp8_gemm": self.fp8_gemm_backend,
+                    "prefill": self.prefill_attention_backend,
+                    "decode": self.decode_attention_backend,
+                }
+            )
             return {"first": self.base_gpu_id, "step": self.gpu_id_step, **own}
         if self.device != "null":
             return {}
-        return {"step_s": self.null_step_s, "token_s": self.null_token_s, "vocab_size": self.null_vocab_size,
-                "first_token": self.null_first_token, "poison_token": self.null_poison_token, "poison": self.null_poison}
+        return {
+            "step_s": self.null_step_s,
+            "token_s": self.null_token_s,
+            "vocab_size": self.null_vocab_size,
+            "first_token": self.null_first_token,
+            "poison_token": self.null_poison_token,
+            "poison": self.null_poison,
+        }

@@ -1,4 +1,5 @@
-"""Profiles: settings for a known model on known hardware, each with its reason, in YAML files beside this module or of the user's own.
+"""Profiles: settings for a known model on known hardware, each with its reason, in YAML files beside this
+module or of the user's own.
 
     about: DeepSeek-R1 on one Atlas 800I A3
     source: where the figures come from
@@ -7,7 +8,8 @@
     later:
       speculative-algorithm: {value: NEXTN, why: two tokens and more a step}
 
-`options` are in force; `later` are known to help, and refused by this version. A test holds the shipped files to that.
+`options` are in force; `later` are known to help, and refused by this version. A test holds the shipped files
+to that.
 """
 
 from functools import cache
@@ -51,19 +53,30 @@ def read_profile(name: str) -> Profile:
 
     path = FOLDER / f"{name}.yaml" if name in names() else Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        raise OptionsError([f"--profile {name} is neither a profile of this version ({', '.join(names())}) nor a .yaml file"])
+        raise OptionsError(
+            [f"--profile {name} is neither a profile of this version ({', '.join(names())}) nor a .yaml file"]
+        )
     try:
         profile = msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), Profile)
     except OSError as error:
         raise OptionsError([f"--profile {name} cannot be read: {error.strerror or error}"]) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise OptionsError([f"--profile {name} is no profile: {' '.join(str(error).split())}"]) from None
-    return Profile(about=profile.about, source=profile.source, options=_by_name(name, profile.options), later=_by_name(name, profile.later))
+    return Profile(
+        about=profile.about,
+        source=profile.source,
+        options=_by_name(name, profile.options),
+        later=_by_name(name, profile.later),
+    )
 
 
 def _by_name(profile: str, lines: dict[str, Line]) -> dict[str, Line]:
     rows = {name: by_flag().get(canonical(f"--{name}")) for name in lines}
-    unknown = [name for name, row in rows.items() if row is None or row.name not in by_name() or row.name in ("config", "profile")]
+    unknown = [
+        name
+        for name, row in rows.items()
+        if row is None or row.name not in by_name() or row.name in ("config", "profile")
+    ]
     if unknown:
         raise OptionsError([f"--profile {profile}: {', '.join(unknown)} is no option that a profile can set"])
     return {row.name: lines[name] for name, row in rows.items() if row is not None}

@@ -21,14 +21,17 @@ from runtime.options.table import rows
 
 
 class Choice:
-    """Collects the plan's values by name: what the user said stands, "auto" is derived, and each keeps its source and reason."""
+    """Collects the plan's values by name: what the user said stands, "auto" is derived, and each keeps its
+    source and reason."""
 
     def __init__(self, given: ParsedOptions) -> None:
         self.why: dict[str, Provenance] = {}
         for row in rows():
             if row.status == "works":
                 value = getattr(getattr(given.options, row.group), row.name)
-                self.why[row.name] = Provenance(value, given.sources.get(row.name, "default"), given.reasons.get(row.name, ""))
+                self.why[row.name] = Provenance(
+                    value, given.sources.get(row.name, "default"), given.reasons.get(row.name, "")
+                )
 
     def __getitem__(self, name: str) -> Any:
         return self.why[name].value
@@ -47,7 +50,8 @@ class Choice:
 
 
 def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machine: MachineFacts) -> Plan:
-    """The plan that `given` means for this model, device and machine. Raises OptionsError with a sentence for every broken rule."""
+    """The plan that `given` means for this model, device and machine. Raises OptionsError with a sentence for
+    every broken rule."""
     c = Choice(given)
     c.auto("served_model_name", derive.served_model_name, c["model_path"])
     c.means("model_path", derive.EMBEDDED_MODEL)
@@ -66,12 +70,21 @@ def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machin
     c.auto("mem_fraction_static", derive.mem_fraction_static, device)
     c.auto("max_total_tokens", derive.max_total_tokens)
     c.auto("page_size", derive.page_size, device)
-    c.auto("mamba_scheduler_strategy", derive.mamba_scheduler_strategy, c["mamba_track_interval"], c["page_size"])
+    c.auto(
+        "mamba_scheduler_strategy", derive.mamba_scheduler_strategy, c["mamba_track_interval"], c["page_size"]
+    )
     c.auto("max_running_requests", derive.max_running_requests, device)
     c.auto("max_queued_requests", derive.max_queued_requests)
     c.auto("chunked_prefill_size", derive.chunked_prefill_size, device, model)
-    c.auto("max_step_tokens", derive.max_step_tokens, c["chunked_prefill_size"], c["max_prefill_tokens"], c["context_length"],
-           device, model)
+    c.auto(
+        "max_step_tokens",
+        derive.max_step_tokens,
+        c["chunked_prefill_size"],
+        c["max_prefill_tokens"],
+        c["context_length"],
+        device,
+        model,
+    )
     c.auto("attention_backend", derive.attention_backend, device)
     for phase in ("prefill", "decode"):
         c.auto(f"{phase}_attention_backend", derive.phase_backend, c["attention_backend"])
@@ -79,11 +92,22 @@ def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machin
     c.auto("fp8_gemm_backend", derive.fp8_gemm_backend, device)
     c.auto("moe_runner_backend", derive.moe_runner_backend, device)
     c.auto("grammar_backend", derive.grammar_backend, device, machine, model)
-    c.auto("cuda_graph_max_bs", derive.graph_max_running, device, c["max_running_requests"], c["disable_cuda_graph"],
-           c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal", c["decode_attention_backend"])
+    c.auto(
+        "cuda_graph_max_bs",
+        derive.graph_max_running,
+        device,
+        c["max_running_requests"],
+        c["disable_cuda_graph"],
+        c["moe_a2a_backend"] != "none" and c["deepep_mode"] == "normal",
+        c["decode_attention_backend"],
+    )
     c.auto("cuda_graph_bs", derive.graph_sizes, c["cuda_graph_max_bs"])
-    c.auto("piecewise_cuda_graph_max_tokens", derive.piecewise_max_tokens, c["enable_piecewise_cuda_graph"],
-           c["max_step_tokens"] + c["max_running_requests"])
+    c.auto(
+        "piecewise_cuda_graph_max_tokens",
+        derive.piecewise_max_tokens,
+        c["enable_piecewise_cuda_graph"],
+        c["max_step_tokens"] + c["max_running_requests"],
+    )
     c.auto("piecewise_cuda_graph_tokens", derive.piecewise_sizes, c["piecewise_cuda_graph_max_tokens"])
     c.auto("enable_lora", derive.enable_lora, c["lora_paths"])
     c.auto("lora_backend", derive.lora_backend)
@@ -91,7 +115,9 @@ def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machin
     for name in RANK_VARIABLES:
         c.auto(name, derive.rank_variable, name, device, machine)
     c.auto("null_vocab_size", derive.null_vocab_size, model)
-    values = {field.name: c[field.name] for field in structs.fields(Plan) if field.name not in ("why", "notices")}
+    values = {
+        field.name: c[field.name] for field in structs.fields(Plan) if field.name not in ("why", "notices")
+    }
     plan = Plan(**values, why=c.why, notices=given.notices)
     if problems := [problem for rule in RULES if (problem := rule(plan, model, device))]:
         raise OptionsError(problems)
@@ -101,12 +127,17 @@ def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machin
 def plan_for(given: ParsedOptions, machine: MachineFacts | None = None) -> Plan:
     """`resolve` with the facts of the given model folder, device and, unless told otherwise, this machine.
 
-    Raises ModelError for a folder that holds no servable config.json, OptionsError for options that cannot work.
+    Raises ModelError for a folder that holds no servable config.json, OptionsError for options that cannot
+    work.
     """
     said = given.options.model.model_path
     folder = derive.EMBEDDED_MODEL[said].value if said in derive.EMBEDDED_MODEL else said
     device = device_facts(given.options.parallel.device)
-    config = read_config(folder, is_embedding=given.options.model.is_embedding, pooling=given.options.model.pooling,
-                         quantization=given.options.precision.quantization,
-                         overrides=given.options.model.json_model_override_args)
+    config = read_config(
+        folder,
+        is_embedding=given.options.model.is_embedding,
+        pooling=given.options.model.pooling,
+        quantization=given.options.precision.quantization,
+        overrides=given.options.model.json_model_override_args,
+    )
     return resolve(given, config, device, machine or this_machine())

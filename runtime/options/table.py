@@ -44,7 +44,10 @@ def rows() -> tuple[Row, ...]:
     groups = [(group.name, group.type) for group in structs.fields(Options)]
     fields = [(name, kind, field) for name, kind in groups for field in structs.fields(kind)]
     types = inspect.multi_type_info([field.type for _, _, field in fields])
-    return tuple(_row(field, meta, name, (kind.__doc__ or "").strip()) for (name, kind, field), meta in zip(fields, types, strict=True))
+    return tuple(
+        _row(field, meta, name, (kind.__doc__ or "").strip())
+        for (name, kind, field), meta in zip(fields, types, strict=True)
+    )
 
 
 @cache
@@ -78,25 +81,57 @@ def canonical(flag: str) -> str:
 
 
 def _row(field: structs.FieldInfo, meta: inspect.Type, group: str, title: str) -> Row:
-    assert isinstance(meta, inspect.Metadata) and meta.extra is not None, f"{field.name} is declared without option(...)"
+    assert isinstance(meta, inspect.Metadata) and meta.extra is not None, (
+        f"{field.name} is declared without option(...)"
+    )
     text, takes, choices = _describe(meta.type)
     default = field.default_factory() if field.default is NODEFAULT else field.default
-    return Row(name=field.name, flag="--" + field.name.replace("_", "-"), aliases=meta.extra.get("aliases", ()), group=group,
-               title=title, type=text, takes=takes, default=default, choices=choices, later=meta.extra.get("later", ()),
-               status=meta.extra["status"], device=meta.extra.get("device", ""), devices=meta.extra.get("devices", ()),
-               note=meta.extra.get("note", ""),
-               help=(meta.extra_json_schema or {})["description"], secret=meta.extra.get("secret", False), convert=field.type)
+    return Row(
+        name=field.name,
+        flag="--" + field.name.replace("_", "-"),
+        aliases=meta.extra.get("aliases", ()),
+        group=group,
+        title=title,
+        type=text,
+        takes=takes,
+        default=default,
+        choices=choices,
+        later=meta.extra.get("later", ()),
+        status=meta.extra["status"],
+        device=meta.extra.get("device", ""),
+        devices=meta.extra.get("devices", ()),
+        note=meta.extra.get("note", ""),
+        help=(meta.extra_json_schema or {})["description"],
+        secret=meta.extra.get("secret", False),
+        convert=field.type,
+    )
 
 
 def _foreign(alias: Alias, own: Row | None) -> Row:
-    """A spelling that means an option of ours has its status, except that it is superseded where that one works."""
+    """A spelling that means an option of ours has its status, except that it is superseded where that one
+    works."""
     assert not alias.means or own, f"{alias.flag} means {alias.means}, which does not exist"
     is_switch = isinstance(alias.default, bool)
     kind = "bool" if is_switch else "int" if isinstance(alias.default, int) else "str"
-    row = Row(name=alias.flag[2:].replace("-", "_"), flag=alias.flag, aliases=(), group=alias.group, title=TITLES[alias.group],
-              type=kind, takes="switch" if is_switch else "one", default=alias.default, choices=None, later=(),
-              status=alias.status, device=alias.device, help=alias.help, note=alias.note, secret=False, means=alias.means,
-              values=alias.values)
+    row = Row(
+        name=alias.flag[2:].replace("-", "_"),
+        flag=alias.flag,
+        aliases=(),
+        group=alias.group,
+        title=TITLES[alias.group],
+        type=kind,
+        takes="switch" if is_switch else "one",
+        default=alias.default,
+        choices=None,
+        later=(),
+        status=alias.status,
+        device=alias.device,
+        help=alias.help,
+        note=alias.note,
+        secret=False,
+        means=alias.means,
+        values=alias.values,
+    )
     if own is None:
         return row
     status: Status = "superseded" if own.status == "works" else own.status

@@ -27,7 +27,8 @@ from runtime.options.groups.weights import Weights
 
 
 class Options(Group, frozen=True, kw_only=True):
-    """What the user said, with "auto" where the runtime chooses. Every option's name is unique over all groups."""
+    """What the user said, with "auto" where the runtime chooses. Every option's name is unique over all
+    groups."""
 
     model: Model = field(default_factory=Model)
     weights: Weights = field(default_factory=Weights)

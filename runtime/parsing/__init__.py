@@ -1,4 +1,5 @@
-"""From the text of an answer to what it says: content, reasoning, tool calls. Pure; text comes in pieces, cut anywhere.
+"""From the text of an answer to what it says: content, reasoning, tool calls. Pure; text comes in pieces, cut
+anywhere.
 
     events.py     what comes out
     reader.py     text that arrives in pieces, read by generators that wait where it ends
@@ -10,6 +11,7 @@
     actors/channels.py   the same for gpt-oss and Muse, whose answers are messages with headers
     choose.py     which formats a model has, by name or by its chat template, and its parser
 
-The result is a function of the whole text, however it was cut: what could be the beginning of a marker waits, and nothing else. What is no
-call after all comes out as content, markers included. What leaves: markers, and white space beside calls and reasoning.
+The result is a function of the whole text, however it was cut: what could be the beginning of a marker waits,
+and nothing else. What is no call after all comes out as content, markers included. What leaves: markers, and
+white space beside calls and reasoning.
 """

@@ -9,7 +9,8 @@ from runtime.parsing.items import Item, begins_item, passed
 from runtime.parsing.reader import SPACE, Malformed, Markers, Read, Reader, markers
 from runtime.parsing.typed import Tools
 
-MAX_SPENT = 2**18  # characters of an answer that may be read for calls that are none; above, nothing more is looked for
+# characters of an answer that may be read for calls that are none; above, nothing more is looked for
+MAX_SPENT = 2**18
 
 
 class Section(Struct, frozen=True):
@@ -26,11 +27,14 @@ class Format(Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...]
     sections: tuple[Section, ...] = ()
     loose: tuple[str, ...] = ()  # beginnings of items that count wherever they stand
-    at_start: tuple[str, ...] = ()  # beginnings that count at the start of the answer, when they call a function that exists
-    known: tuple[str, ...] = ()  # beginnings that count anywhere, with NAME for that of a function that exists
+    # beginnings that count at the start of the answer, when they call a function that exists
+    at_start: tuple[str, ...] = ()
+    # beginnings that count anywhere, with NAME for that of a function that exists
+    known: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()  # marks around the text of an answer, which mean nothing to who reads it
     separators: str = ",;"  # between items, besides white space
-    frame: tuple[str, str] | None = None  # what stands before and behind a call's arguments, with NAME: where its text is JSON
+    # what stands before and behind a call's arguments, with NAME: where its text is JSON
+    frame: tuple[str, str] | None = None
     id_chars: int = 0  # letters and digits of a call's id, where the template takes no others
     models: str = ""
 
@@ -61,7 +65,8 @@ class Thinking(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys([end for _, end in self.pairs]))
 
     def is_open(self, tail: str, is_continued: bool) -> bool:
-        """Whether an answer begins inside. `tail` ends its prompt; `is_continued`: the prompt holds the beginning of the answer."""
+        """Whether an answer begins inside. `tail` ends its prompt; `is_continued`: the prompt holds the
+        beginning of the answer."""
         if is_continued:
             return max(map(tail.rfind, self.begins)) > max(map(tail.rfind, self.ends))
         tail = tail.rstrip(SPACE)
@@ -72,7 +77,9 @@ class Thinking(Struct, frozen=True, kw_only=True):
 class Parser:
     """Feed it the pieces of an answer, then `flush`. A Scribe: its items write their calls here."""
 
-    def __init__(self, format: Format | None, thinking: Thinking | None, tools: Tools, is_open: bool = False) -> None:
+    def __init__(
+        self, format: Format | None, thinking: Thinking | None, tools: Tools, is_open: bool = False
+    ) -> None:
         self.tools = tools
         self.num_calls = 0
         self._format = format
@@ -85,12 +92,21 @@ class Parser:
         self._is_fresh = True  # nothing stands before here, or only a call or thinking
         self._is_first = True  # nothing at all stands before here
         self._is_between = False  # a call stands in the middle of thinking
-        self._known = tuple([begin.replace("NAME", name) for begin in (format.known if format is not None else ()) for name in tools])
-        self._drops_marks = frozenset((*(format.drops if format is not None else ()), *(thinking.drops if thinking is not None else ())))
+        self._known = tuple(
+            [
+                begin.replace("NAME", name)
+                for begin in (format.known if format is not None else ())
+                for name in tools
+            ]
+        )
+        self._drops_marks = frozenset(
+            (*(format.drops if format is not None else ()), *(thinking.drops if thinking is not None else ()))
+        )
         self._has_calls = False  # since the last marker
         self._wants_known = False  # calls of functions that don't exist are none
         self._spent = 0  # characters that were held for nothing
-        self._plain: frozenset[str] | None = None  # while text that has none of these characters may leave as it is
+        # while text that has none of these characters may leave as it is
+        self._plain: frozenset[str] | None = None
         self._run = self._answer(is_open)
         next(self._run)
         if self._events:
@@ -191,9 +207,10 @@ class Parser:
         while True:
             was_fresh = self._is_fresh
             at, marker = ends.find(reader.text, reader.at, reader.is_final)
-            text = reader.text[reader.at:at]
+            text = reader.text[reader.at : at]
             if was_fresh and text.strip(SPACE):
-                # some markers count at the start only: what stands behind this text is looked for again, without them
+                # some markers count at the start only: what stands behind this text is looked for again,
+                # without them
                 lead = len(text) - len(text.lstrip(SPACE)) + 1
                 at, marker = reader.at + lead, ""
                 text = text[:lead]
@@ -207,7 +224,8 @@ class Parser:
                 ends = self._looks_for() if self._kind is Content else ends
                 continue
             if reader.is_final and reader.at == len(reader.text):
-                if self._gap and not self._drops and self._kind is Content:  # white space at the end of content is content
+                # white space at the end of content is content
+                if self._gap and not self._drops and self._kind is Content:
                     self._events.append(Content(self._gap))
                 self._gap = ""
                 return ""
@@ -220,7 +238,7 @@ class Parser:
         """Text leaves, but white space at its end waits: it may stand beside a call."""
         text = self._gap + text
         body = text.rstrip(SPACE)
-        self._gap = text[len(body):]
+        self._gap = text[len(body) :]
         if not body:
             return
         if self._drops:
@@ -268,7 +286,8 @@ class Parser:
             self._wants_known = False
 
     def _item(self, form: Format, section: Section | None) -> Read[bool]:
-        """Reads one item. -> whether another may follow. Malformed where there is none, and no call before it."""
+        """Reads one item. -> whether another may follow. Malformed where there is none, and no call before
+        it."""
         reader, goes_on = self._reader, self._has_calls
         if goes_on:
             reader.forget()
@@ -291,7 +310,7 @@ def choose(reader: Reader, items: tuple[Item, ...]) -> Read[Item | None]:
     """The kind of call that comes next."""
     longest = max(len(begin) for item in items for begin in item.begins) or 1
     while True:
-        rest = reader.text[reader.at:reader.at + longest]
+        rest = reader.text[reader.at : reader.at + longest]
         fits = [item for item in items if rest and begins_item(item, rest)]
         for item in fits:
             if any(rest.startswith(begin) for begin in item.begins):

@@ -5,14 +5,15 @@ gpt-oss (harmony):
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
-Analysis is reasoning; a message to a function is a call of it; everything else is content. The recipient may also stand in the role,
-`assistant to=functions.NAME`. A text without headers is content as it stands.
+Analysis is reasoning; a message to a function is a call of it; everything else is content. The recipient may
+also stand in the role, `assistant to=functions.NAME`. A text without headers is content as it stands.
 
 Muse:
 
      to=self<|message|>...<|eom|><|start|>assistant to=functions.NAME<|message|><atem:function_calls>...</atem:function_calls><|eot|>
 
-What goes to self is reasoning, to user or commentary content; else it holds calls as markup. The first header has no mark before it.
+What goes to self is reasoning, to user or commentary content; else it holds calls as markup. The first header
+has no mark before it.
 """
 
 import re
@@ -52,16 +53,30 @@ class Framing(Struct, frozen=True, kw_only=True):
 
 FRAMINGS = {
     "gpt-oss": Framing(
-        models="gpt-oss", heads=("<|start|>", "<|channel|>"), ends=("<|end|>", "<|return|>", "<|call|>"), reasoning="analysis",
-        final="<|channel|>final<|message|>", recipient=re.compile(r"to=(?:functions\.)?([\w.\-$]+)")),
+        models="gpt-oss",
+        heads=("<|start|>", "<|channel|>"),
+        ends=("<|end|>", "<|return|>", "<|call|>"),
+        reasoning="analysis",
+        final="<|channel|>final<|message|>",
+        recipient=re.compile(r"to=(?:functions\.)?([\w.\-$]+)"),
+    ),
     "muse": Framing(
-        models="Muse", heads=("<|start|>",), ends=("<|eom|>", "<|eot|>"), reasoning="self", people=frozenset({"user", "commentary"}),
-        final="to=user<|message|>", recipient=re.compile(r"to=([^\s<]+)"), at_start="to=", calls=ATEM),
+        models="Muse",
+        heads=("<|start|>",),
+        ends=("<|eom|>", "<|eot|>"),
+        reasoning="self",
+        people=frozenset({"user", "commentary"}),
+        final="to=user<|message|>",
+        recipient=re.compile(r"to=([^\s<]+)"),
+        at_start="to=",
+        calls=ATEM,
+    ),
 }
 
 
 class ChannelParser:
-    """Like answer.Parser. `separates`: thoughts are told from content; `calls`: messages to tools are calls."""
+    """Like answer.Parser. `separates`: thoughts are told from content; `calls`: messages to tools are
+    calls."""
 
     def __init__(self, framing: Framing, tools: Tools, separates: bool = True, calls: bool = True) -> None:
         self.num_calls = 0
@@ -128,12 +143,18 @@ class ChannelParser:
             yield
 
     def _message(self, header: str) -> Read[str]:
-        """A message, up to the marker that ends it or begins the next, which is read and given back; "" at the end of the answer."""
+        """A message, up to the marker that ends it or begins the next, which is read and given back; "" at
+        the end of the answer."""
         framing = self._framing
         ends = framing.ends + framing.heads
         recipient, channel = framing.recipient.search(header), _CHANNEL.search(header)
         told = {found[1] for found in (recipient, channel) if found is not None}
-        if recipient is not None and self._calls and recipient[1] != framing.reasoning and recipient[1] not in framing.people:
+        if (
+            recipient is not None
+            and self._calls
+            and recipient[1] != framing.reasoning
+            and recipient[1] not in framing.people
+        ):
             if framing.calls is not None:
                 return (yield from self._inner(framing.calls, ends))
             index = self.num_calls
@@ -143,10 +164,15 @@ class ChannelParser:
             marker = yield from self._body(index, ends)
             if marker and not self._arguments.strip():
                 self._events.append(Arguments(index, "{}"))
-            if marker or is_json(self._arguments):  # <|call|> ends the answer too, and is then not part of its text
+            # <|call|> ends the answer too, and is then not part of its text
+            if marker or is_json(self._arguments):
                 self._events.append(CallEnd(index))
             return marker
-        return (yield from self._body(Reasoning if framing.reasoning in told and self._separates else Content, ends))
+        return (
+            yield from self._body(
+                Reasoning if framing.reasoning in told and self._separates else Content, ends
+            )
+        )
 
     def _inner(self, form: Format, ends: tuple[str, ...]) -> Read[str]:
         """A message that holds calls in a format of their own."""
@@ -155,7 +181,7 @@ class ChannelParser:
         reader, stops = self._reader, markers(*ends)
         while True:
             at, marker = stops.find(reader.text, reader.at, reader.is_final)
-            text = reader.text[reader.at:at]
+            text = reader.text[reader.at : at]
             reader.at = at + len(marker)
             reader.forget()
             self._told(parser.feed(text) if text else [])
@@ -186,7 +212,7 @@ class ChannelParser:
         reader, stops = self._reader, markers(*ends)
         while True:
             at, marker = stops.find(reader.text, reader.at, reader.is_final)
-            self._emit(kind, reader.text[reader.at:at])
+            self._emit(kind, reader.text[reader.at : at])
             reader.at = at + len(marker)
             reader.forget()
             if marker or reader.is_final:

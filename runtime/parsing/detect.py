@@ -1,4 +1,5 @@
-"""Which formats a model's answers are in: as --tool-call-parser and --reasoning-parser say, or as its chat template shows."""
+"""Which formats a model's answers are in: as --tool-call-parser and --reasoning-parser say, or as its chat
+template shows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -14,7 +15,8 @@ from runtime.parsing.formats import FORMATS, THINKING
 from runtime.parsing.items import Json
 from runtime.parsing.typed import Tools
 
-# a list of calls and nothing else: what answers are held to where a call is demanded, whatever the model's own format is
+# a list of calls and nothing else: what answers are held to where a call is demanded, whatever the model's
+# own format is
 DEMANDED = Format(items=(Json(begins=("[",)),), at_start=("[",))
 
 _OWN = "reads a template of answers that a model brings in its own files, which is not read here"
@@ -25,11 +27,28 @@ LATER = {  # names that the references have, and why they are not here
 }
 
 # vLLM's names, where they are others than with - for _ or without it
-_ALSO = {"openai": "gpt-oss", "openai_gptoss": "gpt-oss", "llama3_json": "llama3", "llama4_json": "llama3", "llama4_pythonic": "pythonic",
-         "qwen3_xml": "qwen3_coder", "functiongemma": "gemma", "phi4_mini_json": "phi4", "granite4": "granite", "internlm": "interns1",
-         "intern_s1": "interns1", "hunyuan_a13b": "hunyuan", "hy_v3": "hunyuan", "muse_glimmer": "muse", "nemotron_v3": "nemotron_3",
-         "apertus": "apertus2509", "glm47": "glm45", "holo2": "deepseek-v3", "olmo3": "deepseek-v3",
-         "minimax_m2_append_think": "minimax-append-think"}
+_ALSO = {
+    "openai": "gpt-oss",
+    "openai_gptoss": "gpt-oss",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "llama4_pythonic": "pythonic",
+    "qwen3_xml": "qwen3_coder",
+    "functiongemma": "gemma",
+    "phi4_mini_json": "phi4",
+    "granite4": "granite",
+    "internlm": "interns1",
+    "intern_s1": "interns1",
+    "hunyuan_a13b": "hunyuan",
+    "hy_v3": "hunyuan",
+    "muse_glimmer": "muse",
+    "nemotron_v3": "nemotron_3",
+    "apertus": "apertus2509",
+    "glm47": "glm45",
+    "holo2": "deepseek-v3",
+    "olmo3": "deepseek-v3",
+    "minimax_m2_append_think": "minimax-append-think",
+}
 
 # marks in a template -> the format that has them; the first row of which all are there counts
 _TOOLS: tuple[tuple[str, Sequence[str]], ...] = (
@@ -102,7 +121,8 @@ _THINKING: tuple[tuple[str, Sequence[str]], ...] = (
 
 
 class Formats(Struct, frozen=True):
-    """Names of formats; None: answers are text as it stands. `is_told`: somebody has said that the model thinks."""
+    """Names of formats; None: answers are text as it stands. `is_told`: somebody has said that the model
+    thinks."""
 
     tools: str | None = None
     thinking: str | None = None
@@ -141,17 +161,32 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def choose(tools: str, thinking: str, template: str) -> Formats:
-    """`tools` and `thinking` are names, "none", or "auto": what the chat template shows. Raises OptionsError."""
+    """`tools` and `thinking` are names, "none", or "auto": what the chat template shows. Raises
+    OptionsError."""
     tools, thinking = _ours(tools, FORMATS), _ours(thinking, THINKING)
-    for flag, name, known in (("--tool-call-parser", tools, FORMATS), ("--reasoning-parser", thinking, THINKING)):
+    for flag, name, known in (
+        ("--tool-call-parser", tools, FORMATS),
+        ("--reasoning-parser", thinking, THINKING),
+    ):
         if name in ("auto", "none", *FRAMINGS, *known):
             continue
         if name in LATER:
-            raise OptionsError([f"{flag} {name} {LATER[name]}; choose none to get the text as the model writes it"])
+            raise OptionsError(
+                [f"{flag} {name} {LATER[name]}; choose none to get the text as the model writes it"]
+            )
         near = get_close_matches(name, [*FRAMINGS, *known], n=3)
         there = ", ".join(["auto", "none", *FRAMINGS, *known])
-        raise OptionsError([f"{flag} {name} is unknown; " + (f"did you mean {' or '.join(near)}?" if near else f"there are {there}")])
-    return Formats(_named(tools, _TOOLS, template), _named(thinking, _THINKING, template), thinking not in ("auto", "none"))
+        raise OptionsError(
+            [
+                f"{flag} {name} is unknown; "
+                + (f"did you mean {' or '.join(near)}?" if near else f"there are {there}")
+            ]
+        )
+    return Formats(
+        _named(tools, _TOOLS, template),
+        _named(thinking, _THINKING, template),
+        thinking not in ("auto", "none"),
+    )
 
 
 def _ours(name: str, known: Iterable[str]) -> str:
@@ -174,13 +209,19 @@ def _named(name: str, rows: tuple[tuple[str, Sequence[str]], ...], template: str
     return None if name == "none" else name
 
 
-def open_parser(formats: Formats, tools: Tools, tail: str, *, is_continued: bool = False,
-                is_demanded: bool = False) -> Parser | ChannelParser:
+def open_parser(
+    formats: Formats, tools: Tools, tail: str, *, is_continued: bool = False, is_demanded: bool = False
+) -> Parser | ChannelParser:
     """The parser of one answer. Without `tools` nothing is a call. `tail` ends the prompt."""
     if not is_demanded:
         for name in (formats.thinking, formats.tools if tools else None):
             if name in FRAMINGS:
-                return ChannelParser(FRAMINGS[name], tools, separates=formats.thinking == name, calls=bool(tools) and formats.tools == name)
+                return ChannelParser(
+                    FRAMINGS[name],
+                    tools,
+                    separates=formats.thinking == name,
+                    calls=bool(tools) and formats.tools == name,
+                )
     thinking = formats.reasoning
     form = DEMANDED if is_demanded else formats.calls if tools else None
     return Parser(form, thinking, tools, thinking is not None and thinking.is_open(tail, is_continued))

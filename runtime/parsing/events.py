@@ -16,7 +16,8 @@ class Reasoning(Struct, frozen=True):
 
 
 class CallBegin(Struct, frozen=True):
-    """A call of a function; `index` counts from 0. Everything about call `index` comes before call `index + 1` begins."""
+    """A call of a function; `index` counts from 0. Everything about call `index` comes before call `index +
+    1` begins."""
 
     index: int
     name: str
@@ -24,14 +25,16 @@ class CallBegin(Struct, frozen=True):
 
 
 class Arguments(Struct, frozen=True):
-    """The next piece of the arguments of a call, which joined are a JSON object, unless the answer was cut off or the model erred."""
+    """The next piece of the arguments of a call, which joined are a JSON object, unless the answer was cut
+    off or the model erred."""
 
     index: int
     text: str
 
 
 class CallEnd(Struct, frozen=True):
-    """The call is written to its end. Missing where the answer was cut off or went wrong in the middle of the arguments."""
+    """The call is written to its end. Missing where the answer was cut off or went wrong in the middle of the
+    arguments."""
 
     index: int
 

@@ -1,8 +1,8 @@
-"""How calls are written: as JSON, or a name before JSON. Each kind is a declaration, whose `read` is the generator that reads one call,
-or one list of calls.
+"""How calls are written: as JSON, or a name before JSON. Each kind is a declaration, whose `read` is the
+generator that reads one call, or one list of calls.
 
-`read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin` all of it becomes
-content again, after that what is left of it.
+`read` begins where the call begins. It raises Malformed when the text is no such call: before `Scribe.begin`
+all of it becomes content again, after that what is left of it.
 """
 
 import re
@@ -46,7 +46,9 @@ class Json(Struct, frozen=True):
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     begins: tuple[str, ...] = ("{", "[")
-    lead: str = ""  # stands before it, behind some words of which nothing is kept; then `begins` are those of the words, and it
+    # stands before it, behind some words of which nothing is kept; then `begins` are those of the words, and
+    # it
+    lead: str = ""
 
     def read(self, reader: Reader, scribe: Scribe) -> Read[None]:
         if self.lead:
@@ -129,7 +131,8 @@ def checked(name: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Arguments that were captured, as the text of an object: some models write the object into a string, or null."""
+    """Arguments that were captured, as the text of an object: some models write the object into a string, or
+    null."""
     value = jsons.decode(text)
     if isinstance(value, str):
         text = value
@@ -205,6 +208,7 @@ def is_name_start(char: str) -> bool:
 
 def begins_item(item: Item, text: str) -> bool:
     """Whether `text`, which is at least one character, may be the beginning of such a call."""
-    return any(text.startswith(begin) or begin.startswith(text) if begin else is_name_start(text[0]) for begin in item.begins)
-
-
+    return any(
+        text.startswith(begin) or begin.startswith(text) if begin else is_name_start(text[0])
+        for begin in item.begins
+    )

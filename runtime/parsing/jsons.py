@@ -20,7 +20,8 @@ Emit = Callable[[str], None]
 
 
 def value(reader: Reader, emit: Emit) -> Read[None]:
-    """Reads an object or a list and emits its text as it comes. Malformed where brackets don't match, after what is right was emitted.
+    """Reads an object or a list and emits its text as it comes. Malformed where brackets don't match, after
+    what is right was emitted.
 
     Control characters inside strings, which JSON forbids and models write, are escaped.
     """
@@ -34,7 +35,7 @@ def value(reader: Reader, emit: Emit) -> Read[None]:
         if char in "]}" and (not stack or stack[-1] != char):
             _leave(reader, emit, match.start())
             raise Malformed
-        text = reader.text[reader.at:match.end()]
+        text = reader.text[reader.at : match.end()]
         reader.at = match.end()
         emit(text)
         if char == '"':
@@ -63,7 +64,7 @@ def _string(reader: Reader, emit: Emit) -> Read[None]:
                 yield
                 continue
             end += 1
-        text = reader.text[reader.at:end]
+        text = reader.text[reader.at : end]
         if char < " ":
             text = text[:-1] + (_CONTROL.get(char) or f"\\u{ord(char):04x}")
         reader.at = end
@@ -74,7 +75,7 @@ def _string(reader: Reader, emit: Emit) -> Read[None]:
 
 def _leave(reader: Reader, emit: Emit, end: int) -> None:
     """Emits what is right, wherever the text was cut."""
-    if text := reader.text[reader.at:end]:
+    if text := reader.text[reader.at : end]:
         reader.at = end
         emit(text)
 
@@ -107,7 +108,7 @@ def captured(reader: Reader, most: int) -> Read[str]:
         return msgspec.json.encode((yield from string(reader, most))).decode()
     while (char := (yield from reader.peek())) and char not in ",}]" and char not in SPACE:
         reader.at += 1
-    return reader.text[begin:reader.at]
+    return reader.text[begin : reader.at]
 
 
 def _within(reader: Reader, reading: Read[None], begin: int, most: int) -> Read[None]:

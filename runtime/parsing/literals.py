@@ -1,4 +1,5 @@
-"""Calls written in other notations than JSON: Python's, and Gemma's. One call is read whole, then understood."""
+"""Calls written in other notations than JSON: Python's, and Gemma's. One call is read whole, then
+understood."""
 
 import ast
 import re
@@ -15,7 +16,8 @@ from runtime.parsing.typed import as_json
 _POINTS = re.compile(r"""["'()\[\]{}]""").search
 _QUOTES = {quote: re.compile(rf"[\\{quote}]").search for quote in "'\""}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
-_MARK = "_0reserved0_"  # taken away again wherever it stands: what looks like a parameter may be within a string
+# taken away again wherever it stands: what looks like a parameter may be within a string
+_MARK = "_0reserved0_"
 _RESERVED = re.compile(r"((?:^|,)\s*(?:" + "|".join(kwlist) + r"))(\s*=)")
 MAX_DEPTH = 64  # of values in values
 _WORDS = {"true": True, "false": False, "null": None}
@@ -72,7 +74,7 @@ def balanced(reader: Reader) -> Read[str]:
     reader.at = min(at, begin + MAX_HELD)
     if reader.at < at:
         raise Malformed
-    return reader.text[begin:at - 1]
+    return reader.text[begin : at - 1]
 
 
 def keywords(text: str) -> dict[str, Any]:
@@ -168,7 +170,9 @@ class Bare(Struct, frozen=True):
             if (yield from reader.sees("}")):
                 return pairs
             key, _ = yield from reader.until(markers(":"), MAX_NAME)
-            pairs[key.strip().removeprefix(self.quote).removesuffix(self.quote)] = yield from self._value(reader, depth + 1)
+            pairs[key.strip().removeprefix(self.quote).removesuffix(self.quote)] = yield from self._value(
+                reader, depth + 1
+            )
 
     def _value(self, reader: Reader, depth: int) -> Read[Any]:
         if depth > MAX_DEPTH or reader.at > MAX_HELD:
@@ -196,7 +200,8 @@ class Bare(Struct, frozen=True):
         return value
 
     def _rest(self, reader: Reader) -> Read[str]:
-        """What a string without its first quote goes on with behind a comma; "" where another pair or value begins, and nothing is read."""
+        """What a string without its first quote goes on with behind a comma; "" where another pair or value
+        begins, and nothing is read."""
         begin = reader.at
         try:
             rest, marker = yield from reader.until(markers("}", "]", "{", "[", ":", self.quote), MAX_NAME)

@@ -1,6 +1,7 @@
 """Text that arrives in pieces, read by generators.
 
-A reading function is a generator that yields, with nothing, where it needs more text; the pieces may be cut anywhere without it noticing.
+A reading function is a generator that yields, with nothing, where it needs more text; the pieces may be cut
+anywhere without it noticing.
 """
 
 import re
@@ -33,18 +34,23 @@ class Markers:
         self._search = re.compile("|".join(map(re.escape, ordered)) if texts else r"(?!)").search
 
     def find(self, text: str, start: int, is_final: bool) -> tuple[int, str]:
-        """-> where the first marker stands, and it; or where the text ends that no marker can reach back into, and ""."""
+        """-> where the first marker stands, and it; or where the text ends that no marker can reach back
+        into, and ""."""
         match = self._search(text, start)
         held = len(text) if is_final else self.held(text, start)
         if match is None or held < match.start():
             return held, ""
         marker = match[0]
-        longer = not is_final and len(text) - match.start() < self._longest and any(
-            m != marker and m.startswith(text[match.start():]) for m in self.texts)
+        longer = (
+            not is_final
+            and len(text) - match.start() < self._longest
+            and any(m != marker and m.startswith(text[match.start() :]) for m in self.texts)
+        )
         return (match.start(), "") if longer else (match.start(), marker)
 
     def held(self, text: str, start: int) -> int:
-        """Where the longest end of `text` begins that is a proper beginning of a marker; its length if there is none."""
+        """Where the longest end of `text` begins that is a proper beginning of a marker; its length if there
+        is none."""
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
             if text[at] in self.firsts:
                 rest = text[at:]
@@ -74,7 +80,7 @@ class Reader:
 
     def forget(self) -> None:
         if self.at:
-            self.text = self.text[self.at:]
+            self.text = self.text[self.at :]
             self.at = 0
 
     def peek(self) -> Read[str]:
@@ -93,7 +99,7 @@ class Reader:
     def sees(self, literal: str) -> Read[bool]:
         """Whether `literal` is next; reads it if so."""
         while not self.text.startswith(literal, self.at):
-            if self.is_final or not literal.startswith(self.text[self.at:]):
+            if self.is_final or not literal.startswith(self.text[self.at :]):
                 return False
             yield
         self.at += len(literal)
@@ -104,7 +110,8 @@ class Reader:
             raise Malformed
 
     def piece(self, ends: Markers) -> Read[tuple[str, str]]:
-        """Reads text as far as it is known. -> (text, "") when more comes, or (text, marker) when the marker has been read, too.
+        """Reads text as far as it is known. -> (text, "") when more comes, or (text, marker) when the marker
+        has been read, too.
 
         At the end of the text: Malformed, with what is there unread.
         """
@@ -115,16 +122,17 @@ class Reader:
             if self.is_final:
                 raise Malformed
             yield
-        text = self.text[self.at:at]
+        text = self.text[self.at : at]
         self.at = at + len(marker)
         return text, marker
 
     def until(self, ends: Markers, most: int) -> Read[tuple[str, str]]:
-        """The text before a marker, and the marker, both read. Malformed when there is none within `most` characters."""
+        """The text before a marker, and the marker, both read. Malformed when there is none within `most`
+        characters."""
         begin = self.at
         while True:
             _, marker = yield from self.piece(ends)
-            text = self.text[begin:self.at - len(marker)]
+            text = self.text[begin : self.at - len(marker)]
             if len(text) > most:
                 self.at = begin + most  # wherever the text was cut
                 raise Malformed

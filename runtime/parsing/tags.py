@@ -1,4 +1,5 @@
-"""Calls written as markup: an element for each parameter, or elements in elements. Types come from the tool's schema where none is told."""
+"""Calls written as markup: an element for each parameter, or elements in elements. Types come from the tool's
+schema where none is told."""
 
 from typing import Any
 
@@ -14,7 +15,8 @@ _UNTYPED = {"true": True, "false": False, "null": None}
 
 
 class Tagged(Struct, frozen=True, kw_only=True):
-    """Markup: `begin` NAME `name_end`, for each parameter `key` KEY `key_end` VALUE `value_end`, then `ends`."""
+    """Markup: `begin` NAME `name_end`, for each parameter `key` KEY `key_end` VALUE `value_end`, then
+    `ends`."""
 
     begin: str
     name_end: str  # the name ends there, or where a parameter or the call's end begins
@@ -23,13 +25,16 @@ class Tagged(Struct, frozen=True, kw_only=True):
     value_end: str
     ends: tuple[str, ...]  # one after the other, with white space between; all but the first may be missing
     before_value: str = ""  # after key_end and white space
-    type_tags: tuple[str, str] | None = None  # around the value's type, between key_end and before_value, where it is told
-    type_mark: str = ""  # or KEY `type_mark` TYPE: a type of JSON Schema, or true or false for a string or none
+    # around the value's type, between key_end and before_value, where it is told
+    type_tags: tuple[str, str] | None = None
+    # or KEY `type_mark` TYPE: a type of JSON Schema, or true or false for a string or none
+    type_mark: str = ""
     is_trimmed: bool = False  # values stand on lines of their own
     is_escaped: bool = False  # &quot; and &amp; in keys
     takes_json: bool = False  # behind the name, the arguments may also be one JSON object
     takes_cdata: bool = False  # a value may stand in a CDATA section
-    unclosed: tuple[str, ...] = ()  # ends of calls that also end a value; then so does the next parameter that the tool has, on a new line
+    # ends of calls that also end a value; then so does the next parameter that the tool has, on a new line
+    unclosed: tuple[str, ...] = ()
     whole: Json | None = None  # a call that may stand in place of name and parameters
 
     @property
@@ -130,7 +135,9 @@ class Tagged(Struct, frozen=True, kw_only=True):
                 scribe.arguments(as_json(text)[1:-1])
         scribe.arguments('"')
 
-    def _value(self, reader: Reader, scribe: Scribe, types: frozenset[str], others: tuple[str, ...]) -> Read[None]:
+    def _value(
+        self, reader: Reader, scribe: Scribe, types: frozenset[str], others: tuple[str, ...]
+    ) -> Read[None]:
         kept: list[str] = []
         stops = markers((yield from self._cdata(reader)) + self.value_end, *others)
         marker = ""
@@ -164,8 +171,9 @@ Element = tuple[str, list[tuple[str, "Element"]]]  # its text, and its children 
 
 
 class Nested(Struct, frozen=True):
-    """Elements in elements: `<invoke name="NAME">`, then `<KEY>` VALUE `</KEY>`, where an object's value is elements and a list's is
-    elements named item. `mark` stands before every tag, so that values may hold markup of their own."""
+    """Elements in elements: `<invoke name="NAME">`, then `<KEY>` VALUE `</KEY>`, where an object's value is
+    elements and a list's is elements named item. `mark` stands before every tag, so that values may hold
+    markup of their own."""
 
     mark: str
 
@@ -184,7 +192,9 @@ class Nested(Struct, frozen=True):
             element = yield from self._element(reader, key, 1)
             if lead == "{":
                 scribe.begin(name)
-            scribe.arguments(lead + as_json(key) + ": " + as_json(_value_of(element, child_of(root, key, root), root)))
+            scribe.arguments(
+                lead + as_json(key) + ": " + as_json(_value_of(element, child_of(root, key, root), root))
+            )
             lead = ", "
         if lead == "{":
             scribe.begin(name)

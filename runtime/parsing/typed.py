@@ -10,10 +10,26 @@ Schema = Mapping[str, Any]
 Tools = Mapping[str, Schema]  # the schema of the parameters, by name of the function
 
 _NAMES = {"True": True, "False": False, "None": None}  # models write Python where JSON is meant
-_TYPES: dict[type, tuple[str, ...]] = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), dict: ("object",),
-                                       list: ("array",), type(None): ("null",), str: ("string",)}
-_WORDS = {"str": "string", "text": "string", "enum": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
-          "list": "array", "dict": "object"}  # what some write for the types of JSON Schema
+_TYPES: dict[type, tuple[str, ...]] = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    dict: ("object",),
+    list: ("array",),
+    type(None): ("null",),
+    str: ("string",),
+}
+_WORDS = {
+    "str": "string",
+    "text": "string",
+    "enum": "string",
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}  # what some write for the types of JSON Schema
 _JOINED = ("anyOf", "oneOf", "allOf")
 MAX_DEPTH = 8  # of anyOf in anyOf, and of $ref to $ref
 MAX_PYTHON = 2**14  # characters of a value that is read as Python's
@@ -58,7 +74,9 @@ def _resolved(schema: Any, root: Schema | None) -> Schema:
             break
         schema = root
         for key in ref.removeprefix("#/").split("/"):
-            schema = schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+            schema = (
+                schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+            )
     return schema if isinstance(schema, Mapping) else {}
 
 
@@ -72,8 +90,16 @@ def _kinds(schema: Any, root: Schema | None, depth: int) -> frozenset[str]:
     if not schema or not depth:
         return frozenset()
     kind = schema.get("type")
-    found = {kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)} if isinstance(kind, list) else set()
-    if not found and isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+    found = (
+        {kind}
+        if isinstance(kind, str)
+        else {name for name in kind if isinstance(name, str)}
+        if isinstance(kind, list)
+        else set()
+    )
+    if not found and isinstance(
+        values := schema.get("enum", [schema["const"]] if "const" in schema else None), list
+    ):
         found = {name for value in values for name in _TYPES.get(type(value), ())}
     found = {_WORDS.get(name, name) for name in found}
     for word in _JOINED:
@@ -89,8 +115,8 @@ def _list(value: Any) -> list[Any]:
 def value_of(text: str, types: frozenset[str]) -> Any:
     """`text` as one of the types: what is JSON of a type that is allowed is that, the rest is a string.
 
-    Where the schema leaves the type open, all JSON but strings counts. Where it does not allow a string and the text is nothing
-    else, it is a string all the same: the tool shall see what the model said.
+    Where the schema leaves the type open, all JSON but strings counts. Where it does not allow a string and
+    the text is nothing else, it is a string all the same: the tool shall see what the model said.
     """
     if types == {"string"}:
         return text
@@ -114,7 +140,8 @@ def _json(text: str) -> Any:
 
 
 def _mended(bare: str, text: str) -> Any:
-    """What is JSON when its escapes are taken away, or a list or an object in Python's notation; `text` if it is neither."""
+    """What is JSON when its escapes are taken away, or a list or an object in Python's notation; `text` if it
+    is neither."""
     if '\\"' in bare:
         try:
             return _json(json.loads(f'"{bare}"', strict=False))

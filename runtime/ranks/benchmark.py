@@ -1,9 +1,11 @@
-"""What a device reaches of its limits: `runtime check doctor --bench`, which starts one process a rank and shows what rank 0 prints.
+"""What a device reaches of its limits: `runtime check doctor --bench`, which starts one process a rank and
+shows what rank 0 prints.
 
     python -m runtime.ranks.benchmark --device npu --ranks 2 --rank 0 --rendezvous FILE
 
-Every figure goes through the device's own operators (devices/base.py), as a model's step does. Inputs are random, sizes those of an
-8B model's layer, or a sixteenth of it on a CPU. A figure is the best of a few runs: what the device can do, not what it does beside others.
+Every figure goes through the device's own operators (devices/base.py), as a model's step does. Inputs are
+random, sizes those of an 8B model's layer, or a sixteenth of it on a CPU. A figure is the best of a few runs:
+what the device can do, not what it does beside others.
 """
 
 import argparse
@@ -70,7 +72,11 @@ class Bench:
     def speed(self, name: str, size: float, unit: str, call: Callable[[], object]) -> Figure:
         """`size`: bytes or operations of a call; not used for us."""
         took = seconds(call, self.wait)
-        return Figure(name, round(took * 1e6 if unit == "us" else size / took / (1e9 if unit == "GB/s" else 1e12), 3), unit)
+        return Figure(
+            name,
+            round(took * 1e6 if unit == "us" else size / took / (1e9 if unit == "GB/s" else 1e12), 3),
+            unit,
+        )
 
     def figures(self) -> Iterator[Figure]:
         """All of one rank, and those of collectives where there are several, who must call it together."""
@@ -90,27 +96,50 @@ class Bench:
         few, many, norm = self.random(SEQUENCES, hidden), self.random(hidden, hidden), self.random(hidden)
         packed = ops.pack_linear(self.random(inner, hidden))
         yield self.speed("rms_norm of one token", 0, "us", lambda: ops.rms_norm(few[:1], norm, 1e-6))
-        yield self.speed("linear of 16 tokens", inner * hidden * self.dtype.itemsize, "GB/s", lambda: ops.linear(few, packed, None))
-        yield self.speed("linear of many tokens", 2 * hidden * hidden * inner, "TFLOP/s", lambda: ops.linear(many, packed, None))
+        yield self.speed(
+            "linear of 16 tokens",
+            inner * hidden * self.dtype.itemsize,
+            "GB/s",
+            lambda: ops.linear(few, packed, None),
+        )
+        yield self.speed(
+            "linear of many tokens",
+            2 * hidden * hidden * inner,
+            "TFLOP/s",
+            lambda: ops.linear(many, packed, None),
+        )
 
     def attention(self) -> Iterator[Figure]:
         ops, context = self.device.ops, CONTEXT // self.shrink
         heads, kv_heads, pages = HEADS // self.shrink, max(1, KV_HEADS // self.shrink), -(-context // PAGE)
         keys = self.random(SEQUENCES * pages * PAGE, kv_heads, HEAD_DIM)
         values, queries = torch.rand_like(keys), self.random(max(SEQUENCES, context), heads, HEAD_DIM)
-        tables = torch.arange(SEQUENCES * pages, dtype=torch.int32, device=self.device.torch_device).view(1, SEQUENCES, pages)
+        tables = torch.arange(SEQUENCES * pages, dtype=torch.int32, device=self.device.torch_device).view(
+            1, SEQUENCES, pages
+        )
         scores = Scores(HEAD_DIM**-0.5)
         decodes = ops.plan_attention(rows(SEQUENCES, context - 1, 1), tables, PAGE, (0,))
-        yield self.speed("attention of 16 decodes", 2 * SEQUENCES * context * kv_heads * HEAD_DIM * self.dtype.itemsize, "GB/s",
-                         lambda: ops.attention(queries[:SEQUENCES], keys, values, decodes, scores))
+        yield self.speed(
+            "attention of 16 decodes",
+            2 * SEQUENCES * context * kv_heads * HEAD_DIM * self.dtype.itemsize,
+            "GB/s",
+            lambda: ops.attention(queries[:SEQUENCES], keys, values, decodes, scores),
+        )
         prompt = ops.plan_attention(rows(1, 0, context), tables, PAGE, (0,))  # causal: half of the products
-        yield self.speed("attention of a prompt", 2 * context * context * heads * HEAD_DIM, "TFLOP/s",
-                         lambda: ops.attention(queries[:context], keys, values, prompt, scores))
+        yield self.speed(
+            "attention of a prompt",
+            2 * context * context * heads * HEAD_DIM,
+            "TFLOP/s",
+            lambda: ops.attention(queries[:context], keys, values, prompt, scores),
+        )
 
     def exchange(self) -> Iterator[Figure]:
         """Ranks must agree on the number of calls, so it is fixed."""
         ranks = self.device.collectives
-        for name, tokens, calls in (("all_reduce of one token", 1, 200), ("all_reduce of 512 tokens", 512, 20)):
+        for name, tokens, calls in (
+            ("all_reduce of one token", 1, 200),
+            ("all_reduce of 512 tokens", 512, 20),
+        ):
             x = self.random(tokens, self.hidden)
             for count in (3, calls):  # the first ones warm up
                 begin = perf_counter()
@@ -125,15 +154,40 @@ def rows(count: int, start: int, tokens: int) -> StepPlan:
     """A step of `count` rows of `tokens` tokens each, the first of them at `start`."""
     nothing, every, is_decode = np.empty(0, np.int32), np.ones(count, np.int32), tokens == 1
     known = nothing if is_decode else np.zeros(count * tokens, np.int32)
-    return StepPlan(0, count if is_decode else 0, [], np.arange(count, dtype=np.int32), every * start, every * tokens,
-                    every.astype(np.uint8), known, nothing, nothing, nothing, nothing)
+    return StepPlan(
+        0,
+        count if is_decode else 0,
+        [],
+        np.arange(count, dtype=np.int32),
+        every * start,
+        every * tokens,
+        every.astype(np.uint8),
+        known,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+    )
 
 
 def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[Device, torch.dtype]:
     """The device as a rank of a model opens it. Raises StartError."""
-    start = StartRank(device=name, model_path="", dtype="auto", load_format="dummy", tp_size=ranks, page_size=PAGE, max_slots=SEQUENCES,
-                      max_len=CONTEXT, max_step_tokens=CONTEXT, memory_fraction=0.5, max_total_tokens=None, num_threads=None,
-                      rendezvous=rendezvous, seed=0)
+    start = StartRank(
+        device=name,
+        model_path="",
+        dtype="auto",
+        load_format="dummy",
+        tp_size=ranks,
+        page_size=PAGE,
+        max_slots=SEQUENCES,
+        max_len=CONTEXT,
+        max_step_tokens=CONTEXT,
+        memory_fraction=0.5,
+        max_total_tokens=None,
+        num_threads=None,
+        rendezvous=rendezvous,
+        seed=0,
+    )
     executor = open_device(name, rank)
     if not isinstance(executor, TorchExecutor):
         raise StartError(f"--device {name} computes nothing that could be measured; choose another")
@@ -142,7 +196,9 @@ def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[De
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="runtime.ranks.benchmark", description="Started by runtime check doctor --bench.")
+    parser = argparse.ArgumentParser(
+        prog="runtime.ranks.benchmark", description="Started by runtime check doctor --bench."
+    )
     parser.add_argument("--device", required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
@@ -159,8 +215,13 @@ def main() -> int:
         figures = list(Bench(device, dtype, given.shrink).figures())
     device.collectives.close()
     if given.rank == 0:
-        found = Measured(device=given.device, dtype=str(dtype).removeprefix("torch."), ranks=given.ranks, torch=str(torch.__version__),
-                         figures=figures)
+        found = Measured(
+            device=given.device,
+            dtype=str(dtype).removeprefix("torch."),
+            ranks=given.ranks,
+            torch=str(torch.__version__),
+            figures=figures,
+        )
         print(msgspec.json.encode(found).decode())
     return 0
 

@@ -1,4 +1,5 @@
-"""What a measurement of a device says: written by ranks/benchmark.py, read by whoever started it. Torch-free."""
+"""What a measurement of a device says: written by ranks/benchmark.py, read by whoever started it.
+Torch-free."""
 
 from msgspec import Struct
 

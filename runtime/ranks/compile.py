@@ -1,9 +1,10 @@
 """What follows an attention in each layer, through torch.compile, for steps that are captured.
 
-From one attention to the next a layer is products, a norm and an activation; where the next one begins, norms of heads, positions and the
-cache are the device's own kernels. All layers are one function of their weights, so it is compiled for one row and for any number, once
-for the model, before the server is ready. Only captured steps run it: each call checks what it was compiled for, which takes the host
-longer than the launches that it saves, and a replay does without.
+From one attention to the next a layer is products, a norm and an activation; where the next one begins, norms
+of heads, positions and the cache are the device's own kernels. All layers are one function of their weights,
+so it is compiled for one row and for any number, once for the model, before the server is ready. Only
+captured steps run it: each call checks what it was compiled for, which takes the host longer than the
+launches that it saves, and a replay does without.
 """
 
 from typing import Any
@@ -13,12 +14,15 @@ import torch
 from runtime.devices.base import Batch, Device
 from runtime.errors import StartError
 
-HOW: dict[str, Any] = {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}  # measures Triton's products beside cuBLAS's
+# measures Triton's products beside cuBLAS's
+HOW: dict[str, Any] = {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}
 
 
 def compile_model(model: Any, device: Device, dtype: torch.dtype, *, explains: bool) -> None:
-    """`explains`: what is compiled anew, and where a compiled function is cut, goes to stderr. Raises StartError."""
-    from torch._dynamo.exc import TorchDynamoException  # not before it is wanted: it takes seconds, and imports triton
+    """`explains`: what is compiled anew, and where a compiled function is cut, goes to stderr. Raises
+    StartError."""
+    # not before it is wanted: it takes seconds, and imports triton
+    from torch._dynamo.exc import TorchDynamoException
 
     if explains:
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
@@ -27,13 +31,16 @@ def compile_model(model: Any, device: Device, dtype: torch.dtype, *, explains: b
     batch = Batch(nothing, nothing, (), [], None)
     try:
         with torch.inference_mode():
-            for size in (1, 2):  # the second is not one, so numbers of rows are taken for variable from then on
+            # the second is not one, so numbers of rows are taken for variable from then on
+            for size in (1, 2):
                 for layer in model.layers:
                     o_proj = layer.self_attn.o_proj
                     attended = torch.zeros(size, o_proj.inputs.size, dtype=dtype, device=device.torch_device)
                     compiled(layer, attended, attended.new_zeros(size, o_proj.size), batch)
     except TorchDynamoException as error:
         reason = str(error).strip().splitlines()
-        raise StartError(f"torch.compile failed ({reason[0] if reason else type(error).__name__}); leave --enable-torch-compile and "
-                         "--piecewise-cuda-graph-compiler inductor out") from error
+        raise StartError(
+            f"torch.compile failed ({reason[0] if reason else type(error).__name__}); leave --enable-torch-compile and "
+            "--piecewise-cuda-graph-compiler inductor out"
+        ) from error
     model.compiled = compiled

@@ -1,4 +1,5 @@
-"""Decode steps as graphs: captured once for a number of sequences, replayed with one copy to the device and no other work of the host.
+"""Decode steps as graphs: captured once for a number of sequences, replayed with one copy to the device and
+no other work of the host.
 
     what a step needs                              where it runs
     page updates, embedding, layers                the forward graph, from static inputs to static hidden states; one with adapters,
@@ -13,12 +14,14 @@
     prompts, pages from host memory, newcomers,    no graph: the whole step is launched one by one
       encoders, states, models that pool
 
-Inputs are what a plan says, packed into one array: slots, positions and page updates, int32 [2 + 3 * pools, size]. Everything else
-is device state that slots keep. Rows up to the size are padding: they belong to a slot that no sequence has, whose pages are the padding
-page, so they write there, and the token that they choose is nobody's.
+Inputs are what a plan says, packed into one array: slots, positions and page updates, int32 [2 + 3 * pools,
+size]. Everything else is device state that slots keep. Rows up to the size are padding: they belong to a slot
+that no sequence has, whose pages are the padding page, so they write there, and the token that they choose is
+nobody's.
 
-All ranks of a model must take the same way for the same plan, or their collectives would not meet: whatever decides here is a function
-of plans and of what was captured, and a capture counts only when it came off on every rank.
+All ranks of a model must take the same way for the same plan, or their collectives would not meet: whatever
+decides here is a function of plans and of what was captured, and a capture counts only when it came off on
+every rank.
 """
 
 from bisect import bisect_left
@@ -57,7 +60,8 @@ class Recorded:
     greedy: Any
     penalised: Any  # a draw behind penalties; None: this device penalises outside
     seen: Tensor  # what it looks at
-    draws: dict[tuple[int, bool], Any]  # by what they filter, in the order of Facts.draws; a step that none fits draws outside
+    # by what they filter, in the order of Facts.draws; a step that none fits draws outside
+    draws: dict[tuple[int, bool], Any]
 
 
 def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[Captured, T | None]:
@@ -68,8 +72,12 @@ def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[
         recorded = record(wish.size)
         torch.zeros(1, device=device.torch_device).item()  # it may still wait for another rank in an exchange
     except RuntimeError as failure:  # out of memory is one
-        log.get("graphs").exception("a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True)
-        error = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
+        log.get("graphs").exception(
+            "a step could not be captured", size=wish.size, unit=wish.unit, exc_info=True
+        )
+        error = (
+            f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else 'no reason given'}"
+        )
     try:
         outcomes = device.collectives.outcomes(error)
     except Stranded as fault:
@@ -83,9 +91,22 @@ def attempt(device: Device, wish: Capture, record: Callable[[int], T]) -> tuple[
 class DecodeGraphs:
     """The graphs of a rank, and the static tensors that they read and write."""
 
-    def __init__(self, device: Device, graphs: Graphs, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
-                 windows: tuple[int, ...], transfers: Transfers, sizes: Sequence[int], *, pads: bool) -> None:
-        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of sequences."""
+    def __init__(
+        self,
+        device: Device,
+        graphs: Graphs,
+        model: Any,
+        slots: Slots,
+        kv: list[tuple[Tensor, Tensor]],
+        page_size: int,
+        windows: tuple[int, ...],
+        transfers: Transfers,
+        sizes: Sequence[int],
+        *,
+        pads: bool,
+    ) -> None:
+        """`sizes`: all that may be captured; without `pads` a graph serves exactly its number of
+        sequences."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -98,7 +119,8 @@ class DecodeGraphs:
         self.adapters: Adapters | None = None
         self.masks = False  # layers must know which rows are padding
         self.compiles = 0  # steps of up to so many sequences run what the model has compiled
-        self.penalises = device.fused is not None  # elsewhere all rows would pay for penalties in several launches
+        # elsewhere all rows would pay for penalties in several launches
+        self.penalises = device.fused is not None
         if self.penalises:
             slots.penalties.counts.reserve(slots.padding)
         self.draws = list(device.facts.draws)  # those that could be captured until now
@@ -136,26 +158,37 @@ class DecodeGraphs:
         packed[0, :count] = plan.slots
         packed[1, :count] = plan.starts
         packed[2, : len(plan.page_ids)], packed[3, : len(plan.page_ids)], packed[4, : len(plan.page_ids)] = (
-            plan.page_slots, plan.page_rows, plan.page_ids)
+            plan.page_slots,
+            plan.page_rows,
+            plan.page_ids,
+        )
         if plan.window is not None:
             places = slice(len(plan.window.ids))
-            packed[5, places], packed[6, places], packed[7, places] = plan.window.slots, plan.window.rows, plan.window.ids
+            packed[5, places], packed[6, places], packed[7, places] = (
+                plan.window.slots,
+                plan.window.rows,
+                plan.window.ids,
+            )
         self.transfers.upload(packed.ravel(), self.packed[: self.width * size])
         recorded = self.recorded[size]
         self.graphs.replay(recorded.adapted if is_adapted else recorded.forward, packed[1] + 1)
         return self.hidden[:count]
 
     def choose(self, size: int, plan: StepPlan) -> Tensor | None:
-        """Tokens behind the forward graph, int64 [rows]; None: they must be chosen outside. The next step overwrites them."""
+        """Tokens behind the forward graph, int64 [rows]; None: they must be chosen outside. The next step
+        overwrites them."""
         slots, recorded = self.slots, self.recorded[size]
         if not slots.is_plain[plan.slots].all():
             return None
         graph = recorded.greedy
         if slots.is_penalised[plan.slots].any():
-            graph = recorded.penalised if recorded.seen is slots.penalties.counts.generated else None  # more are penalised than it knows
+            # more are penalised than it knows
+            graph = recorded.penalised if recorded.seen is slots.penalties.counts.generated else None
         elif slots.is_random[plan.slots].any():
             largest_k, has_top_p = slots.cuts(plan.slots)
-            graph = next((graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None)
+            graph = next(
+                (graph for (k, p), graph in recorded.draws.items() if k >= largest_k and p >= has_top_p), None
+            )
         if graph is None:
             return None
         self.graphs.replay(graph, ())
@@ -164,10 +197,14 @@ class DecodeGraphs:
     # ── captures ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def capture(self, size: int) -> Captured:
-        """Graphs of one more size. One that cannot be captured leaves everything as it was; a draw that cannot be is left outside from now
-        on."""
+        """Graphs of one more size. One that cannot be captured leaves everything as it was; a draw that
+        cannot be is left outside from now on."""
         self.transfers.upload(self.blank(size).ravel(), self.packed[: self.width * size])
-        bodies = [self.step, partial(self.pick, None), *([] if self.adapters is None else [partial(self.step, is_adapted=True)])]
+        bodies = [
+            self.step,
+            partial(self.pick, None),
+            *([] if self.adapters is None else [partial(self.step, is_adapted=True)]),
+        ]
         captured, graphs = attempt(self.device, Capture(size), partial(self.record, bodies))
         if graphs is None:
             return captured
@@ -176,31 +213,52 @@ class DecodeGraphs:
             more, draw = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, cuts)]))
             if more.is_fatal:
                 return more
-            captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
+            captured = structs.replace(
+                captured,
+                seconds=captured.seconds + more.seconds,
+                num_bytes=captured.num_bytes + more.num_bytes,
+            )
             if draw is not None:
                 draws[cuts] = draw[0]
         self.draws, penalised = list(draws), None
         if self.penalises and ANYTHING in draws:
-            more, penalised = attempt(self.device, Capture(size), partial(self.record, [partial(self.pick, ANYTHING, penalises=True)]))
+            more, penalised = attempt(
+                self.device,
+                Capture(size),
+                partial(self.record, [partial(self.pick, ANYTHING, penalises=True)]),
+            )
             if more.is_fatal:
                 return more
-            captured = structs.replace(captured, seconds=captured.seconds + more.seconds, num_bytes=captured.num_bytes + more.num_bytes)
-        self.recorded[size] = Recorded(graphs[0], graphs[2] if len(graphs) > 2 else None, graphs[1], penalised and penalised[0],
-                                       self.slots.penalties.counts.generated, draws)
+            captured = structs.replace(
+                captured,
+                seconds=captured.seconds + more.seconds,
+                num_bytes=captured.num_bytes + more.num_bytes,
+            )
+        self.recorded[size] = Recorded(
+            graphs[0],
+            graphs[2] if len(graphs) > 2 else None,
+            graphs[1],
+            penalised and penalised[0],
+            self.slots.penalties.counts.generated,
+            draws,
+        )
         self.ready = sorted(self.recorded)
         return captured
 
     def record(self, bodies: Sequence[Callable[[int], None]], size: int) -> list[Any]:
-        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its first call has done so.
+        """Each body runs once before it is captured, over rows of padding: what allocates or compiles at its
+        first call has done so.
 
-        All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails is waited for by nobody.
+        All of them run before the first is captured: captures exchange nothing, so a rank whose capture fails
+        is waited for by nobody.
         """
         for body in bodies:
             body(size)
         return [self.graphs.capture(partial(body, size)) for body in bodies]
 
     def blank(self, size: int) -> np.ndarray:
-        """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which it is already."""
+        """The inputs of a step of padding: it sets the padding slot's first page to the padding page, which
+        it is already."""
         packed = np.zeros((self.width, size), np.int32)
         packed[0] = packed[2::3] = self.slots.padding
         return packed
@@ -220,14 +278,25 @@ class DecodeGraphs:
         pages = tables[:, slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
-        hidden = self.model.forward(Batch(self.slots.last_token[slots], positions, locations, self.kv, attention, is_decode=True,
-                                          is_real=slots != self.slots.padding if self.masks else None, is_compiled=size <= self.compiles))
+        hidden = self.model.forward(
+            Batch(
+                self.slots.last_token[slots],
+                positions,
+                locations,
+                self.kv,
+                attention,
+                is_decode=True,
+                is_real=slots != self.slots.padding if self.masks else None,
+                is_compiled=size <= self.compiles,
+            )
+        )
         if self.hidden is None:
             self.hidden = torch.zeros(self.largest, hidden.shape[1], dtype=hidden.dtype, device=hidden.device)
         self.hidden[:size].copy_(hidden)
 
     def pick(self, cuts: tuple[int, bool] | None, size: int, *, penalises: bool = False) -> None:
-        """From hidden states to tokens, which become their slots' last ones; greedy ones, or by a draw that filters so much."""
+        """From hidden states to tokens, which become their slots' last ones; greedy ones, or by a draw that
+        filters so much."""
         assert self.hidden is not None
         rows = self.inputs(size)
         logits = self.model.logits(self.hidden[:size])

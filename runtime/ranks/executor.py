@@ -1,4 +1,5 @@
-"""The Executor of all torch devices: loads a model, takes memory, and hands each plan to a rank that can take steps."""
+"""The Executor of all torch devices: loads a model, takes memory, and hands each plan to a rank that can take
+steps."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -61,28 +62,59 @@ class TorchExecutor:
         progress("weights", 0.0)
         weights = Weights(device, start, config, dtype)
         model = weights.make(progress)
-        adapters = None if start.adapters is None else Adapters(device, model, config, start.adapters, start.max_slots)
+        adapters = (
+            None
+            if start.adapters is None
+            else Adapters(device, model, config, start.adapters, start.max_slots)
+        )
         weights_bytes = weights.num_bytes + (adapters.num_bytes if adapters is not None else 0)
-        experts = open_load(device, [layer.mlp for layer in model.layers] if config.moe is not None else [], start.expert_steps)
+        experts = open_load(
+            device,
+            [layer.mlp for layer in model.layers] if config.moe is not None else [],
+            start.expert_steps,
+        )
         device.memory.settle()
         times.append(perf_counter())
         progress("pages", 0.0)
         kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
         token_bytes = [0, 0]  # of full layers, and of those with a window
         for layer in model.attentions:
-            token_bytes[layer.window > 0] += layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
+            token_bytes[layer.window > 0] += (
+                layer.num_kv_heads * (layer.key_dim + layer.value_dim) * kv_dtype.itemsize
+            )
         beside = experts.num_bytes if experts is not None else 0
-        room = min(budget - weights_bytes - beside, self.room_beside_steps(device, model, start, config, kv_dtype))
+        room = min(
+            budget - weights_bytes - beside, self.room_beside_steps(device, model, start, config, kv_dtype)
+        )
         pools = count_pages(start, config.windows, room, (token_bytes[0], token_bytes[1]))
         sizes = [pages + 1 for pages in (pools.full, pools.window) if pages]  # with the padding pages
-        kv = [allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype) for layer in model.attentions]
-        slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device, len(sizes),
-                      GrammarMasks(start.grammar if self.rank == 0 else None, config.vocab_size),
-                      Processors(start.processors if self.rank == 0 else []), fused_of(device).penalise)
+        kv = [
+            allocate_kv(device, layer, sizes[layer.pool] * start.page_size, kv_dtype)
+            for layer in model.attentions
+        ]
+        slots = Slots(
+            start.max_slots,
+            -(-start.max_len // start.page_size),
+            config.vocab_size,
+            device.torch_device,
+            len(sizes),
+            GrammarMasks(start.grammar if self.rank == 0 else None, config.vocab_size),
+            Processors(start.processors if self.rank == 0 else []),
+            fused_of(device).penalise,
+        )
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
         copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
-        self.loaded = ModelRunner(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), copies, config.pooling)
+        self.loaded = ModelRunner(
+            device,
+            model,
+            slots,
+            kv,
+            start.page_size,
+            tuple(sorted(set(config.windows))),
+            copies,
+            config.pooling,
+        )
         self.loaded.adapters, self.loaded.load = adapters, experts
         if experts is not None:
             experts.step.zero_()  # of the rehearsal
@@ -94,32 +126,62 @@ class TorchExecutor:
         progress("pages", 1.0)
         phases = dict(zip(("device", "weights", "pages"), np.diff(times).tolist(), strict=True))
         return RankReady(
-            rank=self.rank, num_pages=sizes[0], num_window_pages=sizes[1] if len(sizes) > 1 else 0, weights_bytes=weights_bytes,
-            pages_bytes=pages_bytes, device_name=self.facts.name, phases_s=phases, num_host_pages=host.num_pages if host else 0,
-            host_page_bytes=host.page_bytes if host else 0, host_part_bytes=host.part_bytes if host else (),
-            taken_bytes=device.memory.taken_bytes())
+            rank=self.rank,
+            num_pages=sizes[0],
+            num_window_pages=sizes[1] if len(sizes) > 1 else 0,
+            weights_bytes=weights_bytes,
+            pages_bytes=pages_bytes,
+            device_name=self.facts.name,
+            phases_s=phases,
+            num_host_pages=host.num_pages if host else 0,
+            host_page_bytes=host.page_bytes if host else 0,
+            host_part_bytes=host.part_bytes if host else (),
+            taken_bytes=device.memory.taken_bytes(),
+        )
 
-    def room_beside_steps(self, device: Device, model: Any, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype) -> int:
-        """Bytes that pages may take so that the largest step fits beside them, where a device can measure what one takes."""
+    def room_beside_steps(
+        self, device: Device, model: Any, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype
+    ) -> int:
+        """Bytes that pages may take so that the largest step fits beside them, where a device can measure
+        what one takes."""
         if not model.attentions or config.pooling is not None:
             return device.memory.free_bytes()
 
         def run() -> None:
-            num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size  # which some operators want to have pages
-            forms = {(layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions}
-            caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}  # layers share them
+            # which some operators want to have pages
+            num_tokens = -(-start.max_step_tokens // start.page_size) * start.page_size
+            forms = {
+                (layer.num_kv_heads, layer.key_dim, layer.value_dim): layer for layer in model.attentions
+            }
+            # layers share them
+            caches = {form: allocate_kv(device, layer, num_tokens, kv_dtype) for form, layer in forms.items()}
             kv = [caches[layer.num_kv_heads, layer.key_dim, layer.value_dim] for layer in model.attentions]
-            slots = Slots(start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device)
-            run_largest_step(ModelRunner(device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), None, None), start)
+            slots = Slots(
+                start.max_slots, -(-start.max_len // start.page_size), config.vocab_size, device.torch_device
+            )
+            run_largest_step(
+                ModelRunner(
+                    device, model, slots, kv, start.page_size, tuple(sorted(set(config.windows))), None, None
+                ),
+                start,
+            )
 
         return device.memory.free_bytes() - device.memory.peak(run)
 
-    def open_host(self, start: StartRank, device: Device, kv: list[tuple[Tensor, Tensor]], sizes: list[int],
-                  cache_bytes: int) -> HostPages | None:
+    def open_host(
+        self,
+        start: StartRank,
+        device: Device,
+        kv: list[tuple[Tensor, Tensor]],
+        sizes: list[int],
+        cache_bytes: int,
+    ) -> HostPages | None:
         """This rank's host memory, if there is to be any. Raises StartError."""
         if len(sizes) > 1 and (start.host_bytes or start.host_ratio):
-            raise StartError("--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers have pages of their "
-                             "own; add --disable-hybrid-swa-memory")
+            raise StartError(
+                "--enable-hierarchical-cache copies pages of all layers, and here sliding-window layers have pages of their "
+                "own; add --disable-hybrid-swa-memory"
+            )
         parts = tuple(cache[: start.page_size].nbytes for pair in kv for cache in pair)
         return open_host(start, self.rank, sizes[0] - 1, parts, device.memory.free_host_bytes(cache_bytes))
 
@@ -131,8 +193,11 @@ class TorchExecutor:
             except torch.OutOfMemoryError:
                 if self.loaded.sampled_step == plan.step or self.loaded.device.collectives.size > 1:
                     raise  # too late to begin anew, or without the others
-                log.get("ranks").warning("a step did not fit; the memory of earlier ones is given back, and it is launched again",
-                                         step=plan.step, exc_info=True)
+                log.get("ranks").warning(
+                    "a step did not fit; the memory of earlier ones is given back, and it is launched again",
+                    step=plan.step,
+                    exc_info=True,
+                )
             self.loaded.device.memory.settle()
             if self.loaded.load is not None:
                 self.loaded.load.step.zero_()  # what the failed one had counted
@@ -157,7 +222,9 @@ class TorchExecutor:
         try:
             recording.write()
         except OSError:
-            log.get("graphs").warning("the trace of a capture could not be written", folder=folder, exc_info=True)
+            log.get("graphs").warning(
+                "the trace of a capture could not be written", folder=folder, exc_info=True
+            )
         else:
             log.get("graphs").info("a capture was traced", folder=folder, rank=self.rank)
         return captured
@@ -177,7 +244,9 @@ class TorchExecutor:
             self.loaded.adapters.load(load.id, load.folder)
 
     def count_experts(self, wish: CountExperts) -> Pending:
-        assert self.loaded is not None and self.loaded.load is not None, "a question of experts where nobody counts"
+        assert self.loaded is not None and self.loaded.load is not None, (
+            "a question of experts where nobody counts"
+        )
         with torch.inference_mode():
             return self.loaded.load.serve(wish, self.loaded.transfers)
 
@@ -193,8 +262,11 @@ class TorchExecutor:
             self.loaded = self.memory_saver = None
 
 
-def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]) -> Pools:
-    """Pages as the memory budget allows, and no more than options let be used. `token_bytes`: of full layers, and of those with a window.
+def count_pages(
+    start: StartRank, windows: tuple[int, ...], budget: int, token_bytes: tuple[int, int]
+) -> Pools:
+    """Pages as the memory budget allows, and no more than options let be used. `token_bytes`: of full layers,
+    and of those with a window.
 
     Raises StartError when not even one sequence of one page fits.
     """
@@ -204,11 +276,24 @@ def count_pages(start: StartRank, windows: tuple[int, ...], budget: int, token_b
         most = min(most, start.max_total_tokens // page_size)
     ratio = start.window_ratio if has_two_pools(start.window_ratio, windows, start.max_len) else 0.0
     full_bytes, window_bytes = token_bytes
-    pools = share(Room(num_bytes=budget, full_page_bytes=full_bytes * page_size, window_page_bytes=window_bytes * page_size,
-                       most=most, longest=longest, ratio=ratio, least=least_pages(max(windows), page_size, start.max_step_tokens)))
+    pools = share(
+        Room(
+            num_bytes=budget,
+            full_page_bytes=full_bytes * page_size,
+            window_page_bytes=window_bytes * page_size,
+            most=most,
+            longest=longest,
+            ratio=ratio,
+            least=least_pages(max(windows), page_size, start.max_step_tokens),
+        )
+    )
     if most < 1:
-        raise StartError(f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}")
+        raise StartError(
+            f"--max-total-tokens {start.max_total_tokens} is less than one page; give at least --page-size {page_size}"
+        )
     if pools.full < 1 or (ratio and pools.window < min(pools.full, least_pages(max(windows), page_size, 1))):
-        raise StartError(f"no memory is left for keys and values after the weights ({budget} bytes, with --mem-fraction-static "
-                         f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller model or dtype")
+        raise StartError(
+            f"no memory is left for keys and values after the weights ({budget} bytes, with --mem-fraction-static "
+            f"{start.memory_fraction} of what is free); raise --mem-fraction-static, or use a smaller model or dtype"
+        )
     return pools

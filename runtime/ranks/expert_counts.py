@@ -2,7 +2,8 @@
 
     layers  ── add, in the step ──►  step [layers, experts]  ── behind the step ──►  total, and a row of the record while it records
 
-The host waits for none of it. A captured step adds to the same tensor as any other, and what is done behind a step is launched one by one.
+The host waits for none of it. A captured step adds to the same tensor as any other, and what is done behind a
+step is launched one by one.
 """
 
 from collections import deque
@@ -52,7 +53,9 @@ class Untold:
 class ExpertLoad:
     """The counts of one rank. Where all ranks have all tokens the first one counts for all."""
 
-    def __init__(self, device: Device, layers: dict[int, SparseFeedForward], num_layers: int, num_steps: int) -> None:
+    def __init__(
+        self, device: Device, layers: dict[int, SparseFeedForward], num_layers: int, num_steps: int
+    ) -> None:
         """`layers` by their place in the model, at least one; `num_steps` that the record holds."""
         self.ranks = device.collectives
         self.places = tuple(layers)
@@ -62,7 +65,8 @@ class ExpertLoad:
         self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
         self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)
         self.record = torch.zeros(num_steps, *self.step.shape, dtype=torch.int32, device=device.torch_device)
-        self.steps = deque[tuple[int, int, int]](maxlen=num_steps)  # of the record: number, tokens, and how many of them were decodes
+        # of the record: number, tokens, and how many of them were decodes
+        self.steps = deque[tuple[int, int, int]](maxlen=num_steps)
         self.next = 0  # row of it
         self.is_recording = False
         self.ended_step = -1
@@ -80,7 +84,8 @@ class ExpertLoad:
 
     def ended(self, plan: StepPlan) -> None:
         """Behind the forward pass of a step."""
-        if plan.step == self.ended_step:  # it is launched again, as there was no memory for what comes behind the forward pass
+        # it is launched again, as there was no memory for what comes behind the forward pass
+        if plan.step == self.ended_step:
             self.step.zero_()
             return
         self.ended_step = plan.step
@@ -103,8 +108,10 @@ class ExpertLoad:
         total = self.summed(self.total.clone())
         if self.ranks.rank != 0:
             return Untold()
-        return Counted(transfers.fetch([total]), lambda counts: ExpertCounts(
-            command.id, self.places, counts.ravel(), num_steps, file, error))
+        return Counted(
+            transfers.fetch([total]),
+            lambda counts: ExpertCounts(command.id, self.places, counts.ravel(), num_steps, file, error),
+        )
 
     def forget(self) -> None:
         self.steps.clear()
@@ -114,7 +121,8 @@ class ExpertLoad:
         return self.ranks.all_reduce(counts) if self.is_summed else counts
 
     def dump(self, folder: Path) -> tuple[str, str]:
-        """Writes the record, the oldest step first, and forgets it; the host waits for it. -> the file, or why there is none"""
+        """Writes the record, the oldest step first, and forgets it; the host waits for it. -> the file, or
+        why there is none"""
         if not (count := len(self.steps)):
             return "", "nothing was recorded"
         order = [(self.next - count + i) % len(self.record) for i in range(count)]
@@ -128,8 +136,16 @@ class ExpertLoad:
         file = folder / f"expert_distribution_{time_ns()}.safetensors"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(save({"logical_count": whole, "step": steps[:, 0].copy(), "num_tokens": steps[:, 1].copy(),
-                                   "num_decodes": steps[:, 2].copy()}))
+            file.write_bytes(
+                save(
+                    {
+                        "logical_count": whole,
+                        "step": steps[:, 0].copy(),
+                        "num_tokens": steps[:, 1].copy(),
+                        "num_decodes": steps[:, 2].copy(),
+                    }
+                )
+            )
         except OSError as fault:
             return "", f"{folder}: {fault.strerror or fault}"
         return str(file), ""

@@ -1,9 +1,11 @@
 """Host memory of one rank: pages of keys and values that have left the device, or will.
 
-The bytes live in a memfd that the event-loop process makes for each rank and keeps (actors/supervisor.py). So they outlive a rank that is killed,
-and both sides map them: the rank copies pages between here and its device, and whoever sits on the event loop can read and write them.
+The bytes live in a memfd that the event-loop process makes for each rank and keeps (actors/supervisor.py). So
+they outlive a rank that is killed, and both sides map them: the rank copies pages between here and its
+device, and whoever sits on the event loop can read and write them.
 
-A host page has the same parts on every layout: for each layer the keys of its tokens, then their values. Layouts say where a part stands:
+A host page has the same parts on every layout: for each layer the keys of its tokens, then their values.
+Layouts say where a part stands:
 
     layer_first           part by part, in it page by page       a layer of many pages is one piece of memory
     page_first            page by page, in it part by part       a page is one piece of memory: what reads and writes files wants
@@ -25,7 +27,8 @@ from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 
 Groups = Callable[[range], list[range]]
-LAYOUTS: dict[str, Groups] = {  # which parts stand together: group by group, in it page by page, in it part by part
+# which parts stand together: group by group, in it page by page, in it part by part
+LAYOUTS: dict[str, Groups] = {
     "layer_first": lambda parts: [range(part, part + 1) for part in parts],
     "page_first": lambda parts: [parts],
     "page_first_kv_split": lambda parts: [parts[0::2], parts[1::2]],
@@ -34,7 +37,8 @@ MOST = 0.9  # of the memory that is free: the rest of the machine wants to live,
 
 
 class Place(NamedTuple):
-    """Where a part, or a piece of several, stands: its group begins at `begin`, in which each page takes `stride` bytes."""
+    """Where a part, or a piece of several, stands: its group begins at `begin`, in which each page takes
+    `stride` bytes."""
 
     begin: int
     stride: int
@@ -43,10 +47,12 @@ class Place(NamedTuple):
 
 
 class HostPages:
-    """A mapping of one rank's host memory. It is unmapped when neither it nor any view of it is referred to."""
+    """A mapping of one rank's host memory. It is unmapped when neither it nor any view of it is referred
+    to."""
 
     def __init__(self, fd: int, num_pages: int, part_bytes: tuple[int, ...], layout: str) -> None:
-        """`part_bytes`: bytes of each part of a page. The memory behind `fd` has its size already; `fd` may be closed afterwards."""
+        """`part_bytes`: bytes of each part of a page. The memory behind `fd` has its size already; `fd` may
+        be closed afterwards."""
         assert layout in LAYOUTS, layout
         self.num_pages = num_pages
         self.part_bytes = part_bytes
@@ -68,7 +74,9 @@ class HostPages:
         places, begin = {}, 0
         for group in groups:
             sizes = [self.part_bytes[part] for part in group]
-            places |= {part: Place(begin, sum(sizes), sum(sizes[:at]), sizes[at]) for at, part in enumerate(group)}
+            places |= {
+                part: Place(begin, sum(sizes), sum(sizes[:at]), sizes[at]) for at, part in enumerate(group)
+            }
             begin += self.num_pages * sum(sizes)
         return places
 
@@ -82,24 +90,30 @@ class HostPages:
         return len(self._bytes)
 
     def part(self, index: int) -> np.ndarray:
-        """One part of all pages: uint8 [num_pages, part_bytes[index]], rows contiguous, shared with the memory."""
+        """One part of all pages: uint8 [num_pages, part_bytes[index]], rows contiguous, shared with the
+        memory."""
         begin, stride, offset, size = self._places[index]
         group = self._bytes[begin : begin + self.num_pages * stride].reshape(self.num_pages, stride)
         return group[:, offset : offset + size]
 
     def views(self, page: int) -> list[memoryview]:
-        """The bytes of a page in as few contiguous pieces as the layout allows; joined they are the parts in order."""
+        """The bytes of a page in as few contiguous pieces as the layout allows; joined they are the parts in
+        order."""
         assert 0 <= page < self.num_pages, page
         whole = memoryview(self._memory)
         begins = [(begin + page * stride + offset, size) for begin, stride, offset, size in self._pieces]
         return [whole[begin : begin + size] for begin, size in begins]
 
 
-def open_host(start: StartRank, rank: int, num_device_pages: int, part_bytes: tuple[int, ...], free_bytes: int) -> HostPages | None:
-    """Gives this rank's host memory its size and maps it; None where no host tier is wanted. `free_bytes`: that this rank may take of it.
+def open_host(
+    start: StartRank, rank: int, num_device_pages: int, part_bytes: tuple[int, ...], free_bytes: int
+) -> HostPages | None:
+    """Gives this rank's host memory its size and maps it; None where no host tier is wanted. `free_bytes`:
+    that this rank may take of it.
 
-    Memory that an earlier generation of ranks has sized keeps its size and content. A size in bytes is a demand, and a ratio a wish that is
-    cut to what is free. Raises StartError when a demand is beyond that, or when less than two pages would remain.
+    Memory that an earlier generation of ranks has sized keeps its size and content. A size in bytes is a
+    demand, and a ratio a wish that is cut to what is free. Raises StartError when a demand is beyond that, or
+    when less than two pages would remain.
     """
     if not start.host_bytes and not start.host_ratio:
         return None
@@ -119,15 +133,19 @@ def count_host_pages(start: StartRank, num_device_pages: int, page_bytes: int, f
     if start.host_bytes:
         wanted = start.host_bytes // page_bytes
         if wanted > fitting:
-            raise StartError(f"--hicache-size asks for {start.host_bytes / 1e9:.2f} GB of host pages for each rank, and "
-                             f"{free_bytes / 1e9:.2f} GB are free, of which at most {MOST:.0%} may be taken; lower it, "
-                             "or leave it at 0 and set --hicache-ratio")
+            raise StartError(
+                f"--hicache-size asks for {start.host_bytes / 1e9:.2f} GB of host pages for each rank, and "
+                f"{free_bytes / 1e9:.2f} GB are free, of which at most {MOST:.0%} may be taken; lower it, "
+                "or leave it at 0 and set --hicache-ratio"
+            )
     else:
         wanted = int(start.host_ratio * num_device_pages)
     num_pages = min(wanted, fitting)
     if num_pages < 2:
-        raise StartError(f"there is room for {num_pages} host pages of {page_bytes} bytes ({free_bytes} bytes are free for this "
-                         "rank); raise --hicache-size or --hicache-ratio, lower --mem-fraction-static, or take a smaller --page-size")
+        raise StartError(
+            f"there is room for {num_pages} host pages of {page_bytes} bytes ({free_bytes} bytes are free for this "
+            "rank); raise --hicache-size or --hicache-ratio, lower --mem-fraction-static, or take a smaller --page-size"
+        )
     return num_pages
 
 
@@ -140,8 +158,10 @@ def available_bytes(root: Path = Path("/")) -> int:
     meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     group = root / "sys/fs/cgroup"
-    for limit_name, usage_name in (("memory.max", "memory.current"),
-                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit_name, usage_name in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         limit, usage = _read(group / limit_name), _read(group / usage_name)
         if limit.isdigit() and usage.isdigit():
             return min(available, max(0, int(limit) - int(usage)))

@@ -1,8 +1,9 @@
-"""What a rank holds of its device besides what a step takes: weights, pages, graphs. They can be given back, and taken again.
+"""What a rank holds of its device besides what a step takes: weights, pages, graphs. They can be given back,
+and taken again.
 
-Weights that were given back are read again from the checkpoint, or come from host memory (hosted.py). Pages come back empty, as many as
-there were; the host tier is not touched. Graphs point into both, so none outlives either; the scheduler has them captured again. What slots
-keep, and the seats of adapters, stays.
+Weights that were given back are read again from the checkpoint, or come from host memory (hosted.py). Pages
+come back empty, as many as there were; the host tier is not touched. Graphs point into both, so none outlives
+either; the scheduler has them captured again. What slots keep, and the seats of adapters, stays.
 """
 
 import gc
@@ -31,11 +32,15 @@ from runtime.ranks.host_memory import HostPages
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.weight_offload import Offload, OffloadedModel
 
-NO_ROOM = (torch.OutOfMemoryError, MemoryError, OSError, StartError)  # a ModelError is one: the checkpoint may have changed
-FREE = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")  # of the config: what other weights may change
+# a ModelError is one: the checkpoint may have changed
+NO_ROOM = (torch.OutOfMemoryError, MemoryError, OSError, StartError)
+# of the config: what other weights may change
+FREE = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")
 
 
-def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def allocate_kv(
+    device: Device, layer: Attention | LatentAttention, num_tokens: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Keys and values of one layer, or what it keeps in their place."""
     allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
     return allocate(layer.key_dim, dtype), allocate(layer.value_dim, dtype)
@@ -43,8 +48,13 @@ def allocate_kv(device: Device, layer: Attention | LatentAttention, num_tokens: 
 
 def read_model(start: StartRank) -> ModelConfig:
     """Raises ModelError."""
-    config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
-                         overrides=start.config_overrides)
+    config = read_config(
+        start.model_path,
+        is_embedding=start.is_embedding,
+        pooling=start.pooling,
+        quantization=start.quantization,
+        overrides=start.config_overrides,
+    )
     return structs.replace(config, has_wide_head=start.has_wide_head)
 
 
@@ -68,32 +78,57 @@ class Weights:
         self.nowhere = replace(device, torch_device=torch.device("meta"))
         if start.offload_setup.offload is not None:
             sizes = layer_sizes(self._empty(self.nowhere), config, Path(start.model_path), start.load_format)
-            self.device = replace(device, homes=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu")))
+            self.device = replace(
+                device, homes=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu"))
+            )
 
     def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Any:
         """Raises ModelError."""
         self.device.memory.expect_weights()
         model = self._empty(self.device)
-        self.num_bytes = load(model, model.fused, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed,
-                              progress, getattr(model, "renames", ()))
+        self.num_bytes = load(
+            model,
+            model.fused,
+            self.config,
+            Path(self.start.model_path),
+            self.start.load_format,
+            self.start.seed,
+            progress,
+            getattr(model, "renames", ()),
+        )
         if self.start.offload_setup.offload is not None:
             with torch.inference_mode():
-                offload = Offload(self.device, [model.layers[i] for i in self.device.homes], self.start.offload_setup.offload.ahead)
+                offload = Offload(
+                    self.device,
+                    [model.layers[i] for i in self.device.homes],
+                    self.start.offload_setup.offload.ahead,
+                )
             self.num_bytes += offload.buffer_bytes - offload.host_bytes
-            log.get("start").info("layers in host memory", layers=list(self.device.homes), bytes=offload.host_bytes,
-                                  buffer_bytes=offload.buffer_bytes)
+            log.get("start").info(
+                "layers in host memory",
+                layers=list(self.device.homes),
+                bytes=offload.host_bytes,
+                buffer_bytes=offload.buffer_bytes,
+            )
         if self.start.compiled.is_wanted:
             progress("compile", 0.0)
             compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
         return model
 
     def other(self, model_path: str, load_format: str) -> "Weights":
-        """The same model with the weights of another checkpoint. Raises ModelError where that is not what this one holds."""
+        """The same model with the weights of another checkpoint. Raises ModelError where that is not what
+        this one holds."""
         start = structs.replace(self.start, model_path=model_path, load_format=load_format)
         config = read_model(start)
-        wrong = [name for name in config.__struct_fields__ if name not in FREE and getattr(config, name) != getattr(self.config, name)]
+        wrong = [
+            name
+            for name in config.__struct_fields__
+            if name not in FREE and getattr(config, name) != getattr(self.config, name)
+        ]
         if wrong:
-            raise ModelError(f"the checkpoint is of another model: config.json differs in {', '.join(wrong)}; start a server with it")
+            raise ModelError(
+                f"the checkpoint is of another model: config.json differs in {', '.join(wrong)}; start a server with it"
+            )
         if load_format != "dummy":
             model = self._empty(self.nowhere)
             look(model, model.fused, config, Path(model_path), getattr(model, "renames", ()))
@@ -106,8 +141,15 @@ class Weights:
 class RankMemory:
     """The parts of one rank. While one is given back, the rank takes no steps."""
 
-    def __init__(self, rank: int, loaded: ModelRunner, weights: Weights, kv_dtype: torch.dtype, sizes: list[int],
-                 host: HostPages | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        loaded: ModelRunner,
+        weights: Weights,
+        kv_dtype: torch.dtype,
+        sizes: list[int],
+        host: HostPages | None,
+    ) -> None:
         """`sizes`: pages of each pool, padding pages included. `loaded` has them all."""
         self.rank = rank
         self.loaded = loaded
@@ -136,12 +178,22 @@ class RankMemory:
 
     def report(self, id: int, error: str) -> MemoryReport:
         memory = self.loaded.device.memory
-        return MemoryReport(id, self.rank, in_order(self.released), self.weights_bytes, self.pages_bytes, memory.taken_bytes(), error)
+        return MemoryReport(
+            id,
+            self.rank,
+            in_order(self.released),
+            self.weights_bytes,
+            self.pages_bytes,
+            memory.taken_bytes(),
+            error,
+        )
 
     @property
     def weights_bytes(self) -> int:
         adapters = self.loaded.adapters
-        return (self.weights.num_bytes if "weights" not in self.released else 0) + (adapters.num_bytes if adapters is not None else 0)
+        return (self.weights.num_bytes if "weights" not in self.released else 0) + (
+            adapters.num_bytes if adapters is not None else 0
+        )
 
     @property
     def pages_bytes(self) -> int:
@@ -167,8 +219,11 @@ class RankMemory:
     @property
     def ways(self) -> dict[Part, tuple[Callable[[], None], Callable[[], None]]]:
         """How each part is given back, and how it is taken again."""
-        return {"cuda_graph": (lambda: None, lambda: None), "kv_cache": (self.drop_pages, self.take_pages),
-                "weights": (self.drop_weights, self.take_weights)}
+        return {
+            "cuda_graph": (lambda: None, lambda: None),
+            "kv_cache": (self.drop_pages, self.take_pages),
+            "weights": (self.drop_weights, self.take_weights),
+        }
 
     def drop_pages(self) -> None:
         if self.loaded.copies is not None:
@@ -180,7 +235,9 @@ class RankMemory:
         device, start = self.loaded.device, self.weights.start
         try:
             for layer in self.attentions:
-                self.loaded.kv.append(allocate_kv(device, layer, self.sizes[layer.pool] * start.page_size, self.kv_dtype))
+                self.loaded.kv.append(
+                    allocate_kv(device, layer, self.sizes[layer.pool] * start.page_size, self.kv_dtype)
+                )
             if self.host is not None:
                 self.loaded.copies = device.memory.open_copies(self.loaded.kv, self.host, start.page_size)
         except BaseException:
@@ -210,7 +267,11 @@ class RankMemory:
         self.loaded.device.memory.settle()
 
     def experts(self) -> list[SparseFeedForward]:
-        return [mlp for layer in self.loaded.model.layers if isinstance(mlp := getattr(layer, "mlp", None), SparseFeedForward)]
+        return [
+            mlp
+            for layer in self.loaded.model.layers
+            if isinstance(mlp := getattr(layer, "mlp", None), SparseFeedForward)
+        ]
 
     def update_weights(self, wish: UpdateWeights) -> None:
         """Checks before anything is dropped; there is no room for both."""
@@ -228,7 +289,9 @@ class RankMemory:
 
     def open_graphs(self) -> None:
         start = self.weights.start
-        self.loaded.open_graphs(start.graph_sizes, start.piecewise_sizes, start.compiled, pads=start.graph_pads)
+        self.loaded.open_graphs(
+            start.graph_sizes, start.piecewise_sizes, start.compiled, pads=start.graph_pads
+        )
 
     def settle(self) -> None:
         """Layers and what adapters add to them refer to each other."""

@@ -1,6 +1,7 @@
 """A rank that can take steps: builds a batch from a plan, runs the model over it, chooses tokens.
 
-Every rank of a model computes the same batch on its share of the weights; rank 0 alone chooses tokens and reports them.
+Every rank of a model computes the same batch on its share of the weights; rank 0 alone chooses tokens and
+reports them.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +44,13 @@ class PromptRow:
     found: Logprobs
 
     def result(self, chosen: np.ndarray, top_ids: np.ndarray, top: np.ndarray) -> PromptLogprobs:
-        return PromptLogprobs(self.slot, self.width, np.where(self.targets < 0, np.float32(np.nan), chosen), top_ids.ravel(), top.ravel())
+        return PromptLogprobs(
+            self.slot,
+            self.width,
+            np.where(self.targets < 0, np.float32(np.nan), chosen),
+            top_ids.ravel(),
+            top.ravel(),
+        )
 
 
 class Launched:
@@ -78,14 +85,23 @@ class Unreported:
 class ModelRunner:
     """A rank that can take steps.
 
-    A step is launched without its predecessor's result. The exception: grammars and processors must have been told a token before the next
-    one is chosen, and before a slot changes hands (`settle`).
+    A step is launched without its predecessor's result. The exception: grammars and processors must have been
+    told a token before the next one is chosen, and before a slot changes hands (`settle`).
     """
 
-    def __init__(self, device: Device, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
-                 windows: tuple[int, ...], copies: Copies | None, pooling: Pooling | None) -> None:
-        """`model`: of a class that models/registry.py names; `copies`: where there is a host tier; `pooling`: of one that does not
-        generate."""
+    def __init__(
+        self,
+        device: Device,
+        model: Any,
+        slots: Slots,
+        kv: list[tuple[Tensor, Tensor]],
+        page_size: int,
+        windows: tuple[int, ...],
+        copies: Copies | None,
+        pooling: Pooling | None,
+    ) -> None:
+        """`model`: of a class that models/registry.py names; `copies`: where there is a host tier; `pooling`:
+        of one that does not generate."""
         self.device = device
         self.model = model
         self.slots = slots
@@ -118,7 +134,9 @@ class ModelRunner:
             shown = self.shown(plan, hidden)
             tokens = self.graphs.choose(size, plan)
             self.sampled_step = plan.step if tokens is not None else self.sampled_step
-            return self.report(plan, *(self.sample(plan, hidden) if tokens is None else (tokens, None)), [], shown, begin)
+            return self.report(
+                plan, *(self.sample(plan, hidden) if tokens is None else (tokens, None)), [], shown, begin
+            )
         self.slots.update(plan)
         if len(plan.slots) == 0:
             return self.finish_page_copies(plan, begin)
@@ -126,7 +144,11 @@ class ModelRunner:
         if self.adapters is not None:
             self.adapters.of_plan(plan, is_adapted=is_adapted)
         size = None if self.pieces is None or is_adapted else self.pieces.size_for(batch)
-        hidden = self.model.forward(batch) if self.pieces is None or size is None else self.pieces.forward(size, batch)
+        hidden = (
+            self.model.forward(batch)
+            if self.pieces is None or size is None
+            else self.pieces.forward(size, batch)
+        )
         if self.load is not None:
             self.load.ended(plan)
         if self.pooling is not None:
@@ -138,10 +160,21 @@ class ModelRunner:
 
     def shown(self, plan: StepPlan, hidden: Tensor) -> list[Tensor]:
         """Hidden states that somebody wants to see."""
-        return [] if plan.shown is None else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.torch_device)))]
+        return (
+            []
+            if plan.shown is None
+            else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.torch_device)))]
+        )
 
-    def report(self, plan: StepPlan, tokens: Tensor, found: Logprobs | None, prompt: list[PromptRow], shown: list[Tensor],
-               begin: float) -> Pending:
+    def report(
+        self,
+        plan: StepPlan,
+        tokens: Tensor,
+        found: Logprobs | None,
+        prompt: list[PromptRow],
+        shown: list[Tensor],
+        begin: float,
+    ) -> Pending:
         """The result of a step that samples, whose tensors begin their way to the host."""
         if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
@@ -157,28 +190,55 @@ class ModelRunner:
             token_ids, *rest = arrays
             states = rest.pop(0).ravel() if shown else None
             rows = [row.result(*rest[3 * i : 3 * i + 3]) for i, row in enumerate(prompt)]
-            width, values = (-1, NO_LOGPROBS) if found is None else (rest[-2].shape[1], [array.ravel() for array in rest[-3:]])
+            width, values = (
+                (-1, NO_LOGPROBS)
+                if found is None
+                else (rest[-2].shape[1], [array.ravel() for array in rest[-3:]])
+            )
             failed = self.took(plan, token_ids) if follows else {}
-            result = StepResult(plan.step, token_ids, width, *values, rows, self.seconds(begin), failed, hidden=states)
+            result = StepResult(
+                plan.step, token_ids, width, *values, rows, self.seconds(begin), failed, hidden=states
+            )
             return with_runs(result, runs) if runs else result
 
         launched = Launched(self.transfers.fetch(tensors), finish)
         self.unsettled = launched if follows else None
         return launched
 
-    def open_graphs(self, sizes: list[int], piecewise_sizes: list[int], compiled: Compiled, *, pads: bool) -> None:
-        """Decode steps of these numbers of sequences can be captured, where the device has graphs and the model decodes; and what lies
-        between the attentions of steps of so many tokens."""
+    def open_graphs(
+        self, sizes: list[int], piecewise_sizes: list[int], compiled: Compiled, *, pads: bool
+    ) -> None:
+        """Decode steps of these numbers of sequences can be captured, where the device has graphs and the
+        model decodes; and what lies between the attentions of steps of so many tokens."""
         if self.device.graphs is None or not self.kv:
             return
         if sizes and self.pooling is None:
-            self.graphs = DecodeGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
-                                       self.transfers, sizes, pads=pads)
+            self.graphs = DecodeGraphs(
+                self.device,
+                self.device.graphs,
+                self.model,
+                self.slots,
+                self.kv,
+                self.page_size,
+                self.windows,
+                self.transfers,
+                sizes,
+                pads=pads,
+            )
             self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
             self.graphs.adapters = self.adapters
         if piecewise_sizes and hasattr(self.model, "pieces"):
-            self.pieces = PiecewiseGraphs(self.device, self.device.graphs, self.model, self.slots, self.kv, self.page_size, self.windows,
-                                      piecewise_sizes, masks=self.load is not None)
+            self.pieces = PiecewiseGraphs(
+                self.device,
+                self.device.graphs,
+                self.model,
+                self.slots,
+                self.kv,
+                self.page_size,
+                self.windows,
+                piecewise_sizes,
+                masks=self.load is not None,
+            )
             self.pieces.compiles = compiled.is_piecewise
 
     def settle(self) -> None:
@@ -188,8 +248,8 @@ class ModelRunner:
             self.unsettled = None
 
     def seconds(self, begin: float) -> float:
-        """What a step took that was launched at `begin` and whose result has come: the device was busy with the one before it until that
-        one's result."""
+        """What a step took that was launched at `begin` and whose result has come: the device was busy with
+        the one before it until that one's result."""
         since, self.ended_s = max(begin, self.ended_s), perf_counter()
         return self.ended_s - since
 
@@ -197,13 +257,21 @@ class ModelRunner:
         """A vector of each row that is complete, where other models sample a token."""
         rows = np.flatnonzero(plan.samples)
         picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.torch_device)
-        vectors = self.model.vectors(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
+        vectors = (
+            self.model.vectors(hidden, picks)
+            if len(rows)
+            else torch.empty(0, device=self.device.torch_device)
+        )
         if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
         if self.device.collectives.rank != 0:
             return Unreported()
-        return Launched(self.transfers.fetch([vectors.flatten()]), lambda arrays: StepResult(
-            plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin), vectors=arrays[0]))
+        return Launched(
+            self.transfers.fetch([vectors.flatten()]),
+            lambda arrays: StepResult(
+                plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin), vectors=arrays[0]
+            ),
+        )
 
     def took(self, plan: StepPlan, token_ids: np.ndarray) -> dict[int, Failing]:
         """Tells grammars and processors what was sampled. -> places of tokens that mean nothing, and why"""
@@ -217,20 +285,28 @@ class ModelRunner:
         assert self.copies is not None, "moves, but no host tier"
         if len(page_copies.save_pages):
             self.copies.save(page_copies.save_pages, page_copies.save_hosts)
-        return self.copies.load(page_copies.load_hosts, page_copies.load_pages) if len(page_copies.load_pages) else None
+        return (
+            self.copies.load(page_copies.load_hosts, page_copies.load_pages)
+            if len(page_copies.load_pages)
+            else None
+        )
 
     def finish_page_copies(self, plan: StepPlan, begin: float) -> Pending:
-        """The end of a plan without rows, which no forward has ordered among the ranks: rank 0's result says that all of them are done."""
+        """The end of a plan without rows, which no forward has ordered among the ranks: rank 0's result says
+        that all of them are done."""
         if self.copies is not None:
             self.copies.finish()
         summed = self.device.collectives.all_reduce(torch.zeros(1, device=self.device.torch_device))
         if self.device.collectives.rank != 0:
             return Unreported()
-        return Launched(self.transfers.fetch([summed]), lambda _: StepResult(
-            plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin)))
+        return Launched(
+            self.transfers.fetch([summed]),
+            lambda _: StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin)),
+        )
 
     def batch(self, plan: StepPlan, arrivals: Arrivals | None) -> Batch:
-        """The tokens of a step with their positions and places in the cache. Reads nothing from the device."""
+        """The tokens of a step with their positions and places in the cache. Reads nothing from the
+        device."""
         torch_device = self.device.torch_device
         counts = plan.counts.astype(np.int64)
         ends = counts.cumsum()
@@ -244,12 +320,28 @@ class ModelRunner:
         if not self.kv:  # an encoder
             is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
             types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
-            return Batch(token_ids, positions, (), self.kv, plan_rows(counts, torch_device), to_device(types, torch_device), arrivals)
+            return Batch(
+                token_ids,
+                positions,
+                (),
+                self.kv,
+                plan_rows(counts, torch_device),
+                to_device(types, torch_device),
+                arrivals,
+            )
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(token_ids, positions, locations, self.kv, attention, arrivals=arrivals, embeds=self.embeds(plan),
-                     is_decode=plan.num_decodes == len(plan.slots))
+        return Batch(
+            token_ids,
+            positions,
+            locations,
+            self.kv,
+            attention,
+            arrivals=arrivals,
+            embeds=self.embeds(plan),
+            is_decode=plan.num_decodes == len(plan.slots),
+        )
 
     def embeds(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
         if plan.embed_places is None or plan.embeds is None:
@@ -286,7 +378,9 @@ class ModelRunner:
         for slot, count in zip(plan.slots[first:].tolist(), plan.counts[first:].tolist(), strict=True):
             width = int(self.slots.prompt_logprobs[slot])
             if width >= 0:
-                yield self.row_logprobs(slot, width, hidden[first : first + count], plan.prompt_targets[used : used + count])
+                yield self.row_logprobs(
+                    slot, width, hidden[first : first + count], plan.prompt_targets[used : used + count]
+                )
                 used += count
             first += count
 
@@ -301,15 +395,25 @@ class ModelRunner:
             if slot in self.slots.picks:
                 self.slots.pick(found, logits, slice(None), slot, width)
             parts.append((found.chosen, found.top_ids, found.top))
-        return PromptRow(slot, width, targets, Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
+        return PromptRow(
+            slot, width, targets, Logprobs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        )
 
 
 def with_runs(result: StepResult, runs: dict[int, list[int]]) -> StepResult:
-    """The result where the rows at these places bring more tokens; nobody wants log probabilities of those."""
+    """The result where the rows at these places bring more tokens; nobody wants log probabilities of
+    those."""
     tokens = [[token, *runs.get(index, ())] for index, token in enumerate(result.token_ids.tolist())]
     counts = np.array([len(row) for row in tokens], np.int32)
     rows = np.repeat(np.arange(len(counts)), counts)
-    top_ids, top = (values.reshape(len(counts), -1)[rows].ravel() for values in (result.top_ids, result.top_logprobs))
+    top_ids, top = (
+        values.reshape(len(counts), -1)[rows].ravel() for values in (result.top_ids, result.top_logprobs)
+    )
     return structs.replace(
-        result, token_ids=np.array([token for row in tokens for token in row], np.int32), num_tokens=counts, top_ids=top_ids,
-        top_logprobs=top, logprobs=result.logprobs[rows] if len(result.logprobs) else result.logprobs)
+        result,
+        token_ids=np.array([token for row in tokens for token in row], np.int32),
+        num_tokens=counts,
+        top_ids=top_ids,
+        top_logprobs=top,
+        logprobs=result.logprobs[rows] if len(result.logprobs) else result.logprobs,
+    )

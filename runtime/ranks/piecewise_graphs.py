@@ -1,13 +1,15 @@
-"""Steps with prompts in them as graphs of what lies between their attentions, captured once for a number of tokens.
+"""Steps with prompts in them as graphs of what lies between their attentions, captured once for a number of
+tokens.
 
     inputs ─► [graph 0] ─► attention ─► [graph 1] ─► attention ─ ... ─► [graph L] ─► hidden states
                embedding, projections,   o_proj, feed-forward,           o_proj,
                keys and values stored    the next projections, stored    feed-forward
 
-Attention is launched between the graphs with the plan of the step at hand, over its tokens alone, so graphs know neither rows nor lengths.
-What crosses from a graph to attention, or back, is copied to tensors that all layers and sizes share: that is one copy more on each side,
-below a hundredth of a layer's time, and no tensor of a graph is read from outside. Tokens up to the size are padding: they are stored to
-the padding page, and what they become is nobody's.
+Attention is launched between the graphs with the plan of the step at hand, over its tokens alone, so graphs
+know neither rows nor lengths. What crosses from a graph to attention, or back, is copied to tensors that all
+layers and sizes share: that is one copy more on each side, below a hundredth of a layer's time, and no tensor
+of a graph is read from outside. Tokens up to the size are padding: they are stored to the padding page, and
+what they become is nobody's.
 
 All ranks of a model take the same way for the same plan, as in decoding.py.
 """
@@ -50,14 +52,16 @@ class Recorded:
 
 
 class Crossings:
-    """The tensors that graphs and attention share, each as large as the largest size wants it; by place and shape."""
+    """The tensors that graphs and attention share, each as large as the largest size wants it; by place and
+    shape."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
         self.tensors: dict[tuple[Any, ...], Tensor] = {}
 
     def like(self, index: str, x: Tensor, size: int) -> Tensor:
-        """[size, ...]: for what has the rows, the type and the device of `x`. Zeros at first: padding must be numbers."""
+        """[size, ...]: for what has the rows, the type and the device of `x`. Zeros at first: padding must be
+        numbers."""
         key = (index, x.shape[1:], x.dtype)
         if key not in self.tensors:
             self.tensors[key] = torch.zeros(self.largest, *x.shape[1:], dtype=x.dtype, device=x.device)
@@ -93,19 +97,34 @@ class Walk:
         return kept
 
     def attend(self) -> Cut:
-        """Between two pieces, outside of graphs. What attention's results look like is learned by a single token."""
+        """Between two pieces, outside of graphs. What attention's results look like is learned by a single
+        token."""
         assert self.asked is not None
         layer, queries = self.asked
-        self.found = self.crossings.like("attended", layer.attend(tuple(query[:1] for query in queries), self.one), self.size)
+        self.found = self.crossings.like(
+            "attended", layer.attend(tuple(query[:1] for query in queries), self.one), self.size
+        )
         return Cut(layer, queries, self.found)
 
 
 class PiecewiseGraphs:
     """The graphs of a rank, and the static tensors that they read and write."""
 
-    def __init__(self, device: Device, graphs: Graphs, model: Any, slots: Slots, kv: list[tuple[Tensor, Tensor]], page_size: int,
-                 windows: tuple[int, ...], sizes: Sequence[int], *, masks: bool) -> None:
-        """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are padding."""
+    def __init__(
+        self,
+        device: Device,
+        graphs: Graphs,
+        model: Any,
+        slots: Slots,
+        kv: list[tuple[Tensor, Tensor]],
+        page_size: int,
+        windows: tuple[int, ...],
+        sizes: Sequence[int],
+        *,
+        masks: bool,
+    ) -> None:
+        """`sizes`: numbers of tokens, all that may be captured; `masks`: layers must know which rows are
+        padding."""
         self.device = device
         self.graphs = graphs
         self.model = model
@@ -116,9 +135,13 @@ class PiecewiseGraphs:
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.crossings = Crossings(max(sizes))
-        self.inputs = torch.zeros(2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.torch_device)
+        self.inputs = torch.zeros(
+            2 + len(slots.page_tables), max(sizes), dtype=torch.int64, device=device.torch_device
+        )
         self.compiles = False  # graphs run what the model has compiled
-        self.is_real = torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
+        self.is_real = (
+            torch.zeros(max(sizes), dtype=torch.bool, device=device.torch_device) if masks else None
+        )
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -157,7 +180,8 @@ class PiecewiseGraphs:
         return captured
 
     def record(self, size: int) -> Recorded:
-        """Every piece runs once before any is captured: what allocates or compiles at its first call has done so."""
+        """Every piece runs once before any is captured: what allocates or compiles at its first call has done
+        so."""
         self.inputs.zero_()
         if self.is_real is not None:
             self.is_real.zero_()
@@ -171,11 +195,26 @@ class PiecewiseGraphs:
         """Hands each piece of a step of padding to `take`."""
         rows = self.inputs[:, :size]
         one = np.ones(1, np.int32)
-        plan = StepPlan(0, 0, [], one * self.slots.padding, 0 * one, one, 0 * one, one, *[np.empty(0, np.int32)] * 4)
-        single = Batch(rows[0, :1], rows[1, :1], tuple(rows[2:, :1].unbind()), self.kv, self.device.ops.plan_attention(
-            plan, self.slots.page_tables, self.page_size, self.windows))
+        plan = StepPlan(
+            0, 0, [], one * self.slots.padding, 0 * one, one, 0 * one, one, *[np.empty(0, np.int32)] * 4
+        )
+        single = Batch(
+            rows[0, :1],
+            rows[1, :1],
+            tuple(rows[2:, :1].unbind()),
+            self.kv,
+            self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows),
+        )
         is_real = None if self.is_real is None else self.is_real[:size]
-        batch = Batch(rows[0], rows[1], tuple(rows[2:].unbind()), self.kv, None, is_real=is_real, is_compiled=self.compiles)
+        batch = Batch(
+            rows[0],
+            rows[1],
+            tuple(rows[2:].unbind()),
+            self.kv,
+            None,
+            is_real=is_real,
+            is_compiled=self.compiles,
+        )
         way = Walk(self.model, batch, single, self.crossings)
         graphs, cuts = [take(way.advance)], []
         while way.hidden is None:

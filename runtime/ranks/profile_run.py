@@ -1,7 +1,8 @@
-"""The largest step that the scheduler may plan, run once at start over tokens of nobody: what it takes is left free beside the pages.
+"""The largest step that the scheduler may plan, run once at start over tokens of nobody: what it takes is
+left free beside the pages.
 
-Every slot has a row that samples, with the wishes that need most memory, and one row is as long as it may be. All of them have the padding
-page alone. What compiles or allocates at its first call has done so afterwards.
+Every slot has a row that samples, with the wishes that need most memory, and one row is as long as it may be.
+All of them have the padding page alone. What compiles or allocates at its first call has done so afterwards.
 """
 
 import numpy as np
@@ -13,8 +14,21 @@ from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.model_runner import ModelRunner
 
 WISHES = SlotSampling(
-    temperature=1.0, top_p=0.9, top_k=0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, seed=0,
-    bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=20, prompt_logprobs=-1)
+    temperature=1.0,
+    top_p=0.9,
+    top_k=0,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    repetition_penalty=1.0,
+    seed=0,
+    bias_ids=[],
+    bias_values=[],
+    stop_ids=[],
+    min_len=0,
+    top_logprobs=20,
+    prompt_logprobs=-1,
+)
 
 
 def largest_step(start: StartRank) -> StepPlan:
@@ -26,8 +40,17 @@ def largest_step(start: StartRank) -> StepPlan:
         counts[row] += more
         rest -= more
     slots, nothing = np.arange(num_rows, dtype=np.int32), np.empty(0, np.int32)
-    return StepPlan(0, 0, [Admit(slot, WISHES, int(count), nothing) for slot, count in enumerate(counts)], slots, 0 * slots, counts,
-                    np.ones(num_rows, np.uint8), np.zeros(int(counts.sum()), np.int32), *[nothing] * 4)
+    return StepPlan(
+        0,
+        0,
+        [Admit(slot, WISHES, int(count), nothing) for slot, count in enumerate(counts)],
+        slots,
+        0 * slots,
+        counts,
+        np.ones(num_rows, np.uint8),
+        np.zeros(int(counts.sum()), np.int32),
+        *[nothing] * 4,
+    )
 
 
 def run_largest_step(loaded: ModelRunner, start: StartRank) -> None:
@@ -36,5 +59,7 @@ def run_largest_step(loaded: ModelRunner, start: StartRank) -> None:
         with torch.inference_mode():
             loaded.launch(largest_step(start)).result()
     except torch.OutOfMemoryError as error:
-        raise StartError(f"a step of {start.max_step_tokens} tokens and {start.max_slots} sequences does not fit beside the weights; lower "
-                         "--chunked-prefill-size or --max-running-requests, or use a smaller model or dtype") from error
+        raise StartError(
+            f"a step of {start.max_step_tokens} tokens and {start.max_slots} sequences does not fit beside the weights; lower "
+            "--chunked-prefill-size or --max-running-requests, or use a smaller model or dtype"
+        ) from error

@@ -15,7 +15,11 @@ class Recording:
     def __init__(self, wish: Profile, rank: int) -> None:
         self._path = Path(wish.folder) / f"rank-{rank}.trace.json.gz"
         wanted = {ACTIVITIES[name] for name in wish.activities if name in ACTIVITIES} & supported_activities()
-        self._profile = profile(activities=wanted or {ProfilerActivity.CPU}, with_stack=wish.with_stack, record_shapes=wish.record_shapes)
+        self._profile = profile(
+            activities=wanted or {ProfilerActivity.CPU},
+            with_stack=wish.with_stack,
+            record_shapes=wish.record_shapes,
+        )
         self._profile.start()
 
     def write(self) -> None:

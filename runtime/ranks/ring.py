@@ -1,24 +1,27 @@
 """A ring of records in shared memory: one writer, any number of readers, each of which gets every record.
 
-The bytes lie in a memfd, wake-ups are eventfds, and both reach the other process as inherited descriptors: nothing has a name,
-so nothing is left behind when a process is killed. Each reader has a pair of eventfds:
+The bytes lie in a memfd, wake-ups are eventfds, and both reach the other process as inherited descriptors:
+nothing has a name, so nothing is left behind when a process is killed. Each reader has a pair of eventfds:
 
     data     writer → reader   how many records were published since the reader last looked
     credit   reader → writer   how many bytes of the ring the reader has given back since the writer last looked
 
-No cursor is shared. The writer keeps for itself how much of the ring each reader has not given back, and writes nowhere else; a
-reader looks only at records that it holds a count for. So each byte is handed over by one of the two counters, and this is also
-the memory fence: the kernel adds to and takes from a counter under a lock, and what one process stored before it released
-that lock is visible to the process that takes it next, on every architecture, arm64 with its weak order included. A record
-that was half written when its writer was killed has no count, so nobody sees it.
+No cursor is shared. The writer keeps for itself how much of the ring each reader has not given back, and
+writes nowhere else; a reader looks only at records that it holds a count for. So each byte is handed over by
+one of the two counters, and this is also the memory fence: the kernel adds to and takes from a counter under
+a lock, and what one process stored before it released that lock is visible to the process that takes it next,
+on every architecture, arm64 with its weak order included. A record that was half written when its writer was
+killed has no count, so nobody sees it.
 
-A record is a header (payload bytes, generation, sequence number, kind) and the payload, at a multiple of 8 bytes, never
-across the end of the ring: what does not fit there starts again at offset 0, and a PAD record (or fewer bytes than a header
-has) fills the rest. Credit is given back a quarter of the ring at a time, to make a system call rare, and a record takes at
-most a quarter: then a reader that has read everything has given back more than three quarters, which is room for a record
-and the padding before it. Longer messages travel as several records, all but the last of kind MORE.
+A record is a header (payload bytes, generation, sequence number, kind) and the payload, at a multiple of 8
+bytes, never across the end of the ring: what does not fit there starts again at offset 0, and a PAD record
+(or fewer bytes than a header has) fills the rest. Credit is given back a quarter of the ring at a time, to
+make a system call rare, and a record takes at most a quarter: then a reader that has read everything has
+given back more than three quarters, which is room for a record and the padding before it. Longer messages
+travel as several records, all but the last of kind MORE.
 
-Writer and Reader borrow their descriptors; whoever called `create` or inherited them closes them (`RingFds.close`).
+Writer and Reader borrow their descriptors; whoever called `create` or inherited them closes them
+(`RingFds.close`).
 """
 
 import fcntl
@@ -47,7 +50,8 @@ class Wakes(NamedTuple):
 
 
 class RingFds(NamedTuple):
-    """The descriptors of a ring: all of them at the writer, one pair of wakes at a reader in another process."""
+    """The descriptors of a ring: all of them at the writer, one pair of wakes at a reader in another
+    process."""
 
     memory: int
     wakes: tuple[Wakes, ...]
@@ -75,12 +79,15 @@ class RingFds(NamedTuple):
 
 
 def create(capacity: int = DEFAULT_BYTES, num_readers: int = 1) -> RingFds:
-    """A new ring of `capacity` bytes (a multiple of 32). Its size is sealed: no process can cut memory off from another.
+    """A new ring of `capacity` bytes (a multiple of 32). Its size is sealed: no process can cut memory off
+    from another.
 
     Raises OSError when the machine is out of descriptors or memory.
     """
     if capacity < MIN_BYTES or capacity % (4 * ALIGN):
-        raise RingError(f"a ring must have at least {MIN_BYTES} bytes and a multiple of {4 * ALIGN}, not {capacity}")
+        raise RingError(
+            f"a ring must have at least {MIN_BYTES} bytes and a multiple of {4 * ALIGN}, not {capacity}"
+        )
     opened: list[int] = []
     try:
         opened.append(os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -120,7 +127,8 @@ class Writer:
     def try_publish(self, message: bytes | bytearray) -> bool:
         """Takes `message`, or returns False while the ring is full: try again when credit has come.
 
-        A message longer than a record is taken when its first part fits. Raises RingError for one above MAX_MESSAGE_BYTES.
+        A message longer than a record is taken when its first part fits. Raises RingError for one above
+        MAX_MESSAGE_BYTES.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             raise RingError(f"a message of {len(message)} bytes is above the limit of {MAX_MESSAGE_BYTES}")
@@ -128,9 +136,9 @@ class Writer:
             return False
         if len(message) <= self._max_payload:
             return self._put(message, LAST)
-        if not self._put(memoryview(message)[:self._max_payload], MORE):
+        if not self._put(memoryview(message)[: self._max_payload], MORE):
             return False
-        self._rest = memoryview(message)[self._max_payload:]
+        self._rest = memoryview(message)[self._max_payload :]
         self.flush()
         return True
 
@@ -145,9 +153,9 @@ class Writer:
         """Puts more of a long message into the ring; True when nothing of it is left."""
         while self._rest:
             is_last = len(self._rest) <= self._max_payload
-            if not self._put(self._rest[:self._max_payload], LAST if is_last else MORE):
+            if not self._put(self._rest[: self._max_payload], LAST if is_last else MORE):
                 return False
-            self._rest = self._rest[self._max_payload:]
+            self._rest = self._rest[self._max_payload :]
         return True
 
     def publish(self, message: bytes | bytearray) -> None:
@@ -161,7 +169,8 @@ class Writer:
         self._memory.close()
 
     def _put(self, payload: bytes | bytearray | memoryview, kind: int) -> bool:
-        """Writes one record and tells all readers, or returns False when one of them still holds that place."""
+        """Writes one record and tells all readers, or returns False when one of them still holds that
+        place."""
         size = HEADER.size + len(payload)
         size += -size % ALIGN
         to_end = self._capacity - self._head
@@ -170,11 +179,13 @@ class Writer:
             return False
         if padding:
             if padding >= HEADER.size:
-                HEADER.pack_into(self._memory, self._head, padding - HEADER.size, self._generation, self._sequence, PAD, 0)
+                HEADER.pack_into(
+                    self._memory, self._head, padding - HEADER.size, self._generation, self._sequence, PAD, 0
+                )
             self._head = 0
         HEADER.pack_into(self._memory, self._head, len(payload), self._generation, self._sequence, kind, 0)
         start = self._head + HEADER.size
-        self._memory[start:start + len(payload)] = payload
+        self._memory[start : start + len(payload)] = payload
         self._head = (self._head + size) % self._capacity
         self._sequence += 1
         for index, wakes in enumerate(self._wakes):
@@ -191,7 +202,8 @@ class Writer:
 
 
 class Reader:
-    """A reading end. Messages are copied out and their place is free at once, so nobody else has to know about the ring."""
+    """A reading end. Messages are copied out and their place is free at once, so nobody else has to know
+    about the ring."""
 
     def __init__(self, fds: RingFds, generation: int, index: int = 0) -> None:
         self._memory = mmap.mmap(fds.memory, 0, prot=mmap.PROT_READ)
@@ -214,8 +226,8 @@ class Reader:
     def read_nowait(self) -> bytearray | None:
         """The next message, or None when there is none (yet). Read until None before waiting for `fileno`.
 
-        Raises RingError for a record of another generation, out of sequence, or with a header that no writer makes;
-        the ring cannot be read any further then.
+        Raises RingError for a record of another generation, out of sequence, or with a header that no writer
+        makes; the ring cannot be read any further then.
         """
         while True:
             if not self._pending:
@@ -227,7 +239,8 @@ class Reader:
                 return message
 
     def read(self, timeout_s: float | None = None) -> bytearray | None:
-        """Waits for the next message in the kernel, with no use of the processor. None: `timeout_s` has passed."""
+        """Waits for the next message in the kernel, with no use of the processor. None: `timeout_s` has
+        passed."""
         while True:
             if not self._pending and not self._arrival.poll(None if timeout_s is None else timeout_s * 1000):
                 return None
@@ -246,7 +259,7 @@ class Reader:
             self._free(self._capacity - self._tail)
             size, kind = self._check_header()
         start = self._tail + HEADER.size
-        payload = self._view[start:start + size]
+        payload = self._view[start : start + size]
         message = None
         if kind == LAST and not self._begun:
             message = bytearray(payload)
@@ -274,7 +287,9 @@ class Reader:
         else:
             is_valid = kind in (LAST, MORE) and HEADER.size + size <= min(left, self._capacity // 4)
         if not is_valid:
-            raise RingError(f"record {sequence} is not valid: kind {kind} and {size} bytes at byte {self._tail} of {self._capacity}")
+            raise RingError(
+                f"record {sequence} is not valid: kind {kind} and {size} bytes at byte {self._tail} of {self._capacity}"
+            )
         if kind != PAD and len(self._begun) + size > MAX_MESSAGE_BYTES:
             raise RingError(f"record {sequence} makes a message of more than {MAX_MESSAGE_BYTES} bytes")
         return size, kind

@@ -1,7 +1,8 @@
-"""What a rank keeps of each slot between steps: its pages (of one pool or two), its last token and how its tokens are chosen.
+"""What a rank keeps of each slot between steps: its pages (of one pool or two), its last token and how its
+tokens are chosen.
 
-The tensors live on the device, so that a step can be launched before the last one's tokens are known; the arrays beside them
-are the host's copy of what decides a branch.
+The tensors live on the device, so that a step can be launched before the last one's tokens are known; the
+arrays beside them are the host's copy of what decides a branch.
 """
 
 import numpy as np
@@ -21,12 +22,23 @@ from runtime.messages.steps import Admit, SlotSampling, StepPlan
 class Slots:
     """State of `max_slots` sequences of at most `max_pages` pages each."""
 
-    def __init__(self, max_slots: int, max_pages: int, vocab_size: int, torch_device: torch.device, num_pools: int = 1,
-                 grammar_masks: GrammarMasks | None = None, processors: Processors | None = None, penalises: Penalises = penalise) -> None:
+    def __init__(
+        self,
+        max_slots: int,
+        max_pages: int,
+        vocab_size: int,
+        torch_device: torch.device,
+        num_pools: int = 1,
+        grammar_masks: GrammarMasks | None = None,
+        processors: Processors | None = None,
+        penalises: Penalises = penalise,
+    ) -> None:
         self.torch_device = torch_device
         self.vocab_size = vocab_size
         self.padding = max_slots  # a slot more, which no sequence has: of the padding rows of captured steps
-        self.page_tables = torch.zeros(num_pools, max_slots + 1, max_pages, dtype=torch.int32, device=torch_device)
+        self.page_tables = torch.zeros(
+            num_pools, max_slots + 1, max_pages, dtype=torch.int32, device=torch_device
+        )
         self.last_token = torch.zeros(max_slots + 1, dtype=torch.int64, device=torch_device)
         self.floats = torch.ones(max_slots + 1, 3, device=torch_device)  # temperature, top_p, min_p
         self.ints = torch.zeros(max_slots + 1, 2, dtype=torch.int64, device=torch_device)  # seed, top_k
@@ -36,13 +48,16 @@ class Slots:
         self.is_random = np.zeros(max_slots, dtype=bool)
         self.top_k = np.zeros(max_slots, dtype=np.int64)
         self.has_top_p = np.zeros(max_slots, dtype=bool)
-        self.is_plain = np.ones(max_slots, dtype=bool)  # nothing is wanted but a token, of logits as they are or penalised; so on all ranks
+        # nothing is wanted but a token, of logits as they are or penalised; so on all ranks
+        self.is_plain = np.ones(max_slots, dtype=bool)
         self.is_penalised = np.zeros(max_slots, dtype=bool)
         self.top_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.prompt_logprobs = np.full(max_slots, -1, dtype=np.int32)
         self.second_at = np.zeros(max_slots, dtype=np.int64)
-        self.runs: dict[int, list[int]] = {}  # of the last step, by place: tokens that follow the one that was sampled
-        self.picks: dict[int, Tensor] = {}  # tokens whose log probabilities a slot wants: the last columns of its width
+        # of the last step, by place: tokens that follow the one that was sampled
+        self.runs: dict[int, list[int]] = {}
+        # tokens whose log probabilities a slot wants: the last columns of its width
+        self.picks: dict[int, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
         """Applies a plan's admits, then its page updates."""
@@ -54,7 +69,9 @@ class Slots:
             self._set_pages(1, plan.window.slots, plan.window.rows, plan.window.ids)
 
     def _set_pages(self, pool: int, slots: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> None:
-        self.page_tables[pool, to_device(slots, self.torch_device), to_device(rows, self.torch_device)] = to_device(ids, self.torch_device).int()
+        self.page_tables[pool, to_device(slots, self.torch_device), to_device(rows, self.torch_device)] = (
+            to_device(ids, self.torch_device).int()
+        )
 
     def _admit(self, admits: list[Admit]) -> None:
         for admit in admits:
@@ -96,8 +113,11 @@ class Slots:
         found.top_ids[rows, columns] = ids.int()
         found.top[rows, columns] = logits[rows][:, ids] - logits[rows].logsumexp(dim=1, keepdim=True)
 
-    def sample(self, ops: Ops, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Logprobs | None]:
-        """Chooses a token, int64 [N], after sequences that are `lengths` tokens long; float32 logits [N, V] are overwritten.
+    def sample(
+        self, ops: Ops, logits: Tensor, slots: np.ndarray, lengths: np.ndarray
+    ) -> tuple[Tensor, Logprobs | None]:
+        """Chooses a token, int64 [N], after sequences that are `lengths` tokens long; float32 logits [N, V]
+        are overwritten.
 
         With log probabilities for all rows, as wide as the widest wish, when a row wants them.
         """
@@ -108,9 +128,13 @@ class Slots:
             adjusted = self.processors.apply(adjusted, names, is_own=adjusted is not logits)
         width = int(self.top_logprobs[slots].max())
         if self.grammar_masks.slots:
-            adjusted = self._guide(ops, adjusted, names, lengths.tolist(), is_own=width < 0 or adjusted is not logits)
+            adjusted = self._guide(
+                ops, adjusted, names, lengths.tolist(), is_own=width < 0 or adjusted is not logits
+            )
         if self.is_random[slots].any():
-            draw = self.draw(to_device(slots, self.torch_device), to_device(lengths, self.torch_device), *self.cuts(slots))
+            draw = self.draw(
+                to_device(slots, self.torch_device), to_device(lengths, self.torch_device), *self.cuts(slots)
+            )
             tokens = ops.sample(adjusted, draw)
         else:
             tokens = adjusted.argmax(dim=1)
@@ -124,34 +148,50 @@ class Slots:
                 self.pick(found, logits, slice(row, row + 1), slot, int(self.top_logprobs[slot]))
         return tokens, found
 
-    def _guide(self, ops: Ops, logits: Tensor, slots: list[int], lengths: list[int], *, is_own: bool) -> Tensor:
+    def _guide(
+        self, ops: Ops, logits: Tensor, slots: list[int], lengths: list[int], *, is_own: bool
+    ) -> Tensor:
         """Bans what the slots' grammars do not allow; in a copy, unless the logits are ours to change."""
         places, bits = self.grammar_masks.masks(slots, lengths)
-        self.runs = {index: run[1:] for index, run in self.grammar_masks.runs.items() if self._can_run(slots[index])}
+        self.runs = {
+            index: run[1:] for index, run in self.grammar_masks.runs.items() if self._can_run(slots[index])
+        }
         if places:
             logits = logits if is_own else logits.clone()
             ops.mask(logits, integers(places, self.torch_device), upload(bits, self.torch_device))
         return logits
 
     def _can_run(self, slot: int) -> bool:
-        """Whether nobody must see each of its tokens as it is sampled, and no row of known tokens would be taken for its prompt."""
-        return (self.page_tables.shape[0] == 1 and self.top_logprobs[slot] < 0 and self.prompt_logprobs[slot] < 0
-                and slot not in self.penalties.counts.rows and slot not in self.processors.slots)
+        """Whether nobody must see each of its tokens as it is sampled, and no row of known tokens would be
+        taken for its prompt."""
+        return (
+            self.page_tables.shape[0] == 1
+            and self.top_logprobs[slot] < 0
+            and self.prompt_logprobs[slot] < 0
+            and slot not in self.penalties.counts.rows
+            and slot not in self.processors.slots
+        )
 
     def cuts(self, slots: np.ndarray) -> tuple[int, bool]:
         """The largest top_k, and whether somebody has top_p, as the host knows."""
         return int(self.top_k[slots].max()), bool(self.has_top_p[slots].any())
 
     def draw(self, slots: Tensor, lengths: Tensor, largest_k: int, has_top_p: bool) -> SamplingInputs:
-        """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N] each. The last two are what the
-        host knows of these slots (`cuts`)."""
+        """How the slots want to choose a token after sequences that are `lengths` tokens long; int64 [N]
+        each. The last two are what the host knows of these slots (`cuts`)."""
         temperature, top_p, min_p = self.floats[slots].unbind(1)
         seed, top_k = self.ints[slots].unbind(1)
         return SamplingInputs(temperature, top_p, top_k, min_p, uniform(seed, lengths), largest_k, has_top_p)
 
 
 def is_plain(admit: Admit) -> bool:
-    """Whether a sequence's tokens are chosen from logits as the model gives them but for penalties, and nobody wants to know more."""
+    """Whether a sequence's tokens are chosen from logits as the model gives them but for penalties, and
+    nobody wants to know more."""
     sampling = admit.sampling
-    return not (admit.grammar_constraint or sampling.processor or sampling.bias_ids or sampling.top_logprobs >= 0
-                or (sampling.stop_ids and sampling.min_len > 0))
+    return not (
+        admit.grammar_constraint
+        or sampling.processor
+        or sampling.bias_ids
+        or sampling.top_logprobs >= 0
+        or (sampling.stop_ids and sampling.min_len > 0)
+    )

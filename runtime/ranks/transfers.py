@@ -1,8 +1,9 @@
 """What a step sends to its device and brings back, without making the host wait.
 
-Up: host arrays in pinned memory, copied in the order of the device's work. Down: tensors copied behind that work on a stream of their
-own, so that the next step need not wait for the copy, with an event that says when they have come. torch's allocators of pinned and of
-device memory keep both ends alive until the device is done with them, and give the memory to nobody else before.
+Up: host arrays in pinned memory, copied in the order of the device's work. Down: tensors copied behind that
+work on a stream of their own, so that the next step need not wait for the copy, with an event that says when
+they have come. torch's allocators of pinned and of device memory keep both ends alive until the device is
+done with them, and give the memory to nobody else before.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,8 @@ class Transfers(Protocol):
     """Copies of one device, called by the thread that launches its work."""
 
     def upload(self, array: np.ndarray, to: Tensor) -> None:
-        """Copies into a tensor that stays where it is; behind the work launched so far, and before what is launched later."""
+        """Copies into a tensor that stays where it is; behind the work launched so far, and before what is
+        launched later."""
         ...
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
@@ -80,7 +82,8 @@ class OnTheWay:
 
 
 class Streamed:
-    """Of a device with streams; `streams` is torch's module of it, with Stream, Event, stream and current_stream."""
+    """Of a device with streams; `streams` is torch's module of it, with Stream, Event, stream and
+    current_stream."""
 
     def __init__(self, streams: Any) -> None:
         self._streams = streams

@@ -3,14 +3,15 @@
     Parked      all of a model's, while their memory on the device is given back (--enable-weights-cpu-backup)
     Offload     those of some layers, always: they come to the device before the layer computes (--cpu-offload-gb, --offload-group-size)
 
-Layers that are offloaded share a few buffers on the device, and their tensors are views into them that never move: a layer's weights come
-as one copy, on a stream of its own, and a captured step replays its copies like all else.
+Layers that are offloaded share a few buffers on the device, and their tensors are views into them that never
+move: a layer's weights come as one copy, on a stream of its own, and a captured step replays its copies like
+all else.
 
     buffer 0    | layer 0 computes |   fetch 2   | layer 2 computes |  fetch 0 for the next step
     buffer 1    |     fetch 1      | layer 1 computes |   fetch 3   | layer 3 computes |  fetch 1 ...
 
-When a step ends every copy is done, and the first layers are there for the next one, so that steps, captured or not, follow each other in
-any order.
+When a step ends every copy is done, and the first layers are there for the next one, so that steps, captured
+or not, follow each other in any order.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from runtime.devices.base import Device
 from runtime.layers.weight import Layer, Weight
 
 ALIGNED = 256  # bytes, as devices' allocators align
-HALVES = ("before", "after")  # what computes with a decoder's weights first and last; encoders' layers have one method for all
+# what computes with a decoder's weights first and last; encoders' layers have one method for all
+HALVES = ("before", "after")
 
 
 def tensors(layer: Layer) -> Iterator[Tensor]:
@@ -50,7 +52,9 @@ def tensors(layer: Layer) -> Iterator[Tensor]:
 
 def span(tensor: Tensor) -> int:
     """Bytes from its first number to its last, whatever its strides."""
-    return (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+    return (
+        1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    ) * tensor.element_size()
 
 
 def within(memory: Tensor, begin: int, tensor: Tensor) -> Tensor:
@@ -105,9 +109,12 @@ class Offload:
         self._side = device.streams.Stream()
         self._shelves = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]
         size = max(len(buffer.host) for buffer in self._shelves)
-        self._buffers = [torch.empty(size, dtype=torch.uint8, device=device.torch_device) for _ in range(ahead + 1)]
+        self._buffers = [
+            torch.empty(size, dtype=torch.uint8, device=device.torch_device) for _ in range(ahead + 1)
+        ]
         self._has = [-1] * len(self._buffers)  # whose weights are in each buffer, or on their way
-        self._coming: list[Any] = [None] * len(self._buffers)  # the event behind a copy that nobody has waited for
+        # the event behind a copy that nobody has waited for
+        self._coming: list[Any] = [None] * len(self._buffers)
         for index, (layer, buffer) in enumerate(zip(layers, self._shelves, strict=True)):
             buffer.point_into(self._buffers[index % len(self._buffers)])
             first, last = HALVES if hasattr(layer, HALVES[0]) else ("forward", "forward")

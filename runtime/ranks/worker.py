@@ -3,10 +3,11 @@
     plans    reads    StartRank, then StepPlan ..., then StopRank
     results  writes   LoadProgress ..., RankReady, then (rank 0) a StepResult for each StepPlan; RankFailed before it ends in error
 
-A device that computes while the host goes on has several steps at once: this loop launches what comes, and a thread waits for results.
-Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model cannot be started. Between steps the rank waits in
-the kernel. It dies with its parent, even if that is killed. SIGUSR1 makes it write its stack to stderr and end,
-even where Python code cannot run, in a collective that never returns; so does a crash. SIGUSR2 makes it write its stack and go on.
+A device that computes while the host goes on has several steps at once: this loop launches what comes, and a
+thread waits for results. Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model
+cannot be started. Between steps the rank waits in the kernel. It dies with its parent, even if that is
+killed. SIGUSR1 makes it write its stack to stderr and end, even where Python code cannot run, in a collective
+that never returns; so does a crash. SIGUSR2 makes it write its stack and go on.
 """
 
 import argparse
@@ -27,7 +28,18 @@ from runtime.errors import ModelError, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
 from runtime.messages.memory import ChangeMemory, UpdateWeights
-from runtime.messages.ranks import Capture, CountExperts, FromRank, LoadProgress, Prepare, Profile, RankFailed, StartRank, StopRank, ToRank
+from runtime.messages.ranks import (
+    Capture,
+    CountExperts,
+    FromRank,
+    LoadProgress,
+    Prepare,
+    Profile,
+    RankFailed,
+    StartRank,
+    StopRank,
+    ToRank,
+)
 from runtime.messages.steps import StepPlan
 from runtime.ranks.ring import Reader, RingFds, Writer
 
@@ -36,7 +48,8 @@ _PR_SET_NAME = 15
 
 
 class Later:
-    """A thread that waits for steps in order and has their results sent. The device needs its host for nothing else meanwhile."""
+    """A thread that waits for steps in order and has their results sent. The device needs its host for
+    nothing else meanwhile."""
 
     def __init__(self, send: Callable[[Pending], None], fail: Callable[[Exception], None]) -> None:
         """`fail` is told the exception of a step, after which nothing is sent any more."""
@@ -88,8 +101,17 @@ class Rank:
             executor: Executor = open_device(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(plan := self._receive(),
-                             StepPlan | Capture | Profile | Prepare | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights):
+            while isinstance(
+                plan := self._receive(),
+                StepPlan
+                | Capture
+                | Profile
+                | Prepare
+                | LoadAdapter
+                | CountExperts
+                | ChangeMemory
+                | UpdateWeights,
+            ):
                 if isinstance(plan, Capture):
                     self._capture(executor, plan)
                     continue
@@ -97,7 +119,9 @@ class Rank:
                     executor.prepare(plan.grammar)
                     continue
                 if isinstance(plan, LoadAdapter):
-                    Thread(target=self._load_adapter, args=(executor, plan), name="adapter", daemon=True).start()
+                    Thread(
+                        target=self._load_adapter, args=(executor, plan), name="adapter", daemon=True
+                    ).start()
                     continue
                 if isinstance(plan, CountExperts):
                     self._deliver(executor.count_experts(plan))
@@ -169,7 +193,9 @@ class Rank:
     def _fail(self, error: Exception, doing: str) -> int:
         """The parent gets the class only: the text may hold what a client must not see."""
         traceback.print_exception(error, file=sys.stderr)
-        self._send(RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False))
+        self._send(
+            RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False)
+        )
         return 1
 
     def _end(self, error: Exception) -> None:
@@ -199,23 +225,31 @@ class Rank:
 
 
 def stay_on_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devices/system/node")) -> None:
-    """Keeps this thread, and those that it starts, on the cores of the rank's node, and so its memory. Raises StartError."""
+    """Keeps this thread, and those that it starts, on the cores of the rank's node, and so its memory. Raises
+    StartError."""
     if not nodes:
         return
     node = nodes[rank] if len(nodes) > 1 else nodes[0]
     try:
         text = (root / f"node{node}" / "cpulist").read_text(encoding="ascii").strip()
     except OSError:
-        raise StartError(f"--numa-node {node} is no node of this machine; `runtime check doctor` counts them") from None
+        raise StartError(
+            f"--numa-node {node} is no node of this machine; `runtime check doctor` counts them"
+        ) from None
     spans = [part.split("-") for part in text.split(",") if part]
-    cores = {core for span in spans for core in range(int(span[0]), int(span[-1]) + 1)} & os.sched_getaffinity(0)
+    cores = {
+        core for span in spans for core in range(int(span[0]), int(span[-1]) + 1)
+    } & os.sched_getaffinity(0)
     if not cores:
-        raise StartError(f"--numa-node {node}: this process may run on none of its cores ({text or 'it has none'}); choose another")
+        raise StartError(
+            f"--numa-node {node}: this process may run on none of its cores ({text or 'it has none'}); choose another"
+        )
     os.sched_setaffinity(0, cores)
 
 
 def bind_to_parent(parent_pid: int, name: str) -> bool:
-    """Asks the kernel to kill this process when the parent's thread that started it ends. False: it has ended already."""
+    """Asks the kernel to kill this process when the parent's thread that started it ends. False: it has ended
+    already."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -231,15 +265,22 @@ def exit_now(code: int) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="runtime.ranks.worker", description="One rank; started by the runtime, not by hand.")
+    parser = argparse.ArgumentParser(
+        prog="runtime.ranks.worker", description="One rank; started by the runtime, not by hand."
+    )
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True, help="process id")
-    parser.add_argument("--plans", type=RingFds.parse, required=True, help="descriptors of the ring that is read")
-    parser.add_argument("--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written")
+    parser.add_argument(
+        "--plans", type=RingFds.parse, required=True, help="descriptors of the ring that is read"
+    )
+    parser.add_argument(
+        "--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written"
+    )
     given = parser.parse_args(arguments)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, chain=True)  # chain: then do what the signal does by itself, end the process
+    # chain: then do what the signal does by itself, end the process
+    faulthandler.register(signal.SIGUSR1, chain=True)
     faulthandler.register(signal.SIGUSR2)
     if not bind_to_parent(given.parent, f"rank-{given.rank}"):
         return 1

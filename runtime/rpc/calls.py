@@ -1,4 +1,5 @@
-"""What the methods of the service do. The way of a request is that of POST /generate, from its checks on; only its words differ."""
+"""What the methods of the service do. The way of a request is that of POST /generate, from its checks on;
+only its words differ."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,7 +37,9 @@ class Calls:
 
     async def health(self, _: Message, __: Headered) -> Any:
         health = self.service.health()
-        return self.types["HealthResponse"](state=health.state, detail=health.detail, model=self.service.card.name)
+        return self.types["HealthResponse"](
+            state=health.state, detail=health.detail, model=self.service.card.name
+        )
 
     async def embed(self, wish: Message, headers: Headered) -> Any:
         body = body_of(wish)
@@ -74,22 +77,39 @@ class Calls:
 
     def _response(self, rid: str, choice: int, delta: Delta) -> Any:
         return self.types["GenerateResponse"](
-            rid=rid, index=choice, text=delta.text, output_ids=delta.token_ids, prompt_tokens=delta.prompt_tokens,
-            cached_tokens=delta.cached_tokens, logprobs=[self._logprob(token) for token in delta.logprobs or ()],
+            rid=rid,
+            index=choice,
+            text=delta.text,
+            output_ids=delta.token_ids,
+            prompt_tokens=delta.prompt_tokens,
+            cached_tokens=delta.cached_tokens,
+            logprobs=[self._logprob(token) for token in delta.logprobs or ()],
             finish=None if delta.finish is None else self._finish(delta.finish),
-            hidden_states=[self.types["Embedding"](values=row) for part in delta.hidden or () for row in part])
+            hidden_states=[
+                self.types["Embedding"](values=row) for part in delta.hidden or () for row in part
+            ],
+        )
 
     def _finish(self, end: Finish) -> Any:
         matched: dict[str, Any] = {}
         if end.matched is not None:
             matched = {"matched" if isinstance(end.matched, str) else "matched_id": end.matched}
-        return self.types["Finish"](reason=end.reason.value, prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
-                                    cached_tokens=end.cached_tokens, **matched)
+        return self.types["Finish"](
+            reason=end.reason.value,
+            prompt_tokens=end.prompt_tokens,
+            completion_tokens=end.completion_tokens,
+            cached_tokens=end.cached_tokens,
+            **matched,
+        )
 
     def _logprob(self, token: TokenLogprob) -> Any:
         kind = self.types["TokenLogprob"]
-        return kind(id=token.token_id, logprob=token.logprob, top=[kind(id=i, logprob=p) for i, p in token.top],
-                    picked=[kind(id=i, logprob=p) for i, p in token.picked])
+        return kind(
+            id=token.token_id,
+            logprob=token.logprob,
+            top=[kind(id=i, logprob=p) for i, p in token.top],
+            picked=[kind(id=i, logprob=p) for i, p in token.picked],
+        )
 
 
 class Waiting:

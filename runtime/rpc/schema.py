@@ -1,4 +1,5 @@
-"""Reads runtime.proto, as much of the language as it uses, so that nothing generated lies about: message types are made at start."""
+"""Reads runtime.proto, as much of the language as it uses, so that nothing generated lies about: message
+types are made at start."""
 
 import re
 from functools import cache
@@ -12,8 +13,14 @@ from google.protobuf.message_factory import GetMessageClass
 SOURCE = Path(__file__).with_name("runtime.proto")
 PACKAGE = "runtime.v1"
 SERVICE = f"{PACKAGE}.Runtime"
-SCALARS = {"string": FieldDescriptorProto.TYPE_STRING, "bool": FieldDescriptorProto.TYPE_BOOL, "int32": FieldDescriptorProto.TYPE_INT32,
-           "int64": FieldDescriptorProto.TYPE_INT64, "double": FieldDescriptorProto.TYPE_DOUBLE, "float": FieldDescriptorProto.TYPE_FLOAT}
+SCALARS = {
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
+    "float": FieldDescriptorProto.TYPE_FLOAT,
+}
 LABELS = {"repeated": FieldDescriptorProto.LABEL_REPEATED}
 _MESSAGE = re.compile(r"message (\w+) {(.*?)}", re.DOTALL)
 _FIELD = re.compile(r"(?:(optional|repeated) )?(?:map<(\w+), (\w+)>|(\w+)) (\w+) = (\d+);")
@@ -35,13 +42,29 @@ def read(source: str) -> tuple[FileDescriptorProto, list[Method]]:
     methods = [(name, takes, bool(several), gives) for name, takes, several, gives in _METHOD.findall(text)]
     service = file.service.add(name="Runtime")
     for name, takes, several, gives in methods:
-        service.method.add(name=name, input_type=_full(takes), output_type=_full(gives), server_streaming=several or None)
+        service.method.add(
+            name=name, input_type=_full(takes), output_type=_full(gives), server_streaming=several or None
+        )
     return file, methods
 
 
-def _add(message: DescriptorProto, label: str | None, key: str | None, value: str | None, kind: str | None, name: str, number: str) -> None:
-    field = message.field.add(name=name, number=int(number), json_name=_camel(name), label=LABELS.get(
-        label or "", FieldDescriptorProto.LABEL_REPEATED if key else FieldDescriptorProto.LABEL_OPTIONAL))
+def _add(
+    message: DescriptorProto,
+    label: str | None,
+    key: str | None,
+    value: str | None,
+    kind: str | None,
+    name: str,
+    number: str,
+) -> None:
+    field = message.field.add(
+        name=name,
+        number=int(number),
+        json_name=_camel(name),
+        label=LABELS.get(
+            label or "", FieldDescriptorProto.LABEL_REPEATED if key else FieldDescriptorProto.LABEL_OPTIONAL
+        ),
+    )
     if key and value:  # a map is a list of pairs
         pair = message.nested_type.add(name=f"{_camel(name)[0].upper()}{_camel(name)[1:]}Entry")
         pair.options.map_entry = True

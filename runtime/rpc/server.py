@@ -1,4 +1,5 @@
-"""`--grpc-mode`: the gRPC server, on the same event loop, in place of the HTTP one. Doors and checks are those of the HTTP routes."""
+"""`--grpc-mode`: the gRPC server, on the same event loop, in place of the HTTP one. Doors and checks are
+those of the HTTP routes."""
 
 import logging
 import ssl
@@ -20,9 +21,15 @@ from runtime.service import Service
 
 LOG = logging.getLogger("runtime.rpc")
 LEVELS: dict[str, Level] = {"Health": "open", "Abort": "admin"}  # all others: a user's
-CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
-         404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.RESOURCE_EXHAUSTED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-         503: grpc.StatusCode.UNAVAILABLE}
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
 GRACE_S = 30.0  # for running calls, after shutdown was asked for
 
 Context = Any  # grpc.aio.ServicerContext
@@ -31,10 +38,19 @@ Context = Any  # grpc.aio.ServicerContext
 class Rpc:
     """A gRPC server that listens."""
 
-    def __init__(self, service: Service, settings: HttpSettings, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        settings: HttpSettings,
+        host: str,
+        port: int,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
         """Raises StartError."""
         self.settings = settings
-        self.server = grpc.aio.server(options=[("grpc.max_receive_message_length", settings.max_body_bytes), ("grpc.so_reuseport", 0)])
+        self.server = grpc.aio.server(
+            options=[("grpc.max_receive_message_length", settings.max_body_bytes), ("grpc.so_reuseport", 0)]
+        )
         calls, (types, methods) = Calls(service, settings), load()
         handlers: dict[str, grpc.RpcMethodHandler] = {}
         for name, takes, several, gives in methods:
@@ -42,12 +58,16 @@ class Rpc:
             call = getattr(calls, name.lower())
             make = grpc.unary_stream_rpc_method_handler if several else grpc.unary_unary_rpc_method_handler
             method = (self._several if several else self._one)(level, types[takes], call)
-            handlers[name] = make(method, response_serializer=types[gives].SerializeToString)  # requests are read behind the door
+            # requests are read behind the door
+            handlers[name] = make(method, response_serializer=types[gives].SerializeToString)
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = (self.server.add_insecure_port(address) if credentials is None
-                         else self.server.add_secure_port(address, credentials))
+            self.port = (
+                self.server.add_insecure_port(address)
+                if credentials is None
+                else self.server.add_secure_port(address, credentials)
+            )
         except RuntimeError:
             raise StartError(f"cannot listen on {address}; choose another --port or --host") from None
 
@@ -60,7 +80,9 @@ class Rpc:
             with anyio.CancelScope(shield=True):
                 await self.server.stop(GRACE_S if shutdown.is_set() else 0)
 
-    def _one(self, level: Level, kind: Any, call: Callable[[Any, Headered], Awaitable[Any]]) -> Callable[[bytes, Context], Awaitable[Any]]:
+    def _one(
+        self, level: Level, kind: Any, call: Callable[[Any, Headered], Awaitable[Any]]
+    ) -> Callable[[bytes, Context], Awaitable[Any]]:
         async def method(data: bytes, context: Context) -> Any:
             try:
                 headers = self._enter(level, context)
@@ -70,8 +92,9 @@ class Rpc:
 
         return method
 
-    def _several(self, level: Level, kind: Any,
-                 call: Callable[[Any, Headered], AsyncIterator[Any]]) -> Callable[[bytes, Context], AsyncIterator[Any]]:
+    def _several(
+        self, level: Level, kind: Any, call: Callable[[Any, Headered], AsyncIterator[Any]]
+    ) -> Callable[[bytes, Context], AsyncIterator[Any]]:
         async def method(data: bytes, context: Context) -> AsyncIterator[Any]:
             answers = None
             try:
@@ -89,7 +112,9 @@ class Rpc:
 
     def _enter(self, level: Level, context: Context) -> Headered:
         metadata = context.invocation_metadata() or ()
-        headers = [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+        headers = [
+            (key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata
+        ]
         self.settings.keys.check(level, headers)
         return headers
 
@@ -111,13 +136,21 @@ async def _refuse(error: Exception, context: Context) -> None:
     await context.abort(CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
 
-def credentials_of(certfile: str | None, keyfile: str | None, password: str | None, ca_certs: str | None,
-                   checked: ssl.SSLContext | None) -> grpc.ServerCredentials | None:
-    """`checked` is what the same files gave the HTTP server: gRPC reads them later and says less. Raises StartError."""
+def credentials_of(
+    certfile: str | None,
+    keyfile: str | None,
+    password: str | None,
+    ca_certs: str | None,
+    checked: ssl.SSLContext | None,
+) -> grpc.ServerCredentials | None:
+    """`checked` is what the same files gave the HTTP server: gRPC reads them later and says less. Raises
+    StartError."""
     if checked is None or certfile is None:
         return None
     if password is not None:
-        raise StartError("--ssl-keyfile-password does not work with --grpc-mode; give a key without a password")
+        raise StartError(
+            "--ssl-keyfile-password does not work with --grpc-mode; give a key without a password"
+        )
     chain = Path(certfile).read_bytes()
     key = chain if keyfile is None else Path(keyfile).read_bytes()
     authorities = None if ca_certs is None else Path(ca_certs).read_bytes()

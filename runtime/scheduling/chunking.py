@@ -1,7 +1,8 @@
 """Chunk sizes that take the same time: the deeper in a prompt, the smaller (`--enable-dynamic-chunking`).
 
-A token attends to all before it, so equal chunks of a long prompt take longer and longer, and streams that share their steps slow down. The
-time of a step is modelled as a sum of four terms, fitted to the times that the ranks report.
+A token attends to all before it, so equal chunks of a long prompt take longer and longer, and streams that
+share their steps slow down. The time of a step is modelled as a sum of four terms, fitted to the times that
+the ranks report.
 """
 
 from math import sqrt
@@ -23,7 +24,8 @@ class Work(Struct, frozen=True):
 
 
 class Chunking:
-    """Fits `compute_s = a + b decodes + c tokens + d attended` by least squares, older steps counting less."""
+    """Fits `compute_s = a + b decodes + c tokens + d attended` by least squares, older steps counting
+    less."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size

@@ -16,7 +16,8 @@ class Limit(Struct, frozen=True, kw_only=True):
 
 
 class Deadlines:
-    """Deadlines of requests, the next one first. A request that has ended leaves its own behind: whoever takes it looks."""
+    """Deadlines of requests, the next one first. A request that has ended leaves its own behind: whoever
+    takes it looks."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -25,7 +26,10 @@ class Deadlines:
 
     def add(self, request: Request) -> None:
         limit = self.limit
-        for wished, most, is_queue in ((request.queue_timeout_s, limit.queue_s, True), (request.timeout_s, limit.total_s, False)):
+        for wished, most, is_queue in (
+            (request.queue_timeout_s, limit.queue_s, True),
+            (request.timeout_s, limit.total_s, False),
+        ):
             seconds = min(inf if wished is None else wished, inf if most is None else most)
             if seconds < inf:
                 heappush(self._heap, (request.arrival_s + seconds, request.id, is_queue))

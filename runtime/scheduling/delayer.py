@@ -1,12 +1,14 @@
 """Holds newcomers back for a few steps, so that several prompts share one (`--enable-prefill-delayer`).
 
-A step that computes prompts takes longer than one that only decodes, for all streams in it. Where prompts trickle in one by one, every
-step is such a step. Waiting until the prompts that have come fill a step makes few long steps out of many, at the price of a later first
-token for some. Nobody is held back when nothing decodes, when a prompt is under way anyhow, when there is plenty of room
+A step that computes prompts takes longer than one that only decodes, for all streams in it. Where prompts
+trickle in one by one, every step is such a step. Waiting until the prompts that have come fill a step makes
+few long steps out of many, at the price of a later first token for some. Nobody is held back when nothing
+decodes, when a prompt is under way anyhow, when there is plenty of room
 (`--prefill-delayer-token-usage-low-watermark`), or for more than so many steps.
 
-With several data-parallel replicas a step takes as long as its slowest one: there it is enough that all have some prompt. One scheduler
-plans for all replicas here, so `admits` is told of all, and nothing is gathered from anywhere.
+With several data-parallel replicas a step takes as long as its slowest one: there it is enough that all have
+some prompt. One scheduler plans for all replicas here, so `admits` is told of all, and nothing is gathered
+from anywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +28,9 @@ class Replica(Struct, frozen=True):
 class Delayer:
     """Asked once for each step in which newcomers could start."""
 
-    def __init__(self, max_steps: int, low_watermark: float | None, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, max_steps: int, low_watermark: float | None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self.max_steps = max_steps
         self.low_watermark = low_watermark
         self.held_steps = 0  # for which the newcomers of this moment have been held back
@@ -49,6 +53,8 @@ class Delayer:
         """Why to admit now; None: there is none."""
         if all(r.is_full for r in replicas) or (len(replicas) > 1 and all(r.has_prompts for r in replicas)):
             return "full"
-        if self.low_watermark is not None and any(r.has_prompts and r.usage < self.low_watermark for r in replicas):
+        if self.low_watermark is not None and any(
+            r.has_prompts and r.usage < self.low_watermark for r in replicas
+        ):
             return "watermark"
         return "limit" if self.held_steps >= self.max_steps else None

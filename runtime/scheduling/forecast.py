@@ -1,11 +1,13 @@
-"""How many tokens running sequences will still want: what admission keeps free, so that newcomers do not make them give way.
+"""How many tokens running sequences will still want: what admission keeps free, so that newcomers do not make
+them give way.
 
-Clients allow more tokens than answers take. Which part of it is taken is remembered of the last sequences that ended; each running one is
-expected to do as one of those that got as far. And not the sum of all that is wanted must be free: whoever ends gives back what it has,
-so the peak lies where one of the sequences ends. (The past-future scheduler of Gong et al., 2025, arXiv:2507.10150, reasons like this.)
+Clients allow more tokens than answers take. Which part of it is taken is remembered of the last sequences
+that ended; each running one is expected to do as one of those that got as far. And not the sum of all that is
+wanted must be free: whoever ends gives back what it has, so the peak lies where one of the sequences ends.
+(The past-future scheduler of Gong et al., 2025, arXiv:2507.10150, reasons like this.)
 
-A sequence that has to give way all the same raises the forecast at once, and it comes down slowly: that is the hysteresis which
-keeps a full cache from preempting, admitting and preempting again.
+A sequence that has to give way all the same raises the forecast at once, and it comes down slowly: that is
+the hysteresis which keeps a full cache from preempting, admitting and preempting again.
 """
 
 from bisect import bisect_right
@@ -27,7 +29,8 @@ class Forecast:
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self.conservativeness = conservativeness
-        self._parts = deque([0.25, 0.5, 0.75, 1.0], MEMORY)  # taken of what was allowed; before anything is known: any part
+        # taken of what was allowed; before anything is known: any part
+        self._parts = deque([0.25, 0.5, 0.75, 1.0], MEMORY)
         self._sorted: list[float] = []  # the same in order; empty: to be sorted
         self._raise = 1.0
 
@@ -46,7 +49,8 @@ class Forecast:
             self._raise = max(1.0, self._raise * CALM)
 
     def future(self, sequence: Sequence) -> int:
-        """Tokens that it is expected to take yet. The same question gets the same answer, another sequence another one."""
+        """Tokens that it is expected to take yet. The same question gets the same answer, another sequence
+        another one."""
         if not self._sorted:
             self._sorted = sorted(self._parts)
         parts = self._sorted
@@ -65,7 +69,8 @@ class Forecast:
         return int(min(wanted * self._raise, left) * self.conservativeness)
 
     def peak(self, sequences: Iterable[Sequence]) -> int:
-        """Most tokens that these sequences will hold at once, beyond what they hold now; what they found in the cache stays there."""
+        """Most tokens that these sequences will hold at once, beyond what they hold now; what they found in
+        the cache stays there."""
         wants = sorted([(self.future(s), len(s.tokens) - s.cached_len) for s in sequences], reverse=True)
         held = peak = 0
         for count, (future, own) in enumerate(wants, 1):  # when this one ends, those before it still run

@@ -1,8 +1,10 @@
-"""Which steps the ranks capture next: those that are wanted most, when nobody waits, or when it pays all the same.
+"""Which steps the ranks capture next: those that are wanted most, when nobody waits, or when it pays all the
+same.
 
-A capture takes a fraction of a second, in which no step runs. With nothing to compute that is nobody's loss, or, for a request that comes
-just then, one capture's time; so captures are asked for one at a time. Under load a size is captured when that many of its steps
-were launched one by one that the capture is soon paid back, and not before the last one is a while ago.
+A capture takes a fraction of a second, in which no step runs. With nothing to compute that is nobody's loss,
+or, for a request that comes just then, one capture's time; so captures are asked for one at a time. Under
+load a size is captured when that many of its steps were launched one by one that the capture is soon paid
+back, and not before the last one is a while ago.
 """
 
 from bisect import bisect_left
@@ -15,7 +17,8 @@ BUSY_EVERY_S = 5.0  # between two captures under load
 
 
 class Captures:
-    """The sizes of one model's graphs of one kind: which there are, which are left, how often each would have been used."""
+    """The sizes of one model's graphs of one kind: which there are, which are left, how often each would have
+    been used."""
 
     def __init__(self, sizes: Sequence[int], unit: str = "sequences") -> None:
         """`unit`: as of messages.Capture."""
@@ -37,10 +40,13 @@ class Captures:
             self.uses[self.sizes[at]] += num_steps
 
     def next(self, now_s: float, *, is_idle: bool) -> int | None:
-        """The size to capture now, if any: the most used one, of those the smallest. It counts as asked for."""
+        """The size to capture now, if any: the most used one, of those the smallest. It counts as asked
+        for."""
         if self.asked is not None or self.is_complete:
             return None
-        size = min((size for size in self.sizes if size not in self.done), key=lambda size: (-self.uses[size], size))
+        size = min(
+            (size for size in self.sizes if size not in self.done), key=lambda size: (-self.uses[size], size)
+        )
         if is_idle or (self.uses[size] >= BUSY_STEPS and now_s - self._last_s >= BUSY_EVERY_S):
             self.asked = size
             return size
@@ -51,7 +57,8 @@ class Captures:
         self.asked = None
 
     def answered(self, answer: Captured, now_s: float) -> None:
-        """What cannot be captured, and all that is larger, is given up. An answer that was overtaken by `restart` means nothing."""
+        """What cannot be captured, and all that is larger, is given up. An answer that was overtaken by
+        `restart` means nothing."""
         if answer.size != self.asked:
             return
         self.asked, self._last_s = None, now_s

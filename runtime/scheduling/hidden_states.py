@@ -1,4 +1,5 @@
-"""Hidden states on their way back: of a prompt they come chunk by chunk, of generated tokens one with each step."""
+"""Hidden states on their way back: of a prompt they come chunk by chunk, of generated tokens one with each
+step."""
 
 import numpy as np
 from msgspec import Struct
@@ -7,7 +8,8 @@ from runtime.scheduling.sequence import Sequence
 
 
 class Shown(Struct, frozen=True):
-    """The `count` hidden states that one row of a step brings: of a part of the prompt, or the one that the row's token is sampled from."""
+    """The `count` hidden states that one row of a step brings: of a part of the prompt, or the one that the
+    row's token is sampled from."""
 
     sequence: Sequence
     count: int
@@ -41,13 +43,14 @@ class HiddenCollector:
         self._collected.clear()
 
     def take(self, numbers: np.ndarray, expected: list[Part]) -> dict[int, np.ndarray]:
-        """A step's hidden states. -> what its tokens bring, by sequence id; copies, as the step's own hold those of others too"""
+        """A step's hidden states. -> what its tokens bring, by sequence id; copies, as the step's own hold
+        those of others too"""
         rows = numbers.reshape(sum(part.shown.count for part in expected), -1)
         found: dict[int, np.ndarray] = {}
         at = 0
         for part in expected:
             shown, collected = part.shown, part.collected
-            states = rows[at:at + shown.count].copy()
+            states = rows[at : at + shown.count].copy()
             at += shown.count
             if collected is None:
                 found[shown.sequence.id] = states

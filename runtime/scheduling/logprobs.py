@@ -16,13 +16,21 @@ def of_row(result: StepResult, row: int, params: SamplingParams) -> list[TokenLo
     first, count = row, 1
     if result.num_tokens is not None:
         first, count = int(result.num_tokens[:row].sum()), int(result.num_tokens[row])
-    return [TokenLogprob(int(result.token_ids[at]), float(result.logprobs[at]),
-                         *_top(result.top_ids, result.top_logprobs, at, result.width, params.top_logprobs, params.logprob_ids))
-            for at in range(first, first + count)]
+    return [
+        TokenLogprob(
+            int(result.token_ids[at]),
+            float(result.logprobs[at]),
+            *_top(
+                result.top_ids, result.top_logprobs, at, result.width, params.top_logprobs, params.logprob_ids
+            ),
+        )
+        for at in range(first, first + count)
+    ]
 
 
 class PromptPart(Struct, frozen=True):
-    """The prompt log probabilities that one extend row will bring: those of `targets`, to be added to `collected`."""
+    """The prompt log probabilities that one extend row will bring: those of `targets`, to be added to
+    `collected`."""
 
     sequence: Sequence
     targets: list[int]
@@ -39,7 +47,7 @@ class PromptCollector:
     def expect(self, sequence: Sequence, start: int, count: int) -> PromptPart:
         """The next `count` tokens of the prompt are planned."""
         collected = self._collected.setdefault(sequence.id, [TokenLogprob(sequence.tokens[0], None, [])])
-        targets = sequence.tokens[start + 1:start + count + 1].tolist()
+        targets = sequence.tokens[start + 1 : start + count + 1].tolist()
         return PromptPart(sequence, targets, start + count == sequence.prompt_len, collected)
 
     def drop(self, sequence: Sequence) -> None:
@@ -50,7 +58,9 @@ class PromptCollector:
         """The ranks died: prompts that are not complete are computed again, from their first token."""
         self._collected.clear()
 
-    def take(self, parts: list[PromptLogprobs], expected: dict[int, PromptPart]) -> dict[int, list[TokenLogprob]]:
+    def take(
+        self, parts: list[PromptLogprobs], expected: dict[int, PromptPart]
+    ) -> dict[int, list[TokenLogprob]]:
         """A step's parts, expected by slot. -> the prompts that are complete now, by sequence id"""
         complete: dict[int, list[TokenLogprob]] = {}
         for part in parts:
@@ -59,18 +69,24 @@ class PromptCollector:
             params = sequence.request.params
             count, picks = params.prompt_logprobs or 0, params.logprob_ids
             plan.collected.extend(
-                TokenLogprob(token, float(part.logprobs[i]), *_top(part.top_ids, part.top_logprobs, i, part.width, count, picks))
-                for i, token in enumerate(plan.targets))
+                TokenLogprob(
+                    token,
+                    float(part.logprobs[i]),
+                    *_top(part.top_ids, part.top_logprobs, i, part.width, count, picks),
+                )
+                for i, token in enumerate(plan.targets)
+            )
             if plan.is_last and self._collected.get(sequence.id) is plan.collected:
                 complete[sequence.id] = self._collected.pop(sequence.id)
         return complete
 
 
-def _top(ids: np.ndarray, values: np.ndarray, row: int, width: int, count: int,
-         picks: tuple[int, ...]) -> Iterator[list[tuple[int, float]]]:
+def _top(
+    ids: np.ndarray, values: np.ndarray, row: int, width: int, count: int, picks: tuple[int, ...]
+) -> Iterator[list[tuple[int, float]]]:
     """The likeliest tokens of a row, then those that were asked for by name: they stand behind the others."""
     start = row * width
     stop = start + min(count, width)
     yield list(zip(ids[start:stop].tolist(), values[start:stop].tolist(), strict=True))
     if picks:
-        yield list(zip(picks, values[stop:stop + len(picks)].tolist(), strict=True))
+        yield list(zip(picks, values[stop : stop + len(picks)].tolist(), strict=True))

@@ -1,9 +1,10 @@
 """Which adapters sit on the device, and who waits for one to sit down. Pure.
 
-A running sequence keeps its adapter's seat; a seat that nobody uses keeps its adapter until another one wants it. So a step never mixes
-more adapters than there are seats. A sequence whose adapter finds no seat waits aside, and others pass it whose adapters sit or who need
-none. Nobody waits for ever: when PATIENCE have started meanwhile, the seat that fewest use is closed to newcomers, who line up behind.
-Seats that become free go to whoever waits longest, with all that want the same adapter.
+A running sequence keeps its adapter's seat; a seat that nobody uses keeps its adapter until another one wants
+it. So a step never mixes more adapters than there are seats. A sequence whose adapter finds no seat waits
+aside, and others pass it whose adapters sit or who need none. Nobody waits for ever: when PATIENCE have
+started meanwhile, the seat that fewest use is closed to newcomers, who line up behind. Seats that become free
+go to whoever waits longest, with all that want the same adapter.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,8 @@ class LoraSlotConfig(Struct, frozen=True, kw_only=True):
     """What the options say of seats."""
 
     num_lora_slots: int = 0
-    eviction: str = "lru"  # or fifo: of adapters that nobody uses, who goes: the one not asked for longest, or that sat down first
+    # or fifo: of adapters that nobody uses, who goes: the one not asked for longest, or that sat down first
+    eviction: str = "lru"
 
 
 class LoraSlot(Struct):
@@ -92,7 +94,8 @@ class LoraSlots:
         return None
 
     def release(self, queue: WaitingQueue) -> None:
-        """Seats for those that wait, as far as there are; they take their turn again. To be called before anybody is let in."""
+        """Seats for those that wait, as far as there are; they take their turn again. To be called before
+        anybody is let in."""
         if not self.waiting:
             return
         keeps = not queue.admits_only  # who may not start must not keep others from it
@@ -138,7 +141,8 @@ class LoraSlots:
             self._taken[adapter.id].num_users -= 1
 
     def unload(self, adapter: int, live: Iterable[Sequence]) -> None:
-        """No request comes for it any more; the ranks forget it when the last of `live` that has it has ended."""
+        """No request comes for it any more; the ranks forget it when the last of `live` that has it has
+        ended."""
         if any(s.request.adapter is not None and s.request.adapter.id == adapter for s in live):
             self._leaving.add(adapter)
             return
@@ -163,14 +167,20 @@ class LoraSlots:
         if not self._moved and not self._gone:
             return None
         moved, gone, self._moved, self._gone = self._moved, self._gone, {}, []
-        return LoraAssignment(np.array(list(moved), np.int32), np.array(list(moved.values()), np.int32), np.array(gone, np.int32))
+        return LoraAssignment(
+            np.array(list(moved), np.int32),
+            np.array(list(moved.values()), np.int32),
+            np.array(gone, np.int32),
+        )
 
     def _has_room(self) -> bool:
         return bool(self._free) or any(lora_slot.is_idle for lora_slot in self._taken.values())
 
     def _place(self, adapter: int, *, is_pinned: bool) -> LoraSlot:
         if not self._free:
-            gone, old = next((gone, lora_slot) for gone, lora_slot in self._taken.items() if lora_slot.is_idle)
+            gone, old = next(
+                (gone, lora_slot) for gone, lora_slot in self._taken.items() if lora_slot.is_idle
+            )
             del self._taken[gone]
             self._free.append(old.index)
             self.num_evicted += 1

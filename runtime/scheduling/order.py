@@ -1,8 +1,9 @@
 """In which order waiting sequences are taken: the policies, as a table.
 
-A policy has a `key`, known when a sequence comes and never changed: the queue stays sorted by it, whatever its length. Where the best
-order depends on what runs or is cached now, `rank` reorders the first few (WINDOW) of that queue once a step. So a
-policy costs the same with ten waiting sequences and with ten thousand, and within a window's reach nobody is forgotten.
+A policy has a `key`, known when a sequence comes and never changed: the queue stays sorted by it, whatever
+its length. Where the best order depends on what runs or is cached now, `rank` reorders the first few (WINDOW)
+of that queue once a step. So a policy costs the same with ten waiting sequences and with ten thousand, and
+within a window's reach nobody is forgotten.
 """
 
 from collections import defaultdict
@@ -57,8 +58,9 @@ def longest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
 
 
 def heaviest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
-    """Depth first through the tree of waiting prompts, at each fork into the branch that most of them take: those that share
-    follow each other, and what they share is cached while it is used. Where branches weigh the same, the one that is cached goes first."""
+    """Depth first through the tree of waiting prompts, at each fork into the branch that most of them take:
+    those that share follow each other, and what they share is cached while it is used. Where branches weigh
+    the same, the one that is cached goes first."""
     width = 4 * now.tree.page_size
     ordered: list[Sequence] = []
     stack = [(0, [(s.tokens.tobytes(), s) for s in longest_prefix(window, now)])]
@@ -71,11 +73,13 @@ def heaviest_prefix(window: list[Sequence], now: Now) -> list[Sequence]:
         start = _common(min(texts), max(texts), start, width)
         branches: dict[bytes, list[tuple[bytes, Sequence]]] = defaultdict(list)
         for text, sequence in group:
-            branches[text[start:start + width]].append((text, sequence))
+            branches[text[start : start + width]].append((text, sequence))
         if len(branches) == 1:  # all the same
             ordered += [sequence for _, sequence in group]
         else:
-            stack += [(start, branch) for branch in reversed(sorted(branches.values(), key=lambda b: -len(b)))]
+            stack += [
+                (start, branch) for branch in reversed(sorted(branches.values(), key=lambda b: -len(b)))
+            ]
     return ordered
 
 
@@ -84,13 +88,19 @@ def _common(first: bytes, last: bytes, start: int, width: int) -> int:
     low, high = start // width, min(len(first), len(last)) // width
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if first[low * width:middle * width] == last[low * width:middle * width] else (low, middle - 1)
+        low, high = (
+            (middle, high)
+            if first[low * width : middle * width] == last[low * width : middle * width]
+            else (low, middle - 1)
+        )
     return low * width
 
 
 def busiest_key(window: list[Sequence], now: Now) -> list[Sequence]:
     """Whose routing key most running sequences have goes first; those with none go last."""
-    return sorted(window, key=lambda s: -now.running_keys.get(s.request.routing_key, 0) if s.request.routing_key else 1)
+    return sorted(
+        window, key=lambda s: -now.running_keys.get(s.request.routing_key, 0) if s.request.routing_key else 1
+    )
 
 
 POLICIES: dict[str, Policy] = {

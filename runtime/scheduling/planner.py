@@ -30,13 +30,14 @@ class Admission(Struct, frozen=True, kw_only=True):
     has_dynamic_chunks: bool = False
     long_share: float = 0.5  # of a step's known tokens that long prompts get together while others have some
     decode_steps: int = 1  # from one step that admits to the next, while sequences decode
-    delay_steps: int = 0  # for which newcomers are held back at most, until they fill a step (delayer.py); 0: none
+    # for which newcomers are held back at most, until they fill a step (delayer.py); 0: none
+    delay_steps: int = 0
     delay_watermark: float | None = None  # share of the pages below which nobody is held back
 
 
 class Flight(Struct, frozen=True):
-    """What must be remembered of a submitted step: the sequences that it computes and those of them that it samples, in row
-    order, and prompt parts by slot."""
+    """What must be remembered of a submitted step: the sequences that it computes and those of them that it
+    samples, in row order, and prompt parts by slot."""
 
     step: int
     computed: list[Sequence]
@@ -62,7 +63,8 @@ class Totals(Struct):
 
 
 class Fill(Struct):
-    """The known tokens of one step while they are handed out: `left` of all, `long_left` of them for long prompts."""
+    """The known tokens of one step while they are handed out: `left` of all, `long_left` of them for long
+    prompts."""
 
     left: int
     long_left: int
@@ -73,16 +75,21 @@ class Fill(Struct):
 class Planner:
     """One plan after the other over one roster."""
 
-    def __init__(self, roster: Roster, prompts: PromptCollector, *, admission: Admission, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, roster: Roster, prompts: PromptCollector, *, admission: Admission, eos_ids: tuple[int, ...]
+    ) -> None:
         self.roster = roster
         self.prompts = prompts
         self.admission = admission
         self.eos_ids = eos_ids
         self.totals = Totals()
         self.hidden = HiddenCollector()
-        self.admitted: list[int] = []  # ids of sequences that were admitted for the first time, until somebody takes them
+        # ids of sequences that were admitted for the first time, until somebody takes them
+        self.admitted: list[int] = []
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
-        self.delayer = Delayer(admission.delay_steps, admission.delay_watermark) if admission.delay_steps else None
+        self.delayer = (
+            Delayer(admission.delay_steps, admission.delay_watermark) if admission.delay_steps else None
+        )
         self._outran: list[Sequence] = []  # may lack pages for their known tokens
         self._last_admission = 0  # the step
         self._no_room = (-1, 0, 0)  # for whom there was none, and when
@@ -100,7 +107,9 @@ class Planner:
         builder = StepBuilder()
         parts: dict[int, PromptPart] = {}
         self._decode(builder)
-        if roster.extending or ((roster.waiting.has_ready or roster.lora_slots.waiting) and roster.has_free_slot):
+        if roster.extending or (
+            (roster.waiting.has_ready or roster.lora_slots.waiting) and roster.has_free_slot
+        ):
             self._fill(builder, parts)
         step = self.totals.steps + 1
         page_copies = roster.cache.host.take(step)
@@ -114,14 +123,21 @@ class Planner:
             self.totals.saved_pages += len(page_copies.save_pages)
         if roster.shares.is_on and builder.sequences:
             roster.shares.charge_decodes()
-        flight = Flight(step, builder.sequences, builder.sampled, parts, self._work(builder),
-                        [self.hidden.expect(shown) for shown in builder.shown])
+        flight = Flight(
+            step,
+            builder.sequences,
+            builder.sampled,
+            parts,
+            self._work(builder),
+            [self.hidden.expect(shown) for shown in builder.shown],
+        )
         states = roster.cache.states
         state_copies = None if states is None else states.take(builder.state_slots)
         return builder.build(step, page_copies, state_copies, roster.lora_slots.take()), flight
 
     def _decode(self, builder: StepBuilder) -> None:
-        """A row for each decoding sequence that may still grow; when pages run out the last in precedence give way."""
+        """A row for each decoding sequence that may still grow; when pages run out the last in precedence
+        give way."""
         page_size = self.roster.cache.page_size
         rows: list[Sequence] = []
         starts: list[int] = []
@@ -146,7 +162,8 @@ class Planner:
             states.decoded(rows, starts)
 
     def _grow(self, sequence: Sequence) -> bool:
-        """One more page, taken from the last in precedence if need be. False: that was the sequence itself, and it gave way."""
+        """One more page, taken from the last in precedence if need be. False: that was the sequence itself,
+        and it gave way."""
         while not self.roster.cache.grow(sequence):
             victim = self.roster.last()
             self.roster.forecast.preempted()
@@ -156,7 +173,8 @@ class Planner:
         return True
 
     def outrun(self, sequence: Sequence) -> None:
-        """It has got tokens that no step has computed: if they are more than one, it extends again, before all others."""
+        """It has got tokens that no step has computed: if they are more than one, it extends again, before
+        all others."""
         roster = self.roster
         if sequence.slot >= 0 and sequence.computed_len < len(sequence.tokens) - 1:
             roster.decoding.remove(sequence)
@@ -165,13 +183,16 @@ class Planner:
             self._outran.append(sequence)
 
     def _catch_up(self, builder: StepBuilder) -> None:
-        """Pages for the known tokens of sequences that have outrun their steps; who finds none gives way. Nobody else does any more in
-        this plan, so a slot gets its pages once."""
+        """Pages for the known tokens of sequences that have outrun their steps; who finds none gives way.
+        Nobody else does any more in this plan, so a slot gets its pages once."""
         cache, outran, self._outran = self.roster.cache, self._outran, []
         for sequence in outran:
             if sequence.slot < 0:
                 continue
-            first, wanted = len(sequence.pages), cache.pages_for(min(len(sequence.tokens) + 1, sequence.max_len))
+            first, wanted = (
+                len(sequence.pages),
+                cache.pages_for(min(len(sequence.tokens) + 1, sequence.max_len)),
+            )
             while len(sequence.pages) < wanted and cache.grow(sequence):
                 pass
             if len(sequence.pages) < wanted:
@@ -193,7 +214,8 @@ class Planner:
         self.roster.put_back(sequence)
 
     def _make_way(self) -> None:
-        """Running sequences give way to the head of the queue if its priority is better by enough, and if that makes room."""
+        """Running sequences give way to the head of the queue if its priority is better by enough, and if
+        that makes room."""
         roster = self.roster
         head = roster.lora_slots.head(roster.waiting)
         if head is None or not roster.num_running:
@@ -209,7 +231,8 @@ class Planner:
             self._preempt(roster.last())
 
     def _fill(self, builder: StepBuilder, parts: dict[int, PromptPart]) -> None:
-        """Known tokens: of prompts that are under way, then of newcomers; what nobody else wants goes to the long ones."""
+        """Known tokens: of prompts that are under way, then of newcomers; what nobody else wants goes to the
+        long ones."""
         roster, admission = self.roster, self.admission
         size = admission.max_step_tokens
         is_due = not roster.decoding or self.totals.steps + 1 - self._last_admission >= admission.decode_steps
@@ -219,7 +242,9 @@ class Planner:
             self._catch_up(builder)
         for sequence in roster.extending:
             self._extend(sequence, fill)
-        if is_due and (self.delayer is None or fill.rows or not builder.sequences or self._may_start(self.delayer)):
+        if is_due and (
+            self.delayer is None or fill.rows or not builder.sequences or self._may_start(self.delayer)
+        ):
             self._admit(fill, builder)
         if fill.left and has_others:
             fill.long_left = fill.left
@@ -244,15 +269,24 @@ class Planner:
         waiting, cache = self.roster.waiting, self.roster.cache
         if not (waiting.has_ready and self.roster.has_free_slot):
             return False
-        most = min(self.roster.max_running - self.roster.num_running, self.admission.max_prompts or self.roster.max_running)
+        most = min(
+            self.roster.max_running - self.roster.num_running,
+            self.admission.max_prompts or self.roster.max_running,
+        )
         is_full = waiting.fills(self.admission.max_step_tokens, most)
-        return delayer.admits([Replica(True, is_full, (cache.num_used - cache.tree.num_evictable) / cache.pool.num_pages)])
+        return delayer.admits(
+            [Replica(True, is_full, (cache.num_used - cache.tree.num_evictable) / cache.pool.num_pages)]
+        )
 
     def _admit(self, fill: Fill, builder: StepBuilder) -> None:
         """Takes waiting sequences in order while slots, pages and the step's tokens last."""
         roster, admission = self.roster, self.admission
         roster.lora_slots.release(roster.waiting)
-        while fill.left and roster.has_free_slot and (sequence := roster.lora_slots.head(roster.waiting)) is not None:
+        while (
+            fill.left
+            and roster.has_free_slot
+            and (sequence := roster.lora_slots.head(roster.waiting)) is not None
+        ):
             if admission.max_prompts is not None and len(fill.rows) >= admission.max_prompts:
                 return
             if not admission.has_chunks and fill.rows and len(sequence.tokens) > fill.left:
@@ -274,7 +308,8 @@ class Planner:
             self._extend(sequence, fill)
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Asks again when somebody has left, or after a few steps: the answer may take a look at all that run."""
+        """Asks again when somebody has left, or after a few steps: the answer may take a look at all that
+        run."""
         state = (sequence.id, self.roster.num_left, self.totals.steps // RETRY_STEPS)
         if self._no_room == state:
             return False

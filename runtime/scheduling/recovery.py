@@ -1,4 +1,5 @@
-"""What a death of the ranks means for the sequences: who waits again, who may run meanwhile, who has to be given up."""
+"""What a death of the ranks means for the sequences: who waits again, who may run meanwhile, who has to be
+given up."""
 
 from collections.abc import Iterable
 
@@ -25,7 +26,8 @@ class Lost(Struct, frozen=True):
 
 
 class Recovery:
-    """Keeps for each sequence that was in flight at a death its *mark*: as many tokens as it would have had when those steps were done."""
+    """Keeps for each sequence that was in flight at a death its *mark*: as many tokens as it would have had
+    when those steps were done."""
 
     def __init__(self, planner: Planner) -> None:
         self.marks: dict[int, int] = {}  # by sequence id
@@ -33,7 +35,8 @@ class Recovery:
         self._suspects = Suspects()
 
     def died(self, flights: Iterable[Flight]) -> str | None:
-        """The ranks died with these steps in flight; the roster is as it was then. -> the request that is guilty, if that is known now"""
+        """The ranks died with these steps in flight; the roster is as it was then. -> the request that is
+        guilty, if that is known now"""
         sequences = {s.id: s for flight in flights for s in flight.computed}.values()
         if not sequences:
             return None
@@ -56,7 +59,8 @@ class Recovery:
             self._pass_if_free(sequence.request.id)
 
     def isolate(self, flights: Iterable[Flight]) -> bool:
-        """While requests are on trial: all others give way. -> whether no step in flight computes one of these any more"""
+        """While requests are on trial: all others give way. -> whether no step in flight computes one of
+        these any more"""
         trial, roster = self._suspects.trial, self._planner.roster
         for sequence in [*roster.extending, *roster.decoding]:
             if sequence.request.id not in trial:

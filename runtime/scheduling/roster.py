@@ -19,11 +19,18 @@ def precedence(sequence: Sequence) -> tuple[int, int]:
 
 
 class Roster:
-    """Every sequence that has not ended is in exactly one place: waiting (no slot, no pages), extending (its known tokens are
-    not all planned) or decoding (they are). Extending and decoding sequences hold a slot and pages."""
+    """Every sequence that has not ended is in exactly one place: waiting (no slot, no pages), extending (its
+    known tokens are not all planned) or decoding (they are). Extending and decoding sequences hold a slot and
+    pages."""
 
-    def __init__(self, cache: KVCache, max_running: int, order: OrderConfig | None = None, conservativeness: float = 1.0,
-                 lora_slots: LoraSlotConfig | None = None) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        max_running: int,
+        order: OrderConfig | None = None,
+        conservativeness: float = 1.0,
+        lora_slots: LoraSlotConfig | None = None,
+    ) -> None:
         self.cache = cache
         self.max_running = max_running
         self.order = order or OrderConfig()
@@ -33,11 +40,13 @@ class Roster:
         self.extending: list[Sequence] = []  # in order of admission
         self.decoding: list[Sequence] = []  # by precedence
         self.live: dict[int, Sequence] = {}
-        self._siblings: dict[str, list[Sequence]] = {}  # by request id; a request leaves when all of its sequences have ended
+        # by request id; a request leaves when all of its sequences have ended
+        self._siblings: dict[str, list[Sequence]] = {}
         self._running: dict[str, int] = {}  # running sequences by request id
         self._running_keys: dict[str, int] = {}  # and by routing key
         self.waiting = WaitingQueue(self.order, Now(cache.tree, self._running_keys), self.shares)
-        self._future: int | None = None  # tokens that the running ones are expected to take yet; None: to be counted
+        # tokens that the running ones are expected to take yet; None: to be counted
+        self._future: int | None = None
         self._landing: list[Sequence] = []  # gave way while a token of theirs was in flight
         self.has_levels = self.order.has_priorities  # some may have to give way to others that wait
         self.num_left = 0  # sequences that ran and gave their pages back
@@ -60,7 +69,8 @@ class Roster:
         return self._siblings.get(request_id, [])
 
     def join(self, request: Request, sequences: list[Sequence]) -> None:
-        """New sequences wait. All but the first do so until it has computed their common prompt, to find it in the prefix cache."""
+        """New sequences wait. All but the first do so until it has computed their common prompt, to find it
+        in the prefix cache."""
         self._siblings[request.id] = sequences
         self.has_levels |= request.is_idle
         self.shares.join(request.tenant, len(sequences))
@@ -86,7 +96,8 @@ class Roster:
             self._landing = [s for s in self._landing if s.in_flight and not s.is_finished]
 
     def has_room(self, newcomer: Sequence) -> bool:
-        """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run finds room as well."""
+        """Whether `newcomer` can start now, so that what the forecast expects of it and of those that run
+        finds room as well."""
         if not self._free_slots:
             return False
         if self.cache.window is not None and not has_window_room(self.cache.window, newcomer, self):
@@ -99,9 +110,15 @@ class Roster:
             return False
         if self._future is None:
             self._future = sum([self.forecast.future(s) for s in (*self.extending, *self.decoding)])
-        if not count or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size:
+        if (
+            not count
+            or self._future + self.forecast.future(newcomer) <= (spare - count) * self.cache.page_size
+        ):
             return True  # even if nobody ended meanwhile
-        return self.forecast.peak((*self.extending, *self.decoding, newcomer)) <= (spare - count) * self.cache.page_size
+        return (
+            self.forecast.peak((*self.extending, *self.decoding, newcomer))
+            <= (spare - count) * self.cache.page_size
+        )
 
     def start(self, sequence: Sequence) -> None:
         """Moves the head of the queue, for which there is room, to the running ones."""
@@ -142,15 +159,21 @@ class Roster:
         self._landing.append(sequence)
 
     def restart(self) -> set[str]:
-        """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that are known here, and no
-        token is in flight. -> the requests that ran"""
+        """The ranks died with all that they held: whoever ran waits again, oldest first, with the tokens that
+        are known here, and no token is in flight. -> the requests that ran"""
         running, request_ids = [*self.decoding, *self.extending], set(self._running)
         for sequence in self.decoding:
             self.shares.stop(sequence.request.tenant)
         for sequence in self.live.values():
             sequence.in_flight, sequence.repeated, sequence.match = 0, 0, None
         for sequence in running:
-            sequence.slot, sequence.pages, sequence.node, sequence.window, sequence.state = -1, [], None, None, None
+            sequence.slot, sequence.pages, sequence.node, sequence.window, sequence.state = (
+                -1,
+                [],
+                None,
+                None,
+                None,
+            )
             sequence.cached_len = sequence.loaded_len = sequence.computed_len = 0
         for sequence in sorted([*running, *(s for s in self._landing if not s.is_finished)], key=precedence):
             self.waiting.add(sequence, is_new=False)
@@ -182,7 +205,8 @@ class Roster:
             self.follow(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Gives back slot and pages. Steps in flight may still write there: they run before any step that reuses them."""
+        """Gives back slot and pages. Steps in flight may still write there: they run before any step that
+        reuses them."""
         if sequence in self.extending:
             self.extending.remove(sequence)
         else:
@@ -206,13 +230,16 @@ class Roster:
 
 
 def has_window_room(window: WindowPool, newcomer: Sequence, roster: Roster) -> bool:
-    """Whether `newcomer` can be computed with what the windows' pool has: prompts that are under way get what they will hold at most,
-    so that they never wait for one another; the windows of those that decode fill up as the forecast says."""
+    """Whether `newcomer` can be computed with what the windows' pool has: prompts that are under way get what
+    they will hold at most, so that they never wait for one another; the windows of those that decode fill up
+    as the forecast says."""
     need = window.most(len(newcomer.tokens) + 1)
     wants = [window.most(len(s.tokens) + 1) for s in roster.extending]
     if need + sum(wants) > window.pool.num_pages:
         return False
-    promised = sum(max(want - len(s.window.pages), 0) for want, s in zip(wants, roster.extending, strict=True))
+    promised = sum(
+        max(want - len(s.window.pages), 0) for want, s in zip(wants, roster.extending, strict=True)
+    )
     growing = [s for s in roster.decoding if len(s.tokens) < window.config.window]
     to_come = sum(min(roster.forecast.future(s), window.config.window - len(s.tokens)) for s in growing)
     return window.num_available >= need + promised + len(growing) + to_come // window.page_size

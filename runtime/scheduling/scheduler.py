@@ -1,9 +1,10 @@
 """What runs next: a pure state machine from requests and step results to step plans.
 
-Knows nothing of tasks, channels, rings or torch. The actor around it (actors/scheduler.py) calls `add`, `abort` and `end` as messages
-come, `plan` when a step may be submitted, `apply` when a step's result is there. Results come in the order of the plans.
-Several plans may be in flight: a plan counts on tokens that it has not seen. When the ranks die it calls `lose_ranks`, and `resume` when
-there are new ones; everything else may be called in between.
+Knows nothing of tasks, channels, rings or torch. The actor around it (actors/scheduler.py) calls `add`,
+`abort` and `end` as messages come, `plan` when a step may be submitted, `apply` when a step's result is
+there. Results come in the order of the plans. Several plans may be in flight: a plan counts on tokens that it
+has not seen. When the ranks die it calls `lose_ranks`, and `resume` when there are new ones; everything else
+may be called in between.
 """
 
 from collections import deque
@@ -26,8 +27,10 @@ from runtime.scheduling.roster import Roster
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.waiting import OrderConfig
 
-TIME_IS_UP = {True: "the request waited too long for its turn; try again later",
-              False: "the request's time was up before its first token; try again later"}
+TIME_IS_UP = {
+    True: "the request waited too long for its turn; try again later",
+    False: "the request's time was up before its first token; try again later",
+}
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
@@ -62,7 +65,11 @@ def empty_cache(config: SchedulerConfig, journal: Journal | None) -> KVCache:
 
 def by_sequence(sequences: list[Sequence], numbers: np.ndarray) -> dict[int, np.ndarray]:
     """The vectors of a step's complete rows, by sequence id."""
-    return {s.id: vector for s, vector in zip(sequences, numbers.reshape(len(sequences), -1), strict=True)} if sequences else {}
+    return (
+        {s.id: vector for s, vector in zip(sequences, numbers.reshape(len(sequences), -1), strict=True)}
+        if sequences
+        else {}
+    )
 
 
 class Scheduler:
@@ -72,8 +79,13 @@ class Scheduler:
         """`journal` is told what the prefix cache holds."""
         self.config = config
         self.journal = journal
-        self.roster = Roster(empty_cache(config, journal), config.max_running, config.order, config.conservativeness,
-                             config.lora_slots)
+        self.roster = Roster(
+            empty_cache(config, journal),
+            config.max_running,
+            config.order,
+            config.conservativeness,
+            config.lora_slots,
+        )
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
@@ -87,7 +99,8 @@ class Scheduler:
         self._recovery = Recovery(self.planner)
         self.flights: deque[Flight] = deque()
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
-        self.failed: list[tuple[GivenUp, Failing]] = []  # requests that ended of what only they asked for, until somebody tells them
+        # requests that ended of what only they asked for, until somebody tells them
+        self.failed: list[tuple[GivenUp, Failing]] = []
         self._next_id = 0
 
     @property
@@ -102,7 +115,9 @@ class Scheduler:
         """Queues the request's `n` sequences. -> their ids"""
         params = request.params
         longest = self._longest(request)
-        stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids))
+        stop_ids = frozenset(
+            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids)
+        )
         sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
         self._next_id += params.n
         self.roster.join(request, sequences)
@@ -110,14 +125,15 @@ class Scheduler:
         return [s.id for s in sequences]
 
     def abort(self, request_id: str) -> None:
-        """Ends all sequences of a request; what they hold is free for the next plan. Unknown requests are ignored."""
+        """Ends all sequences of a request; what they hold is free for the next plan. Unknown requests are
+        ignored."""
         for sequence in list(self.roster.siblings(request_id)):
             if not sequence.is_finished:
                 self._end(sequence, FinishReason.ABORT, None, self._ended)
 
     def expire(self, now_s: float) -> list[tuple[Refused, list[int]]]:
-        """Ends requests whose time is up. Those without a token are refused (-> with their sequences' ids); the others
-        end with what they have, as if aborted."""
+        """Ends requests whose time is up. Those without a token are refused (-> with their sequences' ids);
+        the others end with what they have, as if aborted."""
         refused: list[tuple[Refused, list[int]]] = []
         for request_id, is_queue in self.deadlines.due(now_s):
             siblings = self.roster.siblings(request_id)
@@ -152,7 +168,8 @@ class Scheduler:
         return plan
 
     def apply(self, result: StepResult) -> StepTokens:
-        """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have ended"""
+        """Takes in the result of the oldest step in flight. -> its tokens, and the sequences that have
+        ended"""
         flight = self.flights.popleft()
         assert flight.step == result.step, f"result of step {result.step} where {flight.step} was due"
         if flight.work is not None and self.planner.chunking is not None:
@@ -209,7 +226,8 @@ class Scheduler:
         return StepTokens(ids, tokens, ended, row_logprobs, prompts, cached, loaded, hidden=hidden, more=more)
 
     def lose_ranks(self) -> Lost:
-        """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have got. A guilty request ends."""
+        """The ranks died with all pages: whoever ran waits again and will get the tokens that it would have
+        got. A guilty request ends."""
         guilty = self._recovery.died(self.flights)
         num_steps = sum(bool(flight.computed) for flight in self.flights)
         self.flights.clear()
@@ -218,16 +236,26 @@ class Scheduler:
         recovered = self.roster.restart() - {guilty}
         return Lost(num_steps, len(recovered), None if guilty is None else self._give_up(guilty))
 
-    def resume(self, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0, num_state_slots: int = 0) -> list[GivenUp]:
-        """New ranks have come; they hold as many host pages as the old ones, with what was there, or start with empty ones.
-        -> requests whose prompts they have no room for, which end; others may end earlier than before"""
+    def resume(
+        self, num_pages: int, num_host_pages: int = 0, num_window_pages: int = 0, num_state_slots: int = 0
+    ) -> list[GivenUp]:
+        """New ranks have come; they hold as many host pages as the old ones, with what was there, or start
+        with empty ones. -> requests whose prompts they have no room for, which end; others may end earlier
+        than before"""
         cache = self.config.cache
-        if (num_host_pages, num_window_pages, num_state_slots) == (cache.host.num_pages, cache.window.num_pages, cache.states.num_slots):
+        if (num_host_pages, num_window_pages, num_state_slots) == (
+            cache.host.num_pages,
+            cache.window.num_pages,
+            cache.states.num_slots,
+        ):
             self.cache.resume(num_pages)
         else:
-            cache = structs.replace(cache, host=structs.replace(cache.host, num_pages=num_host_pages),
-                                    window=structs.replace(cache.window, num_pages=num_window_pages),
-                                    states=structs.replace(cache.states, num_slots=num_state_slots))
+            cache = structs.replace(
+                cache,
+                host=structs.replace(cache.host, num_pages=num_host_pages),
+                window=structs.replace(cache.window, num_pages=num_window_pages),
+                states=structs.replace(cache.states, num_slots=num_state_slots),
+            )
             self.config = structs.replace(self.config, cache=cache)
             self.cache.tree.is_closed = True
             self.roster.cache = empty_cache(structs.replace(self.config, num_pages=num_pages), self.journal)
@@ -273,4 +301,6 @@ class Scheduler:
         self.planner.hidden.drop(sequence)
         self._recovery.drop(sequence)
         self.roster.end(sequence)
-        ended.append(Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_sources))
+        ended.append(
+            Ended(sequence.id, reason, matched, max(sequence.first_cached_len, 0), sequence.first_sources)
+        )

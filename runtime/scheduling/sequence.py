@@ -7,7 +7,8 @@ from runtime.messages.requests import NO_SOURCES, Request
 
 
 class Sequence:
-    """One of a request's `n` answers: prompt and generated tokens, and the pages that hold their keys and values.
+    """One of a request's `n` answers: prompt and generated tokens, and the pages that hold their keys and
+    values.
 
     Invariant: 0 <= cached_len <= computed_len <= len(tokens) + in_flight and len(tokens) <= max_len.
 
@@ -18,9 +19,31 @@ class Sequence:
     repeated                    sampled by submitted steps, but known here from a run of tokens that came before
     """
 
-    __slots__ = ("id", "request", "index", "tokens", "prompt_len", "max_len", "cached_len", "computed_len",
-                 "in_flight", "pages", "slot", "node", "first_cached_len", "loaded_len", "is_finished", "stop_ids", "level", "match",
-                 "window", "state", "fetched_len", "first_loaded", "repeated")
+    __slots__ = (
+        "id",
+        "request",
+        "index",
+        "tokens",
+        "prompt_len",
+        "max_len",
+        "cached_len",
+        "computed_len",
+        "in_flight",
+        "pages",
+        "slot",
+        "node",
+        "first_cached_len",
+        "loaded_len",
+        "is_finished",
+        "stop_ids",
+        "level",
+        "match",
+        "window",
+        "state",
+        "fetched_len",
+        "first_loaded",
+        "repeated",
+    )
 
     def __init__(self, id: int, request: Request, index: int, max_len: int, stop_ids: frozenset[int]) -> None:
         self.id = id
@@ -44,7 +67,8 @@ class Sequence:
         self.first_sources = NO_SOURCES  # at the first admission
         self.first_cached_len = -1  # cached tokens at the first admission; what usage reports
         self.is_finished = False
-        self.level = 0  # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
+        # the lower, the sooner it is taken and the later it gives way: from the priority, or from ageing
+        self.level = 0
         self.match: Any = None  # cache.prefix.Node: where the tree was last seen to match, while waiting
 
     @property
@@ -53,7 +77,8 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a submitted step has computed the prompt, so that its first own token exists or is in flight."""
+        """Whether a submitted step has computed the prompt, so that its first own token exists or is in
+        flight."""
         return len(self.tokens) + self.in_flight > self.prompt_len
 
     @property

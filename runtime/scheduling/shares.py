@@ -1,8 +1,8 @@
 """Fair shares: of the tenants that want something, the one that has got the least for its weight is next.
 
-A tenant's clock counts the tokens computed for it, divided by its weight; a tenant that comes back from idleness continues at the clock of
-the one that is furthest behind, so that it can neither save up nor be made to pay. The idea is the virtual token counter of
-Sheng et al., 2024 (arXiv:2401.00588).
+A tenant's clock counts the tokens computed for it, divided by its weight; a tenant that comes back from
+idleness continues at the clock of the one that is furthest behind, so that it can neither save up nor be made
+to pay. The idea is the virtual token counter of Sheng et al., 2024 (arXiv:2401.00588).
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ class Shares:
             self._clocks.clear()
         if len(self.tokens) > 2 * MAX_TENANTS:
             idle = sorted((name for name in self.tokens if name not in self._live), key=self.clock)
-            for name in idle[:len(self.tokens) - MAX_TENANTS]:
+            for name in idle[: len(self.tokens) - MAX_TENANTS]:
                 self._clocks.pop(name, None)
                 del self.tokens[name]
 

@@ -23,14 +23,25 @@ def slot_sampling(sequence: Sequence, eos_ids: tuple[int, ...]) -> SlotSampling:
     p = sequence.request.params
     stop_ids = [] if p.min_new_tokens == 0 else [*p.stop_token_ids, *(() if p.ignore_eos else eos_ids)]
     return SlotSampling(
-        temperature=p.temperature, top_p=p.top_p, top_k=max(p.top_k, 0), min_p=p.min_p,
-        frequency_penalty=p.frequency_penalty, presence_penalty=p.presence_penalty, repetition_penalty=p.repetition_penalty,
+        temperature=p.temperature,
+        top_p=p.top_p,
+        top_k=max(p.top_k, 0),
+        min_p=p.min_p,
+        frequency_penalty=p.frequency_penalty,
+        presence_penalty=p.presence_penalty,
+        repetition_penalty=p.repetition_penalty,
         seed=sequence_seed(sequence.request.seed, sequence.index),
-        bias_ids=list(p.logit_bias), bias_values=list(p.logit_bias.values()),
-        stop_ids=stop_ids, min_len=sequence.prompt_len + p.min_new_tokens,
-        processor=p.processor, top_logprobs=p.top_logprobs if p.logprobs else -1,
-        prompt_logprobs=p.prompt_logprobs if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None else -1,
-        logprob_ids=list(p.logprob_ids))
+        bias_ids=list(p.logit_bias),
+        bias_values=list(p.logit_bias.values()),
+        stop_ids=stop_ids,
+        min_len=sequence.prompt_len + p.min_new_tokens,
+        processor=p.processor,
+        top_logprobs=p.top_logprobs if p.logprobs else -1,
+        prompt_logprobs=p.prompt_logprobs
+        if sequence.wants_prompt_logprobs and p.prompt_logprobs is not None
+        else -1,
+        logprob_ids=list(p.logprob_ids),
+    )
 
 
 class StepBuilder:
@@ -59,10 +70,23 @@ class StepBuilder:
     def admit(self, sequence: Sequence, eos_ids: tuple[int, ...], lora_slot: int = -1) -> None:
         """`sequence` takes its slot, with all the pages it has; its adapter sits at `lora_slot`."""
         params = sequence.request.params
-        has_history = params.has_penalties or params.processor is not None or sequence.request.grammar_constraint is not None
+        has_history = (
+            params.has_penalties
+            or params.processor is not None
+            or sequence.request.grammar_constraint is not None
+        )
         history = np.array(sequence.tokens, dtype=np.int32) if has_history else _NO_TOKENS
-        self._admits.append(Admit(sequence.slot, slot_sampling(sequence, eos_ids), sequence.prompt_len, history, sequence.request.grammar_constraint,
-                                  sequence.request.second_at, lora_slot))
+        self._admits.append(
+            Admit(
+                sequence.slot,
+                slot_sampling(sequence, eos_ids),
+                sequence.prompt_len,
+                history,
+                sequence.request.grammar_constraint,
+                sequence.request.second_at,
+                lora_slot,
+            )
+        )
         self._pages += [(sequence.slot, row, page) for row, page in enumerate(sequence.pages)]
         if sequence.state is not None:
             self.state_slots.append((sequence.slot, sequence.state.slot))
@@ -99,17 +123,21 @@ class StepBuilder:
             self.sampled.append(sequence)
         self._tokens.append(np.array(sequence.tokens[start:stop], dtype=np.int32))
         if sequence.request.embeds is not None and start < sequence.prompt_len:
-            embeds = sequence.request.embeds[start:min(stop, sequence.prompt_len)]
+            embeds = sequence.request.embeds[start : min(stop, sequence.prompt_len)]
             self._embeds.append(embeds.ravel())
-            self._embed_places.append(np.arange(self.num_tokens, self.num_tokens + len(embeds), dtype=np.int32))
+            self._embed_places.append(
+                np.arange(self.num_tokens, self.num_tokens + len(embeds), dtype=np.int32)
+            )
         if sequence.request.params.hidden_states is not None and (is_last or sequence.wants_prompt_hidden):
             is_prompt = sequence.wants_prompt_hidden
-            self._show(Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self.num_tokens + count)
+            self._show(
+                Shown(sequence, count if is_prompt else 1, is_prompt, is_last), self.num_tokens + count
+            )
         self.num_tokens += count
         if sequence.wants_prompt_logprobs:
             targets = np.full(count, -1, dtype=np.int32)
-            known = sequence.tokens[start + 1:stop + 1]
-            targets[:len(known)] = known
+            known = sequence.tokens[start + 1 : stop + 1]
+            targets[: len(known)] = known
             self._targets.append(targets)
 
     def show_decodes(self) -> None:
@@ -124,21 +152,41 @@ class StepBuilder:
 
     def work(self) -> Work:
         """How much the step computes."""
-        starts, counts = self._starts[self.num_decodes:], self._counts[self.num_decodes:]
-        attended = sum(count * start + count * count // 2 for start, count in zip(starts, counts, strict=True))
+        starts, counts = self._starts[self.num_decodes :], self._counts[self.num_decodes :]
+        attended = sum(
+            count * start + count * count // 2 for start, count in zip(starts, counts, strict=True)
+        )
         return Work(self.num_decodes, sum(counts), attended)
 
-    def build(self, step: int, page_copies: PageCopies | None = None, states: StateCopies | None = None,
-              lora_assignment: LoraAssignment | None = None) -> StepPlan:
+    def build(
+        self,
+        step: int,
+        page_copies: PageCopies | None = None,
+        states: StateCopies | None = None,
+        lora_assignment: LoraAssignment | None = None,
+    ) -> StepPlan:
         slots, rows, pages = zip(*self._pages, strict=True) if self._pages else ((), (), ())
         return StepPlan(
-            step, self.num_decodes, self._admits,
-            np.array(self._slots, dtype=np.int32), np.array(self._starts, dtype=np.int32),
-            np.array(self._counts, dtype=np.int32), np.array(self._samples, dtype=np.uint8),
+            step,
+            self.num_decodes,
+            self._admits,
+            np.array(self._slots, dtype=np.int32),
+            np.array(self._starts, dtype=np.int32),
+            np.array(self._counts, dtype=np.int32),
+            np.array(self._samples, dtype=np.uint8),
             np.concatenate(self._tokens) if self._tokens else _NO_TOKENS,
-            np.array(slots, dtype=np.int32), np.array(rows, dtype=np.int32), np.array(pages, dtype=np.int32),
-            np.concatenate(self._targets) if self._targets else _NO_TOKENS, page_copies, self._window_pages(), states, _joined(self._shown),
-            _joined(self._embed_places), _joined(self._embeds), lora_assignment)
+            np.array(slots, dtype=np.int32),
+            np.array(rows, dtype=np.int32),
+            np.array(pages, dtype=np.int32),
+            np.concatenate(self._targets) if self._targets else _NO_TOKENS,
+            page_copies,
+            self._window_pages(),
+            states,
+            _joined(self._shown),
+            _joined(self._embed_places),
+            _joined(self._embeds),
+            lora_assignment,
+        )
 
     def _window_pages(self) -> WindowPages | None:
         return WindowPages(*np.array(self._window, dtype=np.int32).T.copy()) if self._window else None

@@ -3,8 +3,9 @@
     died(everybody that was in flight)      the ranks have died: who runs next, and has one been found out?
     passed(request)                         it has got the tokens that were in flight when the ranks died, or has ended
 
-The first death may be an accident (an operator, the kernel's OOM killer): everybody runs again. A request that is in flight at two
-deaths without having passed in between is a *candidate*, and candidates are tried by halves, as in a binary search:
+The first death may be an accident (an operator, the kernel's OOM killer): everybody runs again. A request
+that is in flight at two deaths without having passed in between is a *candidate*, and candidates are tried by
+halves, as in a binary search:
 
     candidates = trial + rest       only `trial` runs; all others wait, so a death in a trial can only be the trial's doing
     the ranks die                   the candidates are those of the trial that were in flight
@@ -13,10 +14,10 @@ deaths without having passed in between is a *candidate*, and candidates are tri
     no candidate is left            it was no single request's fault: everybody runs
     the ranks die, and one request alone was in flight that was so at an earlier death as well: that one is guilty; everybody else runs
 
-It ends. Each event of a trial leaves at most half of the candidates, rounded up, and of one candidate none: it dies alone or passes. So
-one of N requests that always kills the ranks at the same place costs 2 + log2(N) deaths, rounded up. Between two such hunts a request has
-failed, or those who passed have got tokens, and of both there are finitely many. Nobody is guilty who was not in flight twice, the
-second time alone.
+It ends. Each event of a trial leaves at most half of the candidates, rounded up, and of one candidate none:
+it dies alone or passes. So one of N requests that always kills the ranks at the same place costs 2 + log2(N)
+deaths, rounded up. Between two such hunts a request has failed, or those who passed have got tokens, and of
+both there are finitely many. Nobody is guilty who was not in flight twice, the second time alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,7 +35,8 @@ class Suspects:
         return len(self._marked)
 
     def died(self, in_flight: Sequence[str]) -> str | None:
-        """The ranks died while these requests were computed, in any order, each named once. -> the guilty one, which is forgotten here"""
+        """The ranks died while these requests were computed, in any order, each named once. -> the guilty
+        one, which is forgotten here"""
         again = [request_id for request_id in in_flight if request_id in self._marked]
         self._marked.update(in_flight)
         if len(again) == len(in_flight) == 1:

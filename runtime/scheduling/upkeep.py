@@ -1,7 +1,8 @@
-"""What the scheduler does when it has nothing to do: it looks whether the cache is as it should be (cache/audit.py).
+"""What the scheduler does when it has nothing to do: it looks whether the cache is as it should be
+(cache/audit.py).
 
-A cache that is not is emptied, and pages that nobody has or that two have are never handed out again: the runtime goes on with what is
-certain. Ranks that are started anew have new pages.
+A cache that is not is emptied, and pages that nobody has or that two have are never handed out again: the
+runtime goes on with what is certain. Ranks that are started anew have new pages.
 """
 
 from collections.abc import Generator
@@ -23,7 +24,10 @@ class Upkeep:
     def is_due(self) -> bool:
         """Whether nobody needs the scheduler, and something has changed since the last audit."""
         scheduler = self.scheduler
-        return not (scheduler.roster.live or scheduler.num_in_flight) and scheduler.totals.steps != self._seen_step
+        return (
+            not (scheduler.roster.live or scheduler.num_in_flight)
+            and scheduler.totals.steps != self._seen_step
+        )
 
     def run(self) -> Generator[None, None, Findings]:
         """An audit in portions; whoever has something better to do leaves it, and it is due again."""

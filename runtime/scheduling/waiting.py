@@ -1,9 +1,9 @@
 """The waiting queue: who is admitted next.
 
-    1. whoever has been overtaken too often (ageing), at most every AGED_EVERY-th time
-    2. the best level (priority)
-    3. within it, the tenant that has got least (fair shares)
-    4. of that one's, who has run before and gave way; then by policy (order.py)
+1. whoever has been overtaken too often (ageing), at most every AGED_EVERY-th time
+2. the best level (priority)
+3. within it, the tenant that has got least (fair shares)
+4. of that one's, who has run before and gave way; then by policy (order.py)
 """
 
 from bisect import bisect_left, insort
@@ -18,7 +18,8 @@ from runtime.scheduling.order import POLICIES, WINDOW, Now, Policy
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.shares import Shares
 
-AGED_EVERY = 8  # at least so many admissions by policy between two by age: priorities keep a meaning under permanent overload
+# at least so many admissions by policy between two by age: priorities keep a meaning under permanent overload
+AGED_EVERY = 8
 AGED_LEVEL = -(2**63) - 1  # before every priority: who was admitted by age is not preempted by priority
 LAST_LEVEL = 2**63  # after every priority
 IDLE_LEVEL = 2**64  # after everybody, and by more than any threshold
@@ -30,7 +31,8 @@ class OrderConfig(Struct, frozen=True, kw_only=True):
     policy: str = "fcfs"
     has_priorities: bool = False
     low_first: bool = False  # the lower number is the higher priority
-    preemption_threshold: int = 10  # levels that a running sequence must be worse by to give way to a waiting one
+    # levels that a running sequence must be worse by to give way to a waiting one
+    preemption_threshold: int = 10
     patience: int = 256  # later ones that may overtake a sequence; 0: any number
     fair: bool = False  # among tenants
     weights: Mapping[str, float] = {}  # of tenants; 1 where none is given
@@ -88,13 +90,15 @@ class Place(Struct):
 
 
 class WaitingQueue:
-    """Sequences without slot and pages. `turn` counts the plans: what a policy saw of the world holds for one."""
+    """Sequences without slot and pages. `turn` counts the plans: what a policy saw of the world holds for
+    one."""
 
     def __init__(self, order: OrderConfig, now: Now, shares: Shares) -> None:
         self.order = order
         self.turn = 0
         self.num_aged = 0  # admitted by age
-        self.admits_only: frozenset[str] = frozenset()  # ids of the only requests that may be taken; while empty, all may
+        # ids of the only requests that may be taken; while empty, all may
+        self.admits_only: frozenset[str] = frozenset()
         self._policy = POLICIES[order.policy]
         self._now = now
         self._shares = shares
@@ -111,7 +115,9 @@ class WaitingQueue:
     @property
     def num_tokens(self) -> int:
         """Known tokens of all that wait; costs as much as there are."""
-        return sum(len(p.entry[3].tokens) for p in self._places.values()) + sum(len(s.tokens) for s in self._parked.values())
+        return sum(len(p.entry[3].tokens) for p in self._places.values()) + sum(
+            len(s.tokens) for s in self._parked.values()
+        )
 
     @property
     def has_ready(self) -> bool:
@@ -184,7 +190,9 @@ class WaitingQueue:
         if not self._places:
             return None
         if self.admits_only:
-            return next((p.entry[3] for p in self._places.values() if p.entry[3].request.id in self.admits_only), None)
+            return next(
+                (p.entry[3] for p in self._places.values() if p.entry[3].request.id in self.admits_only), None
+            )
         if (overdue := self._overdue()) is not None:
             return overdue
         if len(self._lanes) == 1:
@@ -194,9 +202,13 @@ class WaitingQueue:
         return lane.head(self.turn, self._now)
 
     def _overdue(self) -> Sequence | None:
-        """The longest in the queue, if it was overtaken too often: all that have left since it was the first to come, came later.
-        Who runs in idle time only has no age."""
+        """The longest in the queue, if it was overtaken too often: all that have left since it was the first
+        to come, came later. Who runs in idle time only has no age."""
         if not self.order.patience or self._left - self._last_aged < AGED_EVERY:
             return None
         oldest = next((place for place in self._places.values() if place.lane[0] != IDLE_LEVEL), None)
-        return oldest.entry[3] if oldest is not None and self._left - oldest.ordinal >= self.order.patience else None
+        return (
+            oldest.entry[3]
+            if oldest is not None and self._left - oldest.ordinal >= self.order.patience
+            else None
+        )

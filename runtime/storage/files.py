@@ -3,13 +3,14 @@
     DIR/<identity>/<first byte of the key>/<key>.page      records
     DIR/writing/<server>/...                               records that are being written; the folder's `lock` is held while it lives
 
-A record is written under a name of its own and renamed when it is complete, so nobody sees half of one, whoever is killed when. There
-is no fsync: what a power cut leaves behind has a wrong length or checksum, and is a miss. Folders of servers that are gone are swept by
-the next one that opens the directory.
+A record is written under a name of its own and renamed when it is complete, so nobody sees half of one,
+whoever is killed when. There is no fsync: what a power cut leaves behind has a wrong length or checksum, and
+is a miss. Folders of servers that are gone are swept by the next one that opens the directory.
 
-The directory holds at most `max_bytes` (as file lengths) of records, of all identities together; the least recently used go
-first. What others have written is seen by looking at the directory again after every LOOK_SHARE of max_bytes of own writes, so with n
-servers it may hold up to n * LOOK_SHARE more for a while. Use is noted as the file's modification time, once in TOUCH_S.
+The directory holds at most `max_bytes` (as file lengths) of records, of all identities together; the least
+recently used go first. What others have written is seen by looking at the directory again after every
+LOOK_SHARE of max_bytes of own writes, so with n servers it may hold up to n * LOOK_SHARE more for a while.
+Use is noted as the file's modification time, once in TOUCH_S.
 """
 
 import fcntl
@@ -45,12 +46,15 @@ class FileBackend:
         self.max_bytes = settings.max_bytes
         self.record_bytes = config.record_bytes
         if self.record_bytes > self.max_bytes:
-            raise StartError(f"a page takes {self.record_bytes} bytes in storage, but \"max_bytes\" of "
-                             f"--hicache-storage-backend-extra-config is {self.max_bytes}; raise it")
+            raise StartError(
+                f'a page takes {self.record_bytes} bytes in storage, but "max_bytes" of '
+                f"--hicache-storage-backend-extra-config is {self.max_bytes}; raise it"
+            )
         self._identity = config.identity.hex()
         self._numbers = count()
         self._index = Index()
-        self._lock = threading.Lock()  # of the index and the figures, never held while a file is read or written
+        # of the index and the figures, never held while a file is read or written
+        self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._unlooked = 0  # bytes written since the last look at the directory
         self._evicted = 0
@@ -61,13 +65,16 @@ class FileBackend:
             self._index.replace(look(self.root, SUFFIX))
             self._evict()
         except OSError as error:
-            raise StartError(f"the directory of the storage tier cannot be used ({error.strerror or error}); give another one as "
-                             "\"dir\" in --hicache-storage-backend-extra-config") from error
+            raise StartError(
+                f"the directory of the storage tier cannot be used ({error.strerror or error}); give another one as "
+                '"dir" in --hicache-storage-backend-extra-config'
+            ) from error
 
     def contains(self, keys: Sequence[bytes]) -> int:
         for number, key in enumerate(keys):
             name = self._name(key)
-            if name not in self._index and not (self.root / name).exists():  # another server may have written it
+            # another server may have written it
+            if name not in self._index and not (self.root / name).exists():
                 return number
         return len(keys)
 
@@ -80,7 +87,10 @@ class FileBackend:
                 self._index.drop(name)
             return False
         try:
-            if os.fstat(file).st_size != self.record_bytes or _transfer(os.readv, file, buffers) != self.record_bytes:
+            if (
+                os.fstat(file).st_size != self.record_bytes
+                or _transfer(os.readv, file, buffers) != self.record_bytes
+            ):
                 raise Damaged(name)
         finally:
             os.close(file)
@@ -169,7 +179,8 @@ class FileBackend:
             self._looking.release()
 
     def _evict(self) -> None:
-        """Unlinks the least recently used records until the bound holds. What another server has used since is spared."""
+        """Unlinks the least recently used records until the bound holds. What another server has used since
+        is spared."""
         while True:
             with self._lock:
                 if self._index.num_bytes <= self.max_bytes:
@@ -200,7 +211,7 @@ def _transfer(call: Callable[[int, list[memoryview]], int], file: int, buffers: 
     left = [buffer for buffer in buffers if buffer.nbytes]
     left.reverse()
     while left:
-        done = call(file, left[:-MAX_PARTS - 1:-1])
+        done = call(file, left[: -MAX_PARTS - 1 : -1])
         if not done:
             break
         total += done
@@ -234,7 +245,8 @@ def _lock(own: Path) -> int:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what servers that are gone were writing. A folder that was made a moment ago may not be locked yet: it has a minute."""
+    """Removes what servers that are gone were writing. A folder that was made a moment ago may not be locked
+    yet: it has a minute."""
     for own in folder.iterdir():
         try:
             if time.time() - own.stat().st_mtime < TOUCH_S and not (own / "lock").exists():

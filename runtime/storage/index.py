@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """One record: its length, when it was last used as far as known here, and what its file says about that."""
+    """One record: its length, when it was last used as far as known here, and what its file says about
+    that."""
 
     num_bytes: int
     used_s: float
@@ -16,7 +17,8 @@ class Entry(NamedTuple):
 
 
 class Index:
-    """Records by file name (relative to the root), least recently used first. Not thread-safe: its owner has the lock."""
+    """Records by file name (relative to the root), least recently used first. Not thread-safe: its owner has
+    the lock."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -65,7 +67,9 @@ def look(root: Path, suffix: str) -> list[tuple[str, Entry]]:
                 stat = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            found.append((os.path.relpath(entry.path, root), Entry(stat.st_size, stat.st_mtime, stat.st_mtime)))
+            found.append(
+                (os.path.relpath(entry.path, root), Entry(stat.st_size, stat.st_mtime, stat.st_mtime))
+            )
     return found
 
 

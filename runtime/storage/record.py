@@ -8,9 +8,10 @@
     52  8 zero bytes
     60  CRC-32 of the 60 bytes before, 4
 
-A CRC-32 finds every error burst of up to 32 bits for certain, and any other damage but for one in four thousand million. That is
-enough against disks, crashes and truncation, which is what it is for: it is no defence against somebody who writes to the directory on
-purpose. It was chosen because zlib has it everywhere, it lets other threads run, and it is faster than any digest of hashlib.
+A CRC-32 finds every error burst of up to 32 bits for certain, and any other damage but for one in four
+thousand million. That is enough against disks, crashes and truncation, which is what it is for: it is no
+defence against somebody who writes to the directory on purpose. It was chosen because zlib has it everywhere,
+it lets other threads run, and it is faster than any digest of hashlib.
 """
 
 import struct

@@ -18,12 +18,14 @@ Seconds = A[float, Meta(ge=0)]
 class TierSettings(Struct, frozen=True, kw_only=True):
     """What the tier reads, whatever the backend."""
 
-    prefetch_threshold: A[int, Meta(ge=1)] = 256  # tokens that must be found in storage for a fetch to be worth it
+    # tokens that must be found in storage for a fetch to be worth it
+    prefetch_threshold: A[int, Meta(ge=1)] = 256
     prefetch_timeout_base: Seconds = 1.0  # --hicache-storage-prefetch-policy timeout waits so long
     prefetch_timeout_per_ki_token: Seconds = 0.25  # and so much longer for each 1024 tokens to be fetched
     num_threads: A[int, Meta(ge=1, le=64)] = 4  # that read and write at once
     max_queued_bytes: Bytes = 1 << 30  # of pages that wait to be written; what comes on top is dropped
-    model: str | None = None  # the name of the weights, for copies of them whose files have other dates (identity.py)
+    # the name of the weights, for copies of them whose files have other dates (identity.py)
+    model: str | None = None
 
 
 class FileSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,9 +37,10 @@ class FileSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def folder(self, environment: Mapping[str, str] = os.environ) -> Path:
         if self.dir is not None:
             return Path(self.dir).expanduser()
-        if (said := environment.get(DIR_VARIABLE)):
+        if said := environment.get(DIR_VARIABLE):
             return Path(said).expanduser()
-        base = environment.get("XDG_CACHE_HOME", "")  # relative ones are to be ignored, says the specification
+        # relative ones are to be ignored, says the specification
+        base = environment.get("XDG_CACHE_HOME", "")
         return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "runtime" / "pages"
 
 
@@ -67,12 +70,14 @@ def problem(backend: str, said: Mapping[str, Any] | None) -> str | None:
         tier_settings(said)
         if backend == "dynamic":
             if "module" not in own:
-                return "names no plug-in; give \"module\": \"package.module:Class\""
+                return 'names no plug-in; give "module": "package.module:Class"'
             msgspec.convert(_only(own, PLUG_IN_NAMES), PlugInSettings)
         else:
             msgspec.convert(own, FileSettings)
     except msgspec.ValidationError as error:
-        known = sorted(TIER_NAMES | set(FileSettings.__struct_fields__ if backend == "file" else PLUG_IN_NAMES))
+        known = sorted(
+            TIER_NAMES | set(FileSettings.__struct_fields__ if backend == "file" else PLUG_IN_NAMES)
+        )
         return f"is not possible: {error}; it knows {', '.join(known)}"
     return None
 

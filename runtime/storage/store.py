@@ -36,7 +36,8 @@ class Totals(Struct):
 
 
 class Store:
-    """Pages by key. A page is given as parts: contiguous views of its bytes on every rank, in the same order each time."""
+    """Pages by key. A page is given as parts: contiguous views of its bytes on every rank, in the same order
+    each time."""
 
     def __init__(self, backend: Backend, identity: bytes) -> None:
         self.totals = Totals()
@@ -55,7 +56,8 @@ class Store:
             return 0
 
     def load(self, key: bytes, parts: Sequence[memoryview]) -> bool:
-        """Fills the parts with the page. False: it is not there, or not intact, and the parts hold anything."""
+        """Fills the parts with the page. False: it is not there, or not intact, and the parts hold
+        anything."""
         begin = monotonic()
         head = bytearray(HEADER_BYTES)
         try:
@@ -131,8 +133,10 @@ class Store:
             if is_new:
                 self._told[kind] = now
         if is_new:
-            self._log.error(f"storage cannot {verb} pages; it counts as a miss, and this is not logged again for a while",
-                            error=f"{type(error).__name__}: {error}")
+            self._log.error(
+                f"storage cannot {verb} pages; it counts as a miss, and this is not logged again for a while",
+                error=f"{type(error).__name__}: {error}",
+            )
 
 
 def open_store(backend: str, settings: Mapping[str, Any], identity: bytes, page_bytes: int) -> Store:
@@ -147,6 +151,8 @@ def _plug_in(config: BackendConfig) -> Backend:
     try:
         backend: Backend = getattr(importlib.import_module(module), name)(config)
     except Exception as error:
-        raise StartError(f"the storage backend {module}:{name} (\"module\" in --hicache-storage-backend-extra-config) cannot be opened "
-                         f"({type(error).__name__}: {error}); repair or leave it out") from error
+        raise StartError(
+            f'the storage backend {module}:{name} ("module" in --hicache-storage-backend-extra-config) cannot be opened '
+            f"({type(error).__name__}: {error}); repair or leave it out"
+        ) from error
     return backend

@@ -1,6 +1,7 @@
 """Chat templates by name, for models that come without one (--chat-template NAME).
 
-Written from the prompt formats that the models' authors publish; the marks are those of the models' own tokenizers.
+Written from the prompt formats that the models' authors publish; the marks are those of the models' own
+tokenizers.
 """
 
 from pathlib import Path
@@ -23,11 +24,16 @@ CHATML = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-QWEN = """\
+QWEN = (
+    """\
 {%- if messages and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}
-""" + CHATML
+"""
+    + CHATML
+)
 
-LLAMA_2 = _SYSTEM_FIRST + """\
+LLAMA_2 = (
+    _SYSTEM_FIRST
+    + """\
 {%- for turn in turns %}
     {%- if turn['role'] == 'user' %}
         {{- bos_token + '[INST] ' }}
@@ -37,6 +43,7 @@ LLAMA_2 = _SYSTEM_FIRST + """\
         {{- ' ' + turn['content'].strip() + ' ' + eos_token }}
     {%- endif %}
 {%- endfor %}"""
+)
 
 LLAMA_3 = """\
 {{- bos_token }}
@@ -45,7 +52,9 @@ LLAMA_3 = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 
-MISTRAL = _SYSTEM_FIRST + """\
+MISTRAL = (
+    _SYSTEM_FIRST
+    + """\
 {{- bos_token }}
 {%- for turn in turns %}
     {%- if turn['role'] == 'user' %}
@@ -56,24 +65,33 @@ MISTRAL = _SYSTEM_FIRST + """\
         {{- ' ' + turn['content'].strip() + eos_token }}
     {%- endif %}
 {%- endfor %}"""
+)
 
-VICUNA = _SYSTEM_FIRST + """\
+VICUNA = (
+    _SYSTEM_FIRST
+    + """\
 {{- system or "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, \
 and polite answers to the user's questions." }}
 {%- for turn in turns %}
     {{- ' USER: ' + turn['content'] if turn['role'] == 'user' else ' ASSISTANT: ' + turn['content'] + eos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}"""
+)
 
-ALPACA = _SYSTEM_FIRST + """\
+ALPACA = (
+    _SYSTEM_FIRST
+    + """\
 {{- system or 'Below is an instruction that describes a task. Write a response that appropriately completes the request.' }}
 {%- for turn in turns %}
     {{- '\\n\\n### Instruction:\\n' if turn['role'] == 'user' else '\\n\\n### Response:\\n' }}
     {{- turn['content'] + ('' if turn['role'] == 'user' else eos_token) }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif %}"""
+)
 
-GEMMA = _SYSTEM_FIRST + """\
+GEMMA = (
+    _SYSTEM_FIRST
+    + """\
 {{- bos_token }}
 {%- for turn in turns %}
     {{- '<start_of_turn>' + ('model' if turn['role'] == 'assistant' else 'user') + '\\n' }}
@@ -81,6 +99,7 @@ GEMMA = _SYSTEM_FIRST + """\
     {{- turn['content'].strip() + '<end_of_turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+)
 
 ZEPHYR = """\
 {%- for message in messages %}
@@ -94,25 +113,44 @@ PHI_3 = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
 
-DEEPSEEK = _SYSTEM_FIRST + """\
+DEEPSEEK = (
+    _SYSTEM_FIRST
+    + """\
 {{- bos_token + (system + '\\n\\n' if system else '') }}
 {%- for turn in turns %}
     {{- 'User: ' + turn['content'] + '\\n\\n' if turn['role'] == 'user' else 'Assistant: ' + turn['content'] + eos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+)
 
 TEMPLATES = {
-    "alpaca": ALPACA, "chatml": CHATML, "deepseek": DEEPSEEK, "gemma-it": GEMMA, "llama-2": LLAMA_2, "llama-2-chat": LLAMA_2,
-    "llama-3": LLAMA_3, "llama-3-instruct": LLAMA_3, "mistral": MISTRAL, "phi-3": PHI_3, "qwen": QWEN, "vicuna": VICUNA,
-    "vicuna_v1.1": VICUNA, "zephyr": ZEPHYR,
+    "alpaca": ALPACA,
+    "chatml": CHATML,
+    "deepseek": DEEPSEEK,
+    "gemma-it": GEMMA,
+    "llama-2": LLAMA_2,
+    "llama-2-chat": LLAMA_2,
+    "llama-3": LLAMA_3,
+    "llama-3-instruct": LLAMA_3,
+    "mistral": MISTRAL,
+    "phi-3": PHI_3,
+    "qwen": QWEN,
+    "vicuna": VICUNA,
+    "vicuna_v1.1": VICUNA,
+    "zephyr": ZEPHYR,
 }
 
 
 def template_sources(sources: dict[str, str], choice: str, name: str | None) -> dict[str, str]:
-    """Of `sources`, a tokenizer's own, the one called `name`; or what --chat-template names, `choice`. Raises OptionsError."""
+    """Of `sources`, a tokenizer's own, the one called `name`; or what --chat-template names, `choice`. Raises
+    OptionsError."""
     if name is not None:
         if name not in sources:
-            raise OptionsError([f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"])
+            raise OptionsError(
+                [
+                    f"--hf-chat-template-name {name}: the tokenizer has {', '.join(sorted(sources)) or 'no templates'}"
+                ]
+            )
         sources = {"default": sources[name]}
     if choice != "auto":
         sources = {"default": TEMPLATES[choice] if choice in TEMPLATES else _read_template(choice)}
@@ -123,5 +161,9 @@ def _read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError([f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
-                            "name one of these or a Jinja file"]) from None
+        raise OptionsError(
+            [
+                f"--chat-template {path} is none of {', '.join(TEMPLATES)}, and cannot be read as a file ({error}); "
+                "name one of these or a Jinja file"
+            ]
+        ) from None

@@ -1,6 +1,7 @@
 """Tokens to text, one at a time and exactly: the texts of a stream, joined, are the text of all its tokens.
 
-O(1) for each token, whatever it is: nothing is decoded twice, and at most three bytes wait for the rest of their character.
+O(1) for each token, whatever it is: nothing is decoded twice, and at most three bytes wait for the rest of
+their character.
 """
 
 from codecs import utf_8_decode
@@ -32,7 +33,8 @@ class Utf8:
     def __init__(self, replaces_each_byte: bool) -> None:
         self.pending = b""
         self._replaces_each_byte = replaces_each_byte
-        self._errors = "strict" if replaces_each_byte else "replace"  # Python's "replace" is one U+FFFD for each maximal part
+        # Python's "replace" is one U+FFFD for each maximal part
+        self._errors = "strict" if replaces_each_byte else "replace"
 
     def feed(self, data: bytes) -> str:
         data = self.pending + data
@@ -41,20 +43,22 @@ class Utf8:
             try:
                 decoded, used = utf_8_decode(data, self._errors, False)
             except UnicodeDecodeError as error:
-                text += data[:error.start].decode() + REPLACEMENT
-                data = data[error.start + 1:]
+                text += data[: error.start].decode() + REPLACEMENT
+                data = data[error.start + 1 :]
                 continue
             self.pending = data[used:]
             return text + decoded
 
     def flush(self) -> str:
         rest, self.pending = self.pending, b""
-        # decoded, not counted: Python also holds back the first two bytes of an encoded surrogate, which are two maximal parts
+        # decoded, not counted: Python also holds back the first two bytes of an encoded surrogate, which are
+        # two maximal parts
         return REPLACEMENT * len(rest) if self._replaces_each_byte else rest.decode(errors="replace")
 
 
 class PieceStream:
-    """A TextStream by table (see pieces.py). `starts_text` is False where visible text stands before the first token."""
+    """A TextStream by table (see pieces.py). `starts_text` is False where visible text stands before the
+    first token."""
 
     __slots__ = ("_table", "_utf8", "_lead", "_is_plain")
 
@@ -62,7 +66,8 @@ class PieceStream:
         self._table = pieces.table
         self._utf8 = Utf8(pieces.replaces_each_byte)
         self._lead = pieces.lead if starts_text else 0
-        self._is_plain = not self._lead  # no bytes pending, no spaces to drop: a str piece is text as it stands
+        # no bytes pending, no spaces to drop: a str piece is text as it stands
+        self._is_plain = not self._lead
 
     def add(self, token_id: int) -> str:
         piece = self._table[token_id]
@@ -87,7 +92,8 @@ class PieceStream:
 
 
 class WindowStream:
-    """A TextStream for any decoder: decodes a few tokens together and takes what is new. For decoders that pieces.py can't read.
+    """A TextStream for any decoder: decodes a few tokens together and takes what is new. For decoders that
+    pieces.py can't read.
 
     A text that ends in U+FFFD may be half a character and waits, for `MAX_PENDING` tokens at most.
     """
@@ -97,11 +103,14 @@ class WindowStream:
     MAX_PENDING = 8
     MAX_CONTEXT = 6
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], skipped: Container[int], prompt_ids: Sequence[int]) -> None:
-        """`skipped`: ids that decode to nothing wherever they stand. The prompt's last tokens decide how the stream joins on."""
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], skipped: Container[int], prompt_ids: Sequence[int]
+    ) -> None:
+        """`skipped`: ids that decode to nothing wherever they stand. The prompt's last tokens decide how the
+        stream joins on."""
         self._decode = decode
         self._skipped = skipped
-        self._context = [i for i in prompt_ids[-self.MAX_CONTEXT:] if i not in skipped]
+        self._context = [i for i in prompt_ids[-self.MAX_CONTEXT :] if i not in skipped]
         self._pending: list[int] = []
 
     def add(self, token_id: int) -> str:
@@ -117,10 +126,11 @@ class WindowStream:
         return self._take(self._new_text())
 
     def _new_text(self) -> str:
-        return self._decode(self._context + self._pending)[len(self._decode(self._context)):]
+        return self._decode(self._context + self._pending)[len(self._decode(self._context)) :]
 
     def _take(self, text: str) -> str:
-        """A token without text of its own (a space mark at the start) still decides how the next one joins on."""
-        self._context = self._pending if text else (self._context + self._pending)[-self.MAX_CONTEXT:]
+        """A token without text of its own (a space mark at the start) still decides how the next one joins
+        on."""
+        self._context = self._pending if text else (self._context + self._pending)[-self.MAX_CONTEXT :]
         self._pending = []
         return text

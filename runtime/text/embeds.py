@@ -1,4 +1,5 @@
-"""Prompts as embeddings: a client's numbers become an array that can harm no rank, or a refusal that says what is wrong with them."""
+"""Prompts as embeddings: a client's numbers become an array that can harm no rank, or a refusal that says
+what is wrong with them."""
 
 from hashlib import blake2b
 from typing import Any
@@ -20,8 +21,11 @@ def read_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
     width = limits.hidden_size
     rows = _copy(prompt.rows, width) if isinstance(prompt.rows, np.ndarray) else prompt.rows
     if len(rows) > limits.longest_prompt:  # before it is worked on
-        raise InvalidRequest(f"{FIELD} has {len(rows)} rows; with at least one token of output the most this server takes is "
-                             f"{limits.longest_prompt}", param=FIELD)
+        raise InvalidRequest(
+            f"{FIELD} has {len(rows)} rows; with at least one token of output the most this server takes is "
+            f"{limits.longest_prompt}",
+            param=FIELD,
+        )
     if prompt.ids is not None and len(prompt.ids) != len(rows):
         raise InvalidRequest(f"{FIELD} has {len(rows)} rows for {len(prompt.ids)} input_ids", param=FIELD)
     if isinstance(rows, np.ndarray):
@@ -39,7 +43,10 @@ def read_embeds(prompt: Embeds, limits: Limits) -> np.ndarray:
 def _copy(rows: np.ndarray, width: int) -> np.ndarray:
     """Whoever gave them may go on to use them for something else."""
     if rows.ndim != 2 or rows.shape[1] != width or rows.dtype.kind not in "fiu":
-        raise InvalidRequest(f"{FIELD} is of {rows.dtype} {list(rows.shape)}; this model takes numbers [tokens, {width}]", param=FIELD)
+        raise InvalidRequest(
+            f"{FIELD} is of {rows.dtype} {list(rows.shape)}; this model takes numbers [tokens, {width}]",
+            param=FIELD,
+        )
     with np.errstate(over="ignore"):
         return np.array(rows, np.float32, order="C")
 
@@ -52,19 +59,26 @@ def _numbers(row: Any, index: int, width: int) -> np.ndarray:
     except (msgspec.DecodeError, TypeError, ValueError, OverflowError):
         raise InvalidRequest(f"{FIELD}: row {index} is not a list of {width} numbers", param=FIELD) from None
     if array.shape != (width,):
-        raise InvalidRequest(f"{FIELD}: row {index} has {array.size} numbers; this model takes {width}", param=FIELD)
+        raise InvalidRequest(
+            f"{FIELD}: row {index} has {array.size} numbers; this model takes {width}", param=FIELD
+        )
     return array
 
 
 def check_embeds(ask: Ask, prompt: Embeds) -> None:
     """Raises InvalidRequest for what goes with tokens only."""
     if ask.before is not None or ask.pools:
-        raise InvalidRequest(f"{FIELD} goes with single requests for text, not with sessions or vectors", param=FIELD)
+        raise InvalidRequest(
+            f"{FIELD} goes with single requests for text, not with sessions or vectors", param=FIELD
+        )
     if prompt.ids is None and (ask.params.prompt_logprobs is not None or ask.params.repetition_penalty != 1):
         name = "repetition_penalty" if ask.params.prompt_logprobs is None else "prompt_logprobs"
-        raise InvalidRequest(f"{name} needs to know the prompt's tokens; give input_ids beside {FIELD}", param=name)
+        raise InvalidRequest(
+            f"{name} needs to know the prompt's tokens; give input_ids beside {FIELD}", param=name
+        )
 
 
 def digest(array: np.ndarray) -> str:
-    """A name of these numbers, for the cache: what comes of them is shared with whoever sends the same ones."""
+    """A name of these numbers, for the cache: what comes of them is shared with whoever sends the same
+    ones."""
     return blake2b(array, digest_size=16).hexdigest()

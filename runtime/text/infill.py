@@ -1,10 +1,10 @@
 """Fill-in-the-middle prompts: how a code model is asked for what stands between a beginning and an end.
 
-A format is the prompt as the model was trained on it, with {prefix} and {suffix} where the two texts go. All else in it are
-special tokens of the model, which is how a model's format is found by its vocabulary alone.
+A format is the prompt as the model was trained on it, with {prefix} and {suffix} where the two texts go. All
+else in it are special tokens of the model, which is how a model's format is found by its vocabulary alone.
 
-Sources: Bavarian et al., 2022 (arXiv:2207.14255) for the idea; the model cards of StarCoder, DeepSeek-Coder, Qwen2.5-Coder
-and Codestral for the tokens.
+Sources: Bavarian et al., 2022 (arXiv:2207.14255) for the idea; the model cards of StarCoder, DeepSeek-Coder,
+Qwen2.5-Coder and Codestral for the tokens.
 """
 
 import re
@@ -23,7 +23,8 @@ _PLACES = re.compile(r"\{(prefix|suffix)\}")
 
 
 def find_format(choice: str, has_token: Callable[[str], bool]) -> str | None:
-    """`choice` names a format or a file with one; "auto" takes the first whose tokens the vocabulary has, None if there is none.
+    """`choice` names a format or a file with one; "auto" takes the first whose tokens the vocabulary has,
+    None if there is none.
 
     Raises OptionsError.
     """
@@ -34,10 +35,18 @@ def find_format(choice: str, has_token: Callable[[str], bool]) -> str | None:
     try:
         format = Path(choice).read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError([f"--completion-template {choice} is none of {', '.join(FORMATS)}, and cannot be read as a file "
-                            f"({error})"]) from None
+        raise OptionsError(
+            [
+                f"--completion-template {choice} is none of {', '.join(FORMATS)}, and cannot be read as a file "
+                f"({error})"
+            ]
+        ) from None
     if sorted(_PLACES.findall(format)) != ["prefix", "suffix"]:
-        raise OptionsError([f"--completion-template {choice} must have {{prefix}} and {{suffix}} once each, as in {FORMATS['star_coder']}"])
+        raise OptionsError(
+            [
+                f"--completion-template {choice} must have {{prefix}} and {{suffix}} once each, as in {FORMATS['star_coder']}"
+            ]
+        )
     return format
 
 

@@ -5,10 +5,10 @@ Two families of decoders are sums of their tokens, so a table can stand for them
     ByteLevel                                      a token is bytes, written in the byte alphabet of GPT-2
     Replace(▁ → space), ByteFallback, Fuse, Strip  a token is text, or <0xNN> for one byte (SentencePiece)
 
-A piece is a str where the token is whole characters, and bytes where it may begin or end inside one. In ByteLevel, invalid UTF-8
-becomes U+FFFD for each maximal part, as Unicode recommends; in the SentencePiece family U+FFFD for each byte, as SentencePiece does.
-(There, `tokenizers` turns a whole run of byte tokens into U+FFFD when any of it is invalid. A stream can't: characters of the run
-have left already, and are right.)
+A piece is a str where the token is whole characters, and bytes where it may begin or end inside one. In
+ByteLevel, invalid UTF-8 becomes U+FFFD for each maximal part, as Unicode recommends; in the SentencePiece
+family U+FFFD for each byte, as SentencePiece does. (There, `tokenizers` turns a whole run of byte tokens into
+U+FFFD when any of it is invalid. A stream can't: characters of the run have left already, and are right.)
 """
 
 from typing import Any
@@ -54,9 +54,15 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _sentencepiece_rule(steps: list[dict[str, Any]]) -> Rule | None:
-    """Order matters: marks are replaced before bytes are joined, and only a fused text has one start to be stripped."""
+    """Order matters: marks are replaced before bytes are joined, and only a fused text has one start to be
+    stripped."""
     rest = list(steps)
-    replaces = bool(rest) and rest[0]["type"] == "Replace" and rest[0]["pattern"] == {"String": SPACE_MARK} and rest[0]["content"] == " "
+    replaces = (
+        bool(rest)
+        and rest[0]["type"] == "Replace"
+        and rest[0]["pattern"] == {"String": SPACE_MARK}
+        and rest[0]["content"] == " "
+    )
     if replaces:
         rest.pop(0)
     has_bytes = bool(rest) and rest[0]["type"] == "ByteFallback"
@@ -75,7 +81,8 @@ def _sentencepiece_rule(steps: list[dict[str, Any]]) -> Rule | None:
 
 
 def make_pieces(tokens: list[str | None], skipped: set[int], rule: Rule) -> Pieces:
-    """`tokens`: by id, as the vocabulary writes them; None where there is none. `skipped`: ids that add nothing."""
+    """`tokens`: by id, as the vocabulary writes them; None where there is none. `skipped`: ids that add
+    nothing."""
     read = _byte_level_piece if rule.is_byte_level else _fallback_piece if rule.has_byte_tokens else str
     table: list[Piece] = []
     for i, token in enumerate(tokens):
@@ -87,7 +94,8 @@ def make_pieces(tokens: list[str | None], skipped: set[int], rule: Rule) -> Piec
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Character -> byte: printable Latin-1 characters stand for themselves, the others for 256, 257, ... (GPT-2's encoder)."""
+    """Character -> byte: printable Latin-1 characters stand for themselves, the others for 256, 257, ...
+    (GPT-2's encoder)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {b: b for b in printable} | {256 + i: b for i, b in enumerate(others)}

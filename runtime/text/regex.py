@@ -1,10 +1,12 @@
 """Regular expressions that end a text, which arrives in pieces.
 
-A text ends with the first character that completes a match, as if the text ended there; of the matches that end there the one that begins
-first counts. So the result does not depend on how the text was cut. A match has at most WINDOW characters: longer ones are not found.
-What is held back is as much as a match may have, which for many expressions is little (see width.py).
+A text ends with the first character that completes a match, as if the text ended there; of the matches that
+end there the one that begins first counts. So the result does not depend on how the text was cut. A match has
+at most WINDOW characters: longer ones are not found. What is held back is as much as a match may have, which
+for many expressions is little (see width.py).
 
-RE2 takes time in proportion to text and expression, whatever they are; both are bounded here, so none can hold up the event loop.
+RE2 takes time in proportion to text and expression, whatever they are; both are bounded here, so none can
+hold up the event loop.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from runtime.text.regex_width import longest_match
 
 WINDOW = 4096
 MAX_PROGRAM = 1024  # instructions of all of a request's expressions together
-MAX_WORK = 1 << 18  # their instructions times the characters of their longest matches: milliseconds for a token, at the very worst
+# their instructions times the characters of their longest matches: milliseconds for a token, at the very
+# worst
+MAX_WORK = 1 << 18
 MAX_MEMORY = 1 << 20  # bytes that RE2 may take for one
 ASSERTIONS = ("$", "\\b", "\\B", "\\z")  # what may hold at the end of a text, and not when more follows
 FIELD = "stop_regex"
@@ -30,10 +34,12 @@ class Expression:
         self.name = name
         self.compiled = compiled
         self.sees_end = any(assertion in regex for assertion in ASSERTIONS)
-        self.width = int(min(longest_match(regex) + self.sees_end, WINDOW))  # an assertion may look at one character more
+        # an assertion may look at one character more
+        self.width = int(min(longest_match(regex) + self.sees_end, WINDOW))
 
     def find(self, text: str, begin: int, end: int) -> tuple[int, int, int] | None:
-        """The first place behind `begin`, up to `end`, where a match is complete. -> that place, and where the match begins and ends"""
+        """The first place behind `begin`, up to `end`, where a match is complete. -> that place, and where
+        the match begins and ends"""
         if not self.sees_end and self.compiled.search(text, max(0, begin + 1 - self.width)) is None:
             return None
         for place in range(begin + 1, end + 1):
@@ -50,13 +56,23 @@ class StopRegexes:
     def __init__(self, regexes: Sequence[str], stops: Sequence[str] = ()) -> None:
         """Raises InvalidRequest."""
         re2 = _engine()
-        self.expressions = [Expression(regex, regex, _compile(re2, i, regex)) for i, regex in enumerate(regexes)]
+        self.expressions = [
+            Expression(regex, regex, _compile(re2, i, regex)) for i, regex in enumerate(regexes)
+        ]
         if sum(one.compiled.programsize * one.width for one in self.expressions) > MAX_WORK:
-            raise InvalidRequest(f"{FIELD} is too large for what it may match; bound its repetitions, or shorten it", param=FIELD)
-        self.expressions += [Expression(stop, quoted := re2.escape(stop), re2.compile(quoted)) for stop in stops]
+            raise InvalidRequest(
+                f"{FIELD} is too large for what it may match; bound its repetitions, or shorten it",
+                param=FIELD,
+            )
+        self.expressions += [
+            Expression(stop, quoted := re2.escape(stop), re2.compile(quoted)) for stop in stops
+        ]
         self.width = max(one.width for one in self.expressions)
         if (size := sum(one.compiled.programsize for one in self.expressions)) > MAX_PROGRAM:
-            raise InvalidRequest(f"{FIELD} and stop are too large together ({size} instructions, the most is {MAX_PROGRAM})", param=FIELD)
+            raise InvalidRequest(
+                f"{FIELD} and stop are too large together ({size} instructions, the most is {MAX_PROGRAM})",
+                param=FIELD,
+            )
 
 
 def _engine() -> Any:
@@ -64,7 +80,9 @@ def _engine() -> Any:
     try:
         import re2
     except ImportError:
-        raise InvalidRequest("stop_regex needs the package google-re2 on the server: pip install 'runtime[regex]'", param=FIELD) from None
+        raise InvalidRequest(
+            "stop_regex needs the package google-re2 on the server: pip install 'runtime[regex]'", param=FIELD
+        ) from None
     return re2
 
 
@@ -75,12 +93,16 @@ def _compile(re2: Any, index: int, regex: str) -> Any:
     try:
         compiled = re2.compile(regex, options)
     except re2.error as error:
-        words = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error.args[0])
+        words = (
+            error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error.args[0])
+        )
         raise InvalidRequest(f"{FIELD}[{index}] is not an expression of RE2: {words}", param=FIELD) from None
     except UnicodeEncodeError:
         raise InvalidRequest(f"{FIELD}[{index}] is not text", param=FIELD) from None
     if compiled.search("") is not None:
-        raise InvalidRequest(f"{FIELD}[{index}] matches the empty text: the answer would end before it begins", param=FIELD)
+        raise InvalidRequest(
+            f"{FIELD}[{index}] matches the empty text: the answer would end before it begins", param=FIELD
+        )
     return compiled
 
 
@@ -96,7 +118,8 @@ class RegexSearch:
         self._held = 0  # of its last characters, those that have not left
 
     def feed(self, piece: str, keep_match: bool = False) -> str:
-        """Text that may leave now. When this sets `matched`, it is the last: up to the match, or with it if `keep_match`."""
+        """Text that may leave now. When this sets `matched`, it is the last: up to the match, or with it if
+        `keep_match`."""
         if not piece:
             return ""
         text = self._seen + piece
@@ -108,12 +131,12 @@ class RegexSearch:
                 found, self.matched = one, expression.name
         if found is not None:
             self._seen, self._held = "", 0
-            return text[unsent:max(unsent, found[2] if keep_match else found[1])]
+            return text[unsent : max(unsent, found[2] if keep_match else found[1])]
         self._held = 0 if keep_match else min(self._stops.width - 1, len(text) - unsent)
-        self._seen = text[-self._stops.width:]
-        return text[unsent:len(text) - self._held]
+        self._seen = text[-self._stops.width :]
+        return text[unsent : len(text) - self._held]
 
     def flush(self) -> str:
         """What was held back: at the end of the sequence no match can complete any more."""
-        held, self._held = self._seen[len(self._seen) - self._held:], 0
+        held, self._held = self._seen[len(self._seen) - self._held :], 0
         return held

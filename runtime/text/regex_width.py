@@ -1,13 +1,17 @@
-"""How long a match of a regular expression can be, in characters: what must be kept back of a text that may end at one.
+"""How long a match of a regular expression can be, in characters: what must be kept back of a text that may
+end at one.
 
-Reads the syntax of RE2, of expressions that RE2 has compiled, so nothing here judges whether they are right. What is not understood is
-taken for longer than it is, never for shorter.
+Reads the syntax of RE2, of expressions that RE2 has compiled, so nothing here judges whether they are right.
+What is not understood is taken for longer than it is, never for shorter.
 """
 
 import math
 import re
 
-_ESCAPE = re.compile(r"\\(?:Q(?P<quoted>.*?)(?:\\E|$)|[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|0?[0-7]{1,3}|(?P<empty>[AbBzE])|.)", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:Q(?P<quoted>.*?)(?:\\E|$)|[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|0?[0-7]{1,3}|(?P<empty>[AbBzE])|.)",
+    re.DOTALL,
+)
 _CLASS = re.compile(r"\[\^?\]?(?:\[:\^?\w+:\]|\\[pPx]\{[^}]*\}|\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|[imsU-]*:))?")
 _FLAGS = re.compile(r"\(\?[imsU-]+\)")

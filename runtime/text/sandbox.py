@@ -1,8 +1,9 @@
 """Jinja for programs that come with a model: sandboxed, with time bounded.
 
-Time is counted, not measured: each turn of a loop and each call of a macro takes one of the render's `MAX_TURNS`, so the same conversation
-gives the same answer on a slow machine. Ranges, repeated values and powers are bounded too. A template that sets out to fill the memory
-by doubling a string still can: who serves a model trusts its template so far, and clients can't send one.
+Time is counted, not measured: each turn of a loop and each call of a macro takes one of the render's
+`MAX_TURNS`, so the same conversation gives the same answer on a slow machine. Ranges, repeated values and
+powers are bounded too. A template that sets out to fill the memory by doubling a string still can: who serves
+a model trusts its template so far, and clients can't send one.
 """
 
 import json
@@ -46,8 +47,8 @@ class CountedLoops(CodeGenerator):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The dialect of transformers' apply_chat_template: trimmed blocks, break and continue, `tojson` without HTML escapes,
-    `raise_exception`, `strftime_now`, `{% generation %}`."""
+    """The dialect of transformers' apply_chat_template: trimmed blocks, break and continue, `tojson` without
+    HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`."""
 
     code_generator_class = CountedLoops
     intercepted_binops = frozenset({"*", "**", "+"})
@@ -55,13 +56,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters["tojson"] = _tojson
-        self.globals |= {"raise_exception": _raise, "strftime_now": lambda format: datetime.now().strftime(format)}
+        self.globals |= {
+            "raise_exception": _raise,
+            "strftime_now": lambda format: datetime.now().strftime(format),
+        }
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":  # some templates (DeepSeek's) join the arguments of calls to text: they were written for arguments as JSON
+        # some templates (DeepSeek's) join the arguments of calls to text: they were written for arguments as
+        # JSON
+        if operator == "+":
             if isinstance(left, str) and isinstance(right, dict):
                 return left + _tojson(right)
-            return _tojson(left) + right if isinstance(left, dict) and isinstance(right, str) else left + right
+            return (
+                _tojson(left) + right if isinstance(left, dict) and isinstance(right, str) else left + right
+            )
         if operator == "*" and _width(left) * _times(right) + _width(right) * _times(left) > MAX_WIDTH:
             raise TemplateRuntimeError(f"it repeats a value to more than {MAX_WIDTH} items")
         if operator == "**" and not (_is_small(left) and _is_small(right)):
@@ -95,6 +103,13 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
-            sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

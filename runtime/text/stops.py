@@ -1,18 +1,20 @@
 """Stop strings in a text that arrives in pieces.
 
-Text leaves as soon as it cannot be part of a stop string: what is held back is the longest end of the text that begins one.
-Of several stop strings the one that is complete first wins, so the result does not depend on how the text was cut;
-of those complete at the same character, the longest.
+Text leaves as soon as it cannot be part of a stop string: what is held back is the longest end of the text
+that begins one. Of several stop strings the one that is complete first wins, so the result does not depend on
+how the text was cut; of those complete at the same character, the longest.
 
-Each stop string is followed by its own Knuth-Morris-Pratt automaton (SIAM J. Comput. 6 (2), 1977): a character costs O(1) amortised
-for each, whatever the strings are. The failure tables grow only as far as a text has matched, so long stop strings cost nothing up front.
+Each stop string is followed by its own Knuth-Morris-Pratt automaton (SIAM J. Comput. 6 (2), 1977): a
+character costs O(1) amortised for each, whatever the strings are. The failure tables grow only as far as a
+text has matched, so long stop strings cost nothing up front.
 """
 
 from collections.abc import Sequence
 
 
 class Pattern:
-    """A stop string and its failure table: `_borders[k]` is the length of the longest proper border of the first k + 1 characters."""
+    """A stop string and its failure table: `_borders[k]` is the length of the longest proper border of the
+    first k + 1 characters."""
 
     __slots__ = ("text", "_borders")
 
@@ -32,7 +34,8 @@ class Pattern:
         return borders[matched - 1]
 
     def advance(self, matched: int, piece: str, limit: int) -> tuple[int, int]:
-        """Reads piece[:limit] with `matched` characters matched before. -> characters matched after, end of the match or -1"""
+        """Reads piece[:limit] with `matched` characters matched before. -> characters matched after, end of
+        the match or -1"""
         text = self.text
         i = 0
         while i < limit:
@@ -73,12 +76,14 @@ class StopSearch:
         self._held = ""
 
     def feed(self, piece: str, keep_match: bool = False) -> str:
-        """Text that may leave now. When this sets `matched`, it is the last: up to the match, or with it if `keep_match`."""
+        """Text that may leave now. When this sets `matched`, it is the last: up to the match, or with it if
+        `keep_match`."""
         if not self._held and self._stops.firsts.isdisjoint(piece):
             return piece
         end = len(piece)
         found: Pattern | None = None
-        for j, pattern in enumerate(self._stops.patterns):  # longest first, so that it wins when two end together
+        # longest first, so that it wins when two end together
+        for j, pattern in enumerate(self._stops.patterns):
             state, match_end = pattern.advance(self._states[j], piece, end)
             self._states[j] = state
             if match_end >= 0 and (found is None or match_end < end):
@@ -86,12 +91,12 @@ class StopSearch:
         text = self._held + piece
         if found is None:
             held = max(self._states)
-            self._held = text[len(text) - held:]
-            return text[:len(text) - held]
+            self._held = text[len(text) - held :]
+            return text[: len(text) - held]
         self.matched = found.text
-        text = text[:len(self._held) + end]
+        text = text[: len(self._held) + end]
         self._held = ""
-        return text if keep_match else text[:len(text) - len(found.text)]
+        return text if keep_match else text[: len(text) - len(found.text)]
 
     def flush(self) -> str:
         """What was held back: at the end of the sequence no stop string can complete any more."""

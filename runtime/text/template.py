@@ -1,7 +1,7 @@
 """Chat templates: a conversation to the text that the model was trained on.
 
-Templates are Jinja, in the dialect that transformers' apply_chat_template defines. They come with the model, so they run in a sandbox
-(sandbox.py) with time and output bounded.
+Templates are Jinja, in the dialect that transformers' apply_chat_template defines. They come with the model,
+so they run in a sandbox (sandbox.py) with time and output bounded.
 """
 
 import json
@@ -16,7 +16,8 @@ from runtime.text.sandbox import TURN, Sandbox, Turns
 
 MAX_CHARS = 16 * 1024 * 1024
 RESERVED = frozenset({"messages", "tools", "chat_template", "continue_final_message", "tokenize", TURN})
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first, some the second
+# names of one field; templates read the first, some the second
+REASONING = ("reasoning_content", "thinking", "reasoning")
 CUT = "\ue000cut here\ue001 "  # private-use characters: no message or template says this
 
 
@@ -34,38 +35,54 @@ class ChatTemplates:
                 self._templates[name] = environment.from_string(source)
                 self._reads_parts[name] = _reads_parts(environment.parse(source))
             except TemplateError as error:
-                raise ModelError(f"the chat template {name!r} of the model is not valid: {error}; mend it or remove it") from None
+                raise ModelError(
+                    f"the chat template {name!r} of the model is not valid: {error}; mend it or remove it"
+                ) from None
 
     def render(self, chat: Chat) -> str:
-        """Raises InvalidRequest when the model has no template, the template refuses the conversation, or it takes too long or too much."""
+        """Raises InvalidRequest when the model has no template, the template refuses the conversation, or it
+        takes too long or too much."""
         name = self._choose(chat)
         if reserved := RESERVED & chat.template_args.keys():
-            raise InvalidRequest(f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs")
+            raise InvalidRequest(
+                f"chat_template_kwargs can't set {min(reserved)}", param="chat_template_kwargs"
+            )
         messages = [_plain_message(message, self._reads_parts[name]) for message in chat.messages]
         variables = {TURN: Turns(), "add_generation_prompt": not chat.continue_final, "documents": None}
         variables |= self._special_tokens | chat.template_args
         final = None
         if chat.continue_final:
             if variables["add_generation_prompt"]:
-                raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other; set only one",
-                                     param="add_generation_prompt")
+                raise InvalidRequest(
+                    "continue_final_message and add_generation_prompt exclude each other; set only one",
+                    param="add_generation_prompt",
+                )
             final = _mark_final(messages)
         try:
-            text = _join(self._templates[name].generate({"messages": messages, "tools": chat.tools} | variables))
+            text = _join(
+                self._templates[name].generate({"messages": messages, "tools": chat.tools} | variables)
+            )
         except InvalidRequest:
             raise
         except RecursionError:
-            raise InvalidRequest("the conversation is nested too deeply for the chat template", param="messages") from None
+            raise InvalidRequest(
+                "the conversation is nested too deeply for the chat template", param="messages"
+            ) from None
         except Exception as error:  # a template is a program: whatever it raises is about this conversation
-            raise InvalidRequest(f"the chat template can't render this conversation: {error}", param="messages") from None
+            raise InvalidRequest(
+                f"the chat template can't render this conversation: {error}", param="messages"
+            ) from None
         return text if final is None else _cut(text, final)
 
     def _choose(self, chat: Chat) -> str:
         if chat.tools and "tool_use" in self._templates:
             return "tool_use"
         if "default" not in self._templates:
-            raise InvalidRequest("the model has no chat template, so it can't take messages; send a prompt to /v1/completions, "
-                                 "or add chat_template.jinja to the model's folder", param="messages")
+            raise InvalidRequest(
+                "the model has no chat template, so it can't take messages; send a prompt to /v1/completions, "
+                "or add chat_template.jinja to the model's folder",
+                param="messages",
+            )
         return "default"
 
 
@@ -75,28 +92,43 @@ def _join(parts: Iterator[str]) -> str:
     for part in parts:
         room -= len(part)
         if room < 0:
-            raise InvalidRequest(f"the rendered conversation is longer than {MAX_CHARS} characters", param="messages")
+            raise InvalidRequest(
+                f"the rendered conversation is longer than {MAX_CHARS} characters", param="messages"
+            )
         kept.append(part)
     return "".join(kept)
 
 
 def _reads_parts(tree: nodes.Template) -> bool:
     """Whether a template loops over the parts of a message's content, or only takes it as a string."""
-    def is_content(node: nodes.Node) -> bool:
-        return ((isinstance(node, nodes.Getattr) and node.attr == "content")
-                or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content")
-                or (isinstance(node, nodes.Name) and "content" in node.name))
 
-    return any(is_content(node) for loop in tree.find_all(nodes.For)
-               for node in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))))
+    def is_content(node: nodes.Node) -> bool:
+        return (
+            (isinstance(node, nodes.Getattr) and node.attr == "content")
+            or (
+                isinstance(node, nodes.Getitem)
+                and isinstance(node.arg, nodes.Const)
+                and node.arg.value == "content"
+            )
+            or (isinstance(node, nodes.Name) and "content" in node.name)
+        )
+
+    return any(
+        is_content(node)
+        for loop in tree.find_all(nodes.For)
+        for node in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name)))
+    )
 
 
 def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
-    """A message as templates expect it: text parts joined for those that take strings, arguments as objects, reasoning by each name."""
+    """A message as templates expect it: text parts joined for those that take strings, arguments as objects,
+    reasoning by each name."""
     message = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        texts = [
+            part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
+        ]
         if not reads_parts and len(texts) == len(content):
             message["content"] = "\n".join(texts)
         else:
@@ -110,7 +142,8 @@ def _plain_message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]
 
 
 def _plain_call(call: Any) -> Any:
-    """OpenAI's API has `arguments` as a JSON string, templates want the object. What is no object stays as it is."""
+    """OpenAI's API has `arguments` as a JSON string, templates want the object. What is no object stays as it
+    is."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -135,8 +168,11 @@ def _mark_final(messages: list[dict[str, Any]]) -> str:
 
 
 def _cut(text: str, final: str) -> str:
-    """Ends the rendered text where the final message ends. CUT's own space shows whether the template trims messages."""
+    """Ends the rendered text where the final message ends. CUT's own space shows whether the template trims
+    messages."""
     at = text.rfind(CUT.strip())
     if at < 0 or final.strip() not in text:
-        raise InvalidRequest("the chat template leaves out the final message, so it can't be continued", param="messages")
+        raise InvalidRequest(
+            "the chat template leaves out the final message, so it can't be continued", param="messages"
+        )
     return text[:at] if text.startswith(CUT, at) else text[:at].rstrip()

@@ -45,7 +45,11 @@ def read_files(folder: Path) -> TokenizerFiles:
     if "added_tokens_decoder" not in config:
         named = config | _object(folder / "special_tokens_map.json")
     extra = named.get("extra_special_tokens") or named.get("additional_special_tokens") or []
-    tokens = {key: text for key, value in named.items() if key.endswith("_token") and (text := _content(value)) is not None}
+    tokens = {
+        key: text
+        for key, value in named.items()
+        if key.endswith("_token") and (text := _content(value)) is not None
+    }
     if isinstance(extra, dict):
         tokens |= {key: text for key, value in extra.items() if (text := _content(value)) is not None}
         extra = []
@@ -88,11 +92,15 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
             try:
                 templates = {item["name"]: item["template"] for item in source}
             except (TypeError, KeyError):
-                raise ModelError("tokenizer_config.json: each item of the list chat_template needs name and template") from None
+                raise ModelError(
+                    "tokenizer_config.json: each item of the list chat_template needs name and template"
+                ) from None
         case dict():
             templates = dict(source)
         case _:
-            raise ModelError("tokenizer_config.json: chat_template must be a string or a list of named templates")
+            raise ModelError(
+                "tokenizer_config.json: chat_template must be a string or a list of named templates"
+            )
     alone = _object(folder / "chat_template.json").get("chat_template")
     if isinstance(alone, str):
         templates["default"] = alone

@@ -1,8 +1,9 @@
 """The tokenizer of a model folder: text to token ids and back.
 
-Reads tokenizer.json with the `tokenizers` library alone, because transformers would cost the event-loop process a second of start-up and
-much memory. Ids and texts are those of transformers' PreTrainedTokenizerFast for the same folder. tokenizer.json alone decides what
-`add_special` adds, as in transformers 5: add_bos_token of tokenizer_config.json counts only where there is no tokenizer.json.
+Reads tokenizer.json with the `tokenizers` library alone, because transformers would cost the event-loop
+process a second of start-up and much memory. Ids and texts are those of transformers' PreTrainedTokenizerFast
+for the same folder. tokenizer.json alone decides what `add_special` adds, as in transformers 5: add_bos_token
+of tokenizer_config.json counts only where there is no tokenizer.json.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,21 @@ from runtime.text.tokenizer_files import NAMED_TOKENS, TokenizerFiles, read_file
 
 
 class Vocabulary:
-    """Encodes and decodes. Thread-safe: nothing changes after it is made, but for a cache of what follows from that."""
+    """Encodes and decodes. Thread-safe: nothing changes after it is made, but for a cache of what follows
+    from that."""
 
     def __init__(self, tokenizer: Tokenizer, files: TokenizerFiles, size: int = 0) -> None:
-        """`size`: rows of the model's embedding, which may be more than there are tokens; the rest decode to nothing."""
+        """`size`: rows of the model's embedding, which may be more than there are tokens; the rest decode to
+        nothing."""
         self.files = files
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _add_tokens(tokenizer, files)
         tokens = tokenizer.get_vocab(with_added_tokens=True)
-        self.special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self.special_ids = frozenset(
+            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
         self.size = max(size, 1 + max(tokens.values(), default=-1))
         by_id: list[str | None] = [None] * self.size
         for token, i in tokens.items():
@@ -44,12 +49,16 @@ class Vocabulary:
         """Raises ModelError when the folder has no tokenizer.json or it can't be read."""
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ModelError(f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
-                             "AutoTokenizer.from_pretrained(...).save_pretrained(folder)")
+            raise ModelError(
+                f"{folder} has no tokenizer.json; save the tokenizer with transformers: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+            )
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
-            raise ModelError(f"tokenizer.json of {folder} can't be read ({error}); fetch it again or update `tokenizers`") from None
+            raise ModelError(
+                f"tokenizer.json of {folder} can't be read ({error}); fetch it again or update `tokenizers`"
+            ) from None
         return cls(tokenizer, read_files(folder), size)
 
     def _make_pieces(self, tokens: list[str | None]) -> tuple[Pieces | None, Pieces | None]:
@@ -80,27 +89,39 @@ class Vocabulary:
         return None if token is None else self.token_id(token)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """`add_special` adds what the tokenizer adds to a fresh text (BOS, mostly). Raises InvalidRequest for text that is not Unicode."""
+        """`add_special` adds what the tokenizer adds to a fresh text (BOS, mostly). Raises InvalidRequest for
+        text that is not Unicode."""
         try:
             # not `encode`: that one holds the GIL all the time, a second and a half for a million characters
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         except (TypeError, UnicodeEncodeError):
-            raise InvalidRequest("the text has half a surrogate pair, which is not Unicode text; send the whole character",
-                                 param="prompt") from None
+            raise InvalidRequest(
+                "the text has half a surrogate pair, which is not Unicode text; send the whole character",
+                param="prompt",
+            ) from None
 
-    def encode_within(self, text: str, second: str | None, most: int, add_special: bool = True) -> tuple[list[int], int]:
-        """A text, or a pair of them, as at most `most` tokens: what is over is cut off the end, of a pair's longer text first; what
-        `add_special` adds stays. -> ids, and where the second text begins for models that tell texts apart (else 0). Raises InvalidRequest.
+    def encode_within(
+        self, text: str, second: str | None, most: int, add_special: bool = True
+    ) -> tuple[list[int], int]:
+        """A text, or a pair of them, as at most `most` tokens: what is over is cut off the end, of a pair's
+        longer text first; what `add_special` adds stays. -> ids, and where the second text begins for models
+        that tell texts apart (else 0). Raises InvalidRequest.
         """
         tokenizer, is_pair = self._tokenizer, second is not None
         try:
-            parts = tokenizer.encode_batch_fast([text] if second is None else [text, second], add_special_tokens=False)
+            parts = tokenizer.encode_batch_fast(
+                [text] if second is None else [text, second], add_special_tokens=False
+            )
         except (TypeError, UnicodeEncodeError):
-            raise InvalidRequest("the text has half a surrogate pair, which is not Unicode text; send the whole character",
-                                 param="prompt") from None
+            raise InvalidRequest(
+                "the text has half a surrogate pair, which is not Unicode text; send the whole character",
+                param="prompt",
+            ) from None
         room = most - (tokenizer.num_special_tokens_to_add(is_pair) if add_special else 0)
         if room < len(parts):
-            raise InvalidRequest(f"{most} tokens have no room for a token of text beside the special ones", param="truncate")
+            raise InvalidRequest(
+                f"{most} tokens have no room for a token of text beside the special ones", param="truncate"
+            )
         lengths = [len(part.ids) for part in parts]
         if (over := sum(lengths) - room) > 0:
             kept = [lengths[0] - over] if not is_pair else _shares(lengths, room)
@@ -114,31 +135,42 @@ class Vocabulary:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for in the middle of a text (maybe half a character); b"" for ids without a token."""
+        """The bytes a token stands for in the middle of a text (maybe half a character); b"" for ids without
+        a token."""
         if not 0 <= token_id < self.size:
             return b""
         piece = self._all.table[token_id] if self._all is not None else self.decode([token_id])
         return piece if isinstance(piece, bytes) else piece.encode()
 
-    def stream(self, prompt_ids: Sequence[int] = (), skip_special: bool = True, shown: tuple[str, ...] = ()) -> TextStream:
-        """The text of tokens that follow a prompt: the prompt's text and the stream's make up the text of both.
+    def stream(
+        self, prompt_ids: Sequence[int] = (), skip_special: bool = True, shown: tuple[str, ...] = ()
+    ) -> TextStream:
+        """The text of tokens that follow a prompt: the prompt's text and the stream's make up the text of
+        both.
 
-        So a space at the start of the output is dropped only where the prompt has no visible text. `shown`: special tokens that
-        are part of one of these texts are not skipped.
+        So a space at the start of the output is dropped only where the prompt has no visible text. `shown`:
+        special tokens that are part of one of these texts are not skipped.
         """
         shown_ids, pieces = frozenset[int](), self._visible if skip_special else self._all
         if skip_special and shown:
             shown_ids, pieces = self._showing(shown)
         if pieces is None:
             skipped = self._missing | (self.special_ids - shown_ids) if skip_special else self._missing
-            return WindowStream(partial(self.decode, skip_special=skip_special and not shown_ids), skipped, prompt_ids)
+            return WindowStream(
+                partial(self.decode, skip_special=skip_special and not shown_ids), skipped, prompt_ids
+            )
         table = pieces.table
         return PieceStream(pieces, starts_text=not (pieces.lead and any(table[i] for i in prompt_ids)))
 
     def _showing(self, texts: tuple[str, ...]) -> tuple[frozenset[int], Pieces | None]:
-        """The special tokens that are part of one of the texts, and the visible pieces with them. Kept: formats are few."""
+        """The special tokens that are part of one of the texts, and the visible pieces with them. Kept:
+        formats are few."""
         if (found := self._with.get(texts)) is None:
-            ids = frozenset(i for i in self.special_ids if (token := self._tokenizer.id_to_token(i)) and any(token in t for t in texts))
+            ids = frozenset(
+                i
+                for i in self.special_ids
+                if (token := self._tokenizer.id_to_token(i)) and any(token in t for t in texts)
+            )
             pieces = self._visible
             if ids and self._all is not None and pieces is not None:
                 table = list(pieces.table)
@@ -161,13 +193,25 @@ def _state(part: Any) -> dict[str, Any] | None:
 
 
 def _add_tokens(tokenizer: Tokenizer, files: TokenizerFiles) -> None:
-    """Adds the tokens that only the other files name, like transformers: in the order of their ids, then the special ones."""
+    """Adds the tokens that only the other files name, like transformers: in the order of their ids, then the
+    special ones."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     named = [files.special_tokens[name] for name in NAMED_TOKENS if name in files.special_tokens]
     named += [token for name, token in files.special_tokens.items() if name not in NAMED_TOKENS]
-    specs = [AddedToken(s.content, single_word=s.single_word, lstrip=s.lstrip, rstrip=s.rstrip, normalized=s.normalized,
-                        special=s.special or s.content in named) for s in files.added_tokens]
-    specs += [AddedToken(token, special=True, normalized=False) for token in (*named, *files.extra_special_tokens)]
+    specs = [
+        AddedToken(
+            s.content,
+            single_word=s.single_word,
+            lstrip=s.lstrip,
+            rstrip=s.rstrip,
+            normalized=s.normalized,
+            special=s.special or s.content in named,
+        )
+        for s in files.added_tokens
+    ]
+    specs += [
+        AddedToken(token, special=True, normalized=False) for token in (*named, *files.extra_special_tokens)
+    ]
     for spec in specs:
         if spec.content and spec.content not in known:
             known.add(spec.content)

@@ -11,7 +11,16 @@ from runtime.actors.open_requests import Outputs
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.messages.requests import Delta, Finish, FinishReason, Request, Sink, TokenLogprob
 from runtime.messages.sampling import SamplingParams
-from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.messages.scheduler import (
+    Abort,
+    Ended,
+    Opened,
+    Refused,
+    StepTokens,
+    Stopped,
+    ToDetokenizer,
+    ToScheduler,
+)
 from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.actors.sink import ListSink
@@ -47,11 +56,26 @@ class Bench:
         self.actor.handle(Opened(request, ids))
         return sink
 
-    def step(self, tokens: dict[int, int], *ended: Ended, logprobs: dict[int, list[TokenLogprob]] | None = None,
-             prompt_logprobs: dict[int, list[TokenLogprob]] | None = None, cached: dict[int, int] | None = None,
-             more: dict[int, list[int]] | None = None) -> None:
-        self.actor.handle(StepTokens(list(tokens), list(tokens.values()), list(ended), logprobs or {}, prompt_logprobs or {}, cached or {},
-                                     more=more or {}))
+    def step(
+        self,
+        tokens: dict[int, int],
+        *ended: Ended,
+        logprobs: dict[int, list[TokenLogprob]] | None = None,
+        prompt_logprobs: dict[int, list[TokenLogprob]] | None = None,
+        cached: dict[int, int] | None = None,
+        more: dict[int, list[int]] | None = None,
+    ) -> None:
+        self.actor.handle(
+            StepTokens(
+                list(tokens),
+                list(tokens.values()),
+                list(ended),
+                logprobs or {},
+                prompt_logprobs or {},
+                cached or {},
+                more=more or {},
+            )
+        )
 
     def say(self, text: str, sequence_id: int = 10) -> None:
         for token in ids_of(text):
@@ -76,11 +100,10 @@ def test_tokens_become_text_until_the_model_ends(bench: Bench) -> None:
     assert len(bench.outputs) == 0 and bench.actor.num_open == 0 and bench.sent == []
 
 
-@pytest.mark.parametrize(("params", "text"), [
-    ({}, "Hello"),
-    ({"include_stop": True}, "Hello world"),
-])
-def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(bench: Bench, params: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize(("params", "text"), [({}, "Hello"), ({"include_stop": True}, "Hello world")])
+def test_the_text_of_a_stop_token_is_left_out_unless_asked_for(
+    bench: Bench, params: dict[str, Any], text: str
+) -> None:
     sink = bench.open(**params)
     bench.say("Hello")
     [*more, last] = ids_of(" world")
@@ -131,7 +154,11 @@ def test_a_stop_string_completed_by_the_last_token_wins_over_the_length(bench: B
     for token in some:
         bench.step({10: token})
     bench.step({10: last}, Ended(10, LENGTH, None, 5))
-    assert sink.text() == "Hello worl" and sink.finishes[0].matched == "d" and sink.finishes[0].cached_tokens == 5
+    assert (
+        sink.text() == "Hello worl"
+        and sink.finishes[0].matched == "d"
+        and sink.finishes[0].cached_tokens == 5
+    )
     assert bench.sent == []  # the scheduler has ended it already
 
 
@@ -151,20 +178,39 @@ def test_stop_strings_count_after_the_minimum_of_tokens(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
-@pytest.mark.parametrize("params", [{}, {"stop": ("lo wor",)}, {"stop": ("o",), "min_new_tokens": 6}, {"logprobs": True}], ids=str)
-def test_a_run_of_tokens_says_what_they_say_one_by_one(bench: Bench, params: dict[str, Any], size: int) -> None:
+@pytest.mark.parametrize(
+    "params", [{}, {"stop": ("lo wor",)}, {"stop": ("o",), "min_new_tokens": 6}, {"logprobs": True}], ids=str
+)
+def test_a_run_of_tokens_says_what_they_say_one_by_one(
+    bench: Bench, params: dict[str, Any], size: int
+) -> None:
     """A stop string ends the answer in the middle of a run as well."""
     tokens = [*ids_of("Hello world and all the others 🦜"), END]
     sinks = [bench.open("one", **params), bench.open("runs", **params)]
     logprobs = [TokenLogprob(token, -float(token), []) for token in tokens] if "logprobs" in params else None
     for at, token in enumerate(tokens):
-        bench.step({10: token}, *([Ended(10, STOP, None, 0)] if token == END else []), logprobs=logprobs and {10: [logprobs[at]]})
+        bench.step(
+            {10: token},
+            *([Ended(10, STOP, None, 0)] if token == END else []),
+            logprobs=logprobs and {10: [logprobs[at]]},
+        )
     for at in range(0, len(tokens), size):
-        run = tokens[at:at + size]
-        bench.step({11: run[0]}, *([Ended(11, STOP, None, 0)] if END in run else []), more={11: run[1:]} if run[1:] else {},
-                   logprobs=logprobs and {11: logprobs[at:at + size]})
-    said = [(sink.text(), [token for delta in sink.deltas for token in delta.token_ids], sink.finishes,
-             [logprob for delta in sink.deltas for logprob in delta.logprobs or []]) for sink in sinks]
+        run = tokens[at : at + size]
+        bench.step(
+            {11: run[0]},
+            *([Ended(11, STOP, None, 0)] if END in run else []),
+            more={11: run[1:]} if run[1:] else {},
+            logprobs=logprobs and {11: logprobs[at : at + size]},
+        )
+    said = [
+        (
+            sink.text(),
+            [token for delta in sink.deltas for token in delta.token_ids],
+            sink.finishes,
+            [logprob for delta in sink.deltas for logprob in delta.logprobs or []],
+        )
+        for sink in sinks
+    ]
     assert said[0] == said[1] and len(said[0][2]) == 1
 
 
@@ -174,11 +220,17 @@ def test_no_logprob_is_lost_when_text_is_held(bench: Bench, stop: tuple[str, ...
     tokens = ids_of("Hello 🦜")
     prompt = [TokenLogprob(1, None, []), TokenLogprob(2, -1.0, [])]
     for i, token in enumerate(tokens):
-        bench.step({10: token}, *([Ended(10, LENGTH, None, 0)] if i == len(tokens) - 1 else []),
-                   logprobs={10: [TokenLogprob(token, -float(i), [])]}, prompt_logprobs={10: prompt} if i == 0 else {})
+        bench.step(
+            {10: token},
+            *([Ended(10, LENGTH, None, 0)] if i == len(tokens) - 1 else []),
+            logprobs={10: [TokenLogprob(token, -float(i), [])]},
+            prompt_logprobs={10: prompt} if i == 0 else {},
+        )
     assert sink.text() == "Hello 🦜"
     got = [logprob for delta in sink.deltas for logprob in delta.logprobs or []]
-    assert [(logprob.token_id, logprob.logprob) for logprob in got] == [(token, -float(i)) for i, token in enumerate(tokens)]
+    assert [(logprob.token_id, logprob.logprob) for logprob in got] == [
+        (token, -float(i)) for i, token in enumerate(tokens)
+    ]
     assert [delta.prompt_logprobs for delta in sink.deltas] == [prompt] + [None] * (len(tokens) - 1)
 
 
@@ -198,7 +250,9 @@ def test_a_request_ends_with_the_last_of_its_sequences(bench: Bench) -> None:
 def test_an_end_without_any_token(bench: Bench) -> None:
     sink = bench.open()
     bench.step({}, Ended(10, ABORT, None, 0))
-    assert sink.deltas == [Delta(0, "", [], finish=Finish(ABORT, None, 3, 0, 0), prompt_tokens=3, prompt_ids=[1, 2, 3])]
+    assert sink.deltas == [
+        Delta(0, "", [], finish=Finish(ABORT, None, 3, 0, 0), prompt_tokens=3, prompt_ids=[1, 2, 3])
+    ]
 
 
 def test_nothing_is_heard_after_an_abort(bench: Bench) -> None:
@@ -206,7 +260,9 @@ def test_nothing_is_heard_after_an_abort(bench: Bench) -> None:
     bench.step({10: 5, 11: 6})
     bench.outputs.close("a")
     assert bench.actor.num_open == 0
-    bench.step({10: 5, 11: 6}, Ended(10, LENGTH, None, 0), Ended(11, LENGTH, None, 0), Ended(99, STOP, None, 0))
+    bench.step(
+        {10: 5, 11: 6}, Ended(10, LENGTH, None, 0), Ended(11, LENGTH, None, 0), Ended(99, STOP, None, 0)
+    )
     assert len(sink.deltas) == 2 and sink.finishes == {} and bench.sent == []
 
 
@@ -217,7 +273,9 @@ def test_opened_after_an_abort_is_ignored(bench: Bench) -> None:
     assert bench.actor.num_open == 0 and bench.sent == []
 
 
-@pytest.mark.parametrize(("status", "kind"), [(400, InvalidRequest), (429, Overloaded), (503, Unavailable), (500, InternalFault)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, InvalidRequest), (429, Overloaded), (503, Unavailable), (500, InternalFault)]
+)
 def test_refusals(bench: Bench, status: int, kind: type[RequestError]) -> None:
     sink = ListSink()
     bench.outputs.open("a", sink)
@@ -225,7 +283,9 @@ def test_refusals(bench: Bench, status: int, kind: type[RequestError]) -> None:
     bench.actor.handle(Refused("a", status, "no", "prompt"))
     bench.actor.handle(Refused("unknown", status, "no"))
     [error] = sink.errors
-    assert type(error) is kind and (error.message, error.param) == ("no", "prompt") and len(bench.outputs) == 0
+    assert (
+        type(error) is kind and (error.message, error.param) == ("no", "prompt") and len(bench.outputs) == 0
+    )
 
 
 class BrokenSink(ListSink):
@@ -240,7 +300,9 @@ def test_a_sink_that_raises_harms_no_other(bench: Bench, ended: list[Ended]) -> 
     bench.step({10: 5, 11: ids_of("a")[0]}, *ended)
     bench.say("b", sequence_id=11)
     assert good.text() == "ab" and "broken" not in bench.outputs and bench.actor.num_open == 1
-    assert [type(error) for error in broken.errors] == [InternalFault], "its client is told, also when the last delta is lost"
+    assert [type(error) for error in broken.errors] == [InternalFault], (
+        "its client is told, also when the last delta is lost"
+    )
     assert bench.sent == ([] if ended else [Abort("broken")])
 
 

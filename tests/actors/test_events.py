@@ -1,4 +1,5 @@
-"""The publisher at the other end of real sockets; messages are read as lists, as the public schema has them."""
+"""The publisher at the other end of real sockets; messages are read as lists, as the public schema has
+them."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -24,7 +25,9 @@ ANYWHERE = "tcp://127.0.0.1:*"
 
 @asynccontextmanager
 async def publishing(**more: Any) -> AsyncIterator[EventsActor]:
-    config = msgspec.convert({"publisher": "zmq", "endpoint": ANYWHERE, "replay_endpoint": ANYWHERE, **more}, KVEvents)
+    config = msgspec.convert(
+        {"publisher": "zmq", "endpoint": ANYWHERE, "replay_endpoint": ANYWHERE, **more}, KVEvents
+    )
     actor = EventsActor(config, Metrics())
     try:
         async with anyio.create_task_group() as tasks:
@@ -95,7 +98,9 @@ async def test_a_taken_endpoint_is_a_start_error() -> None:
         with pytest.raises(OptionsError, match=f"tcp://\\*:{port} cannot be bound .* name another endpoint"):
             EventsActor(KVEvents(publisher="zmq", endpoint=f"tcp://*:{port}"), Metrics())
         with pytest.raises(OptionsError, match="cannot be bound"):
-            EventsActor(KVEvents(publisher="zmq", endpoint=ANYWHERE, replay_endpoint=actor.endpoint), Metrics())
+            EventsActor(
+                KVEvents(publisher="zmq", endpoint=ANYWHERE, replay_endpoint=actor.endpoint), Metrics()
+            )
 
 
 async def test_an_address_without_wildcard_is_connected_to() -> None:
@@ -120,8 +125,16 @@ async def test_without_pyzmq_the_error_names_the_extra(monkeypatch: pytest.Monke
         EventsActor(KVEvents(publisher="zmq"), Metrics())
 
 
-@pytest.mark.parametrize(("config", "is_on"), [
-    ({}, False), ({"publisher": "zmq"}, True), ({"publisher": "null"}, False), ({"enable_kv_cache_events": True}, True),
-    ({"enable_kv_cache_events": False, "publisher": "zmq"}, False), ({"enable_kv_cache_events": True, "publisher": "null"}, False)])
+@pytest.mark.parametrize(
+    ("config", "is_on"),
+    [
+        ({}, False),
+        ({"publisher": "zmq"}, True),
+        ({"publisher": "null"}, False),
+        ({"enable_kv_cache_events": True}, True),
+        ({"enable_kv_cache_events": False, "publisher": "zmq"}, False),
+        ({"enable_kv_cache_events": True, "publisher": "null"}, False),
+    ],
+)
 def test_when_it_is_on(config: dict[str, Any], is_on: bool) -> None:
     assert msgspec.convert(config, KVEvents).is_on == is_on

@@ -16,7 +16,12 @@ from runtime.messages.constraint import Grammar, GrammarSetup
 
 pytestmark = pytest.mark.anyio
 
-SETUP = GrammarSetup(backend="outlines", tokenizer_path=str(Path(runtime.__file__).parent / "pocket"), vocab_size=2560, eos_ids=(2,))
+SETUP = GrammarSetup(
+    backend="outlines",
+    tokenizer_path=str(Path(runtime.__file__).parent / "pocket"),
+    vocab_size=2560,
+    eos_ids=(2,),
+)
 GOOD = Grammar("regex", "[a-z]{3}")
 ENDLESS = Grammar("regex", "((a|b)*(c|d)*[a-z]{200}){200}")
 
@@ -100,6 +105,7 @@ async def test_a_process_that_is_killed_is_replaced_and_asked_again(grammars: Gr
 
 async def test_two_that_are_killed_fail_their_check(grammars: Grammars) -> None:
     async with anyio.create_task_group() as tasks:
+
         async def waiting() -> None:
             with pytest.raises(InternalFault, match="ended"):
                 await grammars.check(ENDLESS)
@@ -109,7 +115,9 @@ async def test_two_that_are_killed_fail_their_check(grammars: Grammars) -> None:
     await grammars.check(GOOD)
 
 
-async def test_a_process_that_hangs_is_replaced_for_all_who_wait(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_is_replaced_for_all_who_wait(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await grammars.check(GOOD)
     assert grammars._process is not None
     hanging = grammars._process.pid

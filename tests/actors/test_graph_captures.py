@@ -39,7 +39,9 @@ class CapturingRanks(FakeRanks):
 
     def answer(self) -> None:
         size = self.asked[-1]
-        self.captured.append(Captured(size, 0.25, 2**20, "OutOfMemoryError: full" if size >= self.fails else "", self.unit))
+        self.captured.append(
+            Captured(size, 0.25, 2**20, "OutOfMemoryError: full" if size >= self.fails else "", self.unit)
+        )
         self._wake()
 
 
@@ -56,7 +58,11 @@ async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
             ranks.answer()
             await b.settle()
         assert ranks.asked == [1, 2, 4]
-        assert metrics.captured_sizes.value == 2 and metrics.capture_s.value == 0.75 and metrics.capture_failures.value == 1
+        assert (
+            metrics.captured_sizes.value == 2
+            and metrics.capture_s.value == 0.75
+            and metrics.capture_failures.value == 1
+        )
 
 
 async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> None:
@@ -107,7 +113,8 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
         looking(b, Capturing([captures], Metrics()).look)
         await b.settle()
         b.actor.scheduler.is_suspended = True
-        ranks.num_changes += 1  # memory is given back behind the capture that is under way, and the answer to that comes late
+        # memory is given back behind the capture that is under way, and the answer to that comes late
+        ranks.num_changes += 1
         ranks.answer()
         await b.settle()
         assert ranks.asked == [1] and captures.done == []
@@ -123,12 +130,20 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
 def test_a_capture_that_ended_the_ranks_is_not_tried_on_the_next() -> None:
     """Nobody looked between their answer and their end."""
     captures, metrics = Captures([1, 2, 4]), Metrics()
-    capturing, scheduler = Capturing([captures], metrics), Scheduler(
-        SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()))
+    capturing, scheduler = (
+        Capturing([captures], metrics),
+        Scheduler(
+            SchedulerConfig(
+                max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()
+            )
+        ),
+    )
     ranks = CapturingRanks()
     for _ in range(2):
         capturing.look(scheduler, ranks)
-        ranks.captured.append(Captured(ranks.asked[-1], 0.25, 0, "")) if ranks.asked[-1] == 1 else ranks.strand()
+        ranks.captured.append(Captured(ranks.asked[-1], 0.25, 0, "")) if ranks.asked[
+            -1
+        ] == 1 else ranks.strand()
     assert ranks.asked == [1, 2]
     following = CapturingRanks()
     capturing.look(scheduler, following)

@@ -30,7 +30,11 @@ PATIENCE_S = 30.0  # only a failing test waits for so long
 def open_fds() -> dict[str, str]:
     """What each descriptor of this process is."""
     folder = "/proc/self/fd"
-    return {name: os.readlink(f"{folder}/{name}") for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")}
+    return {
+        name: os.readlink(f"{folder}/{name}")
+        for name in os.listdir(folder)
+        if os.path.lexists(f"{folder}/{name}")
+    }
 
 
 @pytest.fixture
@@ -126,7 +130,8 @@ async def test_a_plan_longer_than_the_ring_arrives() -> None:
         assert run.ranks.submit(decodes(0, padding=10_000))
         assert [r.step for r in await run.results(1)] == [0]
         with anyio.fail_after(30):
-            while not run.ranks.submit(decodes(1)):  # rank 0 has answered; rank 1 may still be reading the first plan
+            # rank 0 has answered; rank 1 may still be reading the first plan
+            while not run.ranks.submit(decodes(1)):
                 await anyio.sleep(0)
         assert [r.step for r in await run.results(1)] == [1]
 
@@ -163,10 +168,13 @@ async def test_a_rank_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("start,message", [
-    (start_rank("", device="abacus"), "--device abacus is unknown"),
-    (start_null(tp_size=2, step_ms=3), "step_ms"),
-])
+@pytest.mark.parametrize(
+    "start,message",
+    [
+        (start_rank("", device="abacus"), "--device abacus is unknown"),
+        (start_null(tp_size=2, step_ms=3), "step_ms"),
+    ],
+)
 async def test_a_start_error_is_raised_and_all_ranks_end(start: StartRank, message: str) -> None:
     run = Run(start)
     with pytest.raises(StartError, match=message):
@@ -228,7 +236,9 @@ async def test_a_killed_rank_is_reported_once_and_stops_plans() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-async def test_an_exception_in_a_step_comes_after_the_results_before_it(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_an_exception_in_a_step_comes_after_the_results_before_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     async with running(start_null(fail_at_step=3)) as run:
         for step in range(5):
             assert run.ranks.submit(decodes(step))
@@ -277,7 +287,11 @@ async def test_a_plan_that_cannot_be_sent_harms_no_rank() -> None:
     async with running(start_null()) as run:
         plan = decodes(0)
         with pytest.raises(RingError):
-            run.ranks.submit(type(plan)(*[getattr(plan, name) for name in plan.__struct_fields__[:-1]], plan.slots.astype(complex)))
+            run.ranks.submit(
+                type(plan)(
+                    *[getattr(plan, name) for name in plan.__struct_fields__[:-1]], plan.slots.astype(complex)
+                )
+            )
         assert run.ranks.submit(plan)
         await run.results(1)
 
@@ -312,9 +326,18 @@ async def test_two_generations_live_side_by_side() -> None:
 
 
 def test_the_number_of_threads_and_the_package_reach_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "9", "GLOO_SOCKET_IFNAME": "eth7", "PYTHONPATH": "/first", "LANG": "C"})
+    monkeypatch.setattr(
+        os,
+        "environ",
+        {"OMP_NUM_THREADS": "9", "GLOO_SOCKET_IFNAME": "eth7", "PYTHONPATH": "/first", "LANG": "C"},
+    )
     given = environment(3)
-    assert (given["OMP_NUM_THREADS"], given["MKL_NUM_THREADS"], given["GLOO_SOCKET_IFNAME"], given["LANG"]) == ("3", "3", "eth7", "C")
+    assert (
+        given["OMP_NUM_THREADS"],
+        given["MKL_NUM_THREADS"],
+        given["GLOO_SOCKET_IFNAME"],
+        given["LANG"],
+    ) == ("3", "3", "eth7", "C")
     assert given["PYTHONPATH"].split(os.pathsep)[0] == "/first"
     given = environment(None)
     assert given["OMP_NUM_THREADS"] == "9", "None: the device decides"

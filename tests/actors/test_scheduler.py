@@ -13,7 +13,16 @@ from runtime.actors.scheduler import SchedulerActor
 from runtime.errors import RankDied
 from runtime.messages.requests import FinishReason, Request
 from runtime.messages.sampling import Limits, SamplingParams
-from runtime.messages.scheduler import Abort, Arrive, Opened, Refused, StepTokens, Stopped, ToDetokenizer, ToScheduler
+from runtime.messages.scheduler import (
+    Abort,
+    Arrive,
+    Opened,
+    Refused,
+    StepTokens,
+    Stopped,
+    ToDetokenizer,
+    ToScheduler,
+)
 from runtime.messages.steps import Failing, StepPlan, StepResult
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
@@ -57,13 +66,21 @@ class Bench:
     """The actor, its channels and what came out."""
 
     def __init__(self, ranks: FakeRanks, depth: int) -> None:
-        config = SchedulerConfig(max_running=8, max_step_tokens=32, max_len=100, page_size=4, num_pages=64, eos_ids=(7,))
+        config = SchedulerConfig(
+            max_running=8, max_step_tokens=32, max_len=100, page_size=4, num_pages=64, eos_ids=(7,)
+        )
         self.ranks = ranks
         self.inbox = Channel[ToScheduler](100)
         self.outbox = Channel[ToDetokenizer](1000)
         self.metrics = Metrics()
-        self.actor = SchedulerActor(Scheduler(config), self.inbox, self.outbox, depth=depth, meter=Meter(self.metrics),
-                                    limits=Limits(vocab_size=VOCAB, context_len=100, pool_tokens=252))
+        self.actor = SchedulerActor(
+            Scheduler(config),
+            self.inbox,
+            self.outbox,
+            depth=depth,
+            meter=Meter(self.metrics),
+            limits=Limits(vocab_size=VOCAB, context_len=100, pool_tokens=252),
+        )
         self.seen: list[ToDetokenizer] = []
 
     async def settle(self) -> None:
@@ -82,8 +99,13 @@ class Bench:
             await self.settle()
 
     def tokens(self, sequence_id: int) -> list[int]:
-        return [t for m in self.seen if isinstance(m, StepTokens)
-                for i, t in zip(m.sequence_ids, m.token_ids, strict=True) if i == sequence_id]
+        return [
+            t
+            for m in self.seen
+            if isinstance(m, StepTokens)
+            for i, t in zip(m.sequence_ids, m.token_ids, strict=True)
+            if i == sequence_id
+        ]
 
     def ends(self) -> dict[int, FinishReason]:
         return {e.sequence_id: e.reason for m in self.seen if isinstance(m, StepTokens) for e in m.ended}
@@ -115,7 +137,13 @@ async def test_what_is_wrong_in_the_cache_is_found_when_nobody_is_there() -> Non
 
 
 def request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> Request:
-    return Request(id=name, prompt_ids=list(prompt), params=SamplingParams(**{"ignore_eos": True, **params}), seed=1, arrival_s=0)
+    return Request(
+        id=name,
+        prompt_ids=list(prompt),
+        params=SamplingParams(**{"ignore_eos": True, **params}),
+        seed=1,
+        arrival_s=0,
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -134,7 +162,9 @@ async def test_a_request_whose_time_is_up_is_refused() -> None:
     async with bench(FakeRanks(room=0)) as b:
         b.inbox.send_nowait(Arrive(request("waits", max_new_tokens=6)))
         await b.settle()
-        late = msgspec.structs.replace(request("late"), arrival_s=monotonic(), queue_timeout_s=1e-9, timeout_s=1e-6)
+        late = msgspec.structs.replace(
+            request("late"), arrival_s=monotonic(), queue_timeout_s=1e-9, timeout_s=1e-6
+        )
         b.inbox.send_nowait(Arrive(late))
         with anyio.fail_after(5):
             while not any(isinstance(message, Refused) for message in b.seen):
@@ -210,7 +240,9 @@ async def test_the_scheduler_checks_again() -> None:
         b.inbox.send_nowait(Arrive(request("long", prompt=(1,) * 100)))
         await b.settle()
         assert [(m.request_id, m.status, m.param) for m in b.seen if isinstance(m, Refused)] == [
-            ("r", 400, "input_ids"), ("long", 400, "prompt")]
+            ("r", 400, "input_ids"),
+            ("long", 400, "prompt"),
+        ]
 
 
 async def test_the_actor_goes_on_with_the_next_ranks() -> None:
@@ -266,7 +298,11 @@ async def test_a_request_that_is_alone_at_two_deaths_fails() -> None:
         tasks.cancel_scope.cancel()
     it.close()
     refused = [m for m in it.seen if isinstance(m, Refused)]
-    assert [(m.request_id, m.status) for m in refused] == [("r", 500)] and "r" in refused[0].message and it.ends() == {}
+    assert (
+        [(m.request_id, m.status) for m in refused] == [("r", 500)]
+        and "r" in refused[0].message
+        and it.ends() == {}
+    )
     assert sum(it.metrics.e2e_s.counts) == 2 and not it.actor.scheduler.roster.live
 
 
@@ -282,7 +318,10 @@ async def test_ranks_with_less_memory_refuse_what_has_no_room() -> None:
         await it.settle()
         tasks.cancel_scope.cancel()
     it.close()
-    assert [(m.request_id, m.status) for m in it.seen if isinstance(m, Refused)] == [("before", 503), ("after", 400)]
+    assert [(m.request_id, m.status) for m in it.seen if isinstance(m, Refused)] == [
+        ("before", 503),
+        ("after", 400),
+    ]
 
 
 async def test_a_request_whose_grammar_cannot_be_followed_fails_alone() -> None:
@@ -297,6 +336,9 @@ async def test_a_request_whose_grammar_cannot_be_followed_fails_alone() -> None:
         b.ranks._wake()
         await b.run_all()
         (refused,) = [message for message in b.seen if isinstance(message, Refused)]
-        assert (refused.request_id, refused.status) == ("b", 500) and "could not be followed" in refused.message
+        assert (refused.request_id, refused.status) == (
+            "b",
+            500,
+        ) and "could not be followed" in refused.message
         assert b.ends() == {0: FinishReason.LENGTH} and len(b.tokens(0)) == 6 and len(b.tokens(1)) < 3
         assert not b.actor.scheduler.failed and not b.actor.scheduler.roster.num_running

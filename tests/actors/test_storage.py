@@ -1,4 +1,5 @@
-"""The storage actor with the scheduler actor and the oracle rank: what one life computed, the next one finds."""
+"""The storage actor with the scheduler actor and the oracle rank: what one life computed, the next one
+finds."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -44,14 +45,37 @@ class Life:
         self.ranks = FakeRanks()
         self.ranks.rank = self.rank
         cache = CacheConfig(host=HostConfig(num_pages=HOSTS, has_storage=True))
-        self.scheduler = Scheduler(SchedulerConfig(max_running=8, max_step_tokens=64, max_len=200, page_size=PAGE, num_pages=64,
-                                                   eos_ids=(), cache=cache))
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_running=8,
+                max_step_tokens=64,
+                max_len=200,
+                page_size=PAGE,
+                num_pages=64,
+                eos_ids=(),
+                cache=cache,
+            )
+        )
         self.inbox = Channel[ToScheduler](100)
         self.outbox = Channel[ToDetokenizer](1000)
-        self.actor = SchedulerActor(self.scheduler, self.inbox, self.outbox, depth=2, meter=Meter(Metrics()),
-                                    limits=Limits(vocab_size=VOCAB, context_len=200, pool_tokens=252))
-        self.storage = StorageActor(store, self.scheduler, self.page, identity=IDENTITY, page_bytes=8 * PAGE, settings=settings,
-                                    policy=policy, wake=self.actor.wake)
+        self.actor = SchedulerActor(
+            self.scheduler,
+            self.inbox,
+            self.outbox,
+            depth=2,
+            meter=Meter(Metrics()),
+            limits=Limits(vocab_size=VOCAB, context_len=200, pool_tokens=252),
+        )
+        self.storage = StorageActor(
+            store,
+            self.scheduler,
+            self.page,
+            identity=IDENTITY,
+            page_bytes=8 * PAGE,
+            settings=settings,
+            policy=policy,
+            wake=self.actor.wake,
+        )
         self.actor.attach(self.storage)
         self.seen: list[StepTokens] = []
         self.store = store
@@ -71,15 +95,27 @@ class Life:
                     self.seen += [m for m in await self.outbox.drain() if isinstance(m, StepTokens)]
 
     def ask(self, name: str, prompt: Sequence[int] = PROMPT, namespace: str = "") -> None:
-        self.inbox.send_nowait(Arrive(Request(id=name, prompt_ids=list(prompt), params=SamplingParams(max_new_tokens=3, ignore_eos=True),
-                                              seed=1, arrival_s=0, namespace=namespace)))
+        self.inbox.send_nowait(
+            Arrive(
+                Request(
+                    id=name,
+                    prompt_ids=list(prompt),
+                    params=SamplingParams(max_new_tokens=3, ignore_eos=True),
+                    seed=1,
+                    arrival_s=0,
+                    namespace=namespace,
+                )
+            )
+        )
 
     async def answer(self, name: str, prompt: Sequence[int] = PROMPT, namespace: str = "") -> int:
         """Asks and checks the tokens. -> how many of the prompt were cached"""
         before = len(self.seen)
         self.ask(name, prompt, namespace)
         await self.until(lambda: any(m.ended for m in self.seen[before:]))
-        assert [t for m in self.seen[before:] for t in m.token_ids] == generate(list(prompt), set(), len(prompt) + 3)
+        assert [t for m in self.seen[before:] for t in m.token_ids] == generate(
+            list(prompt), set(), len(prompt) + 3
+        )
         (end,) = [end for m in self.seen[before:] for end in m.ended]
         return end.cached_tokens
 
@@ -93,7 +129,9 @@ class Life:
 
 
 @asynccontextmanager
-async def life(folder: Path, policy: str = "wait_complete", store: Store | None = None, **settings: Any) -> AsyncIterator[Life]:
+async def life(
+    folder: Path, policy: str = "wait_complete", store: Store | None = None, **settings: Any
+) -> AsyncIterator[Life]:
     store = store or open_store("file", {"dir": str(folder)}, IDENTITY, 8 * PAGE)
     it = Life(store, policy, TierSettings(**{"prefetch_threshold": PAGE, **settings}))
     async with anyio.create_task_group() as tasks:
@@ -132,7 +170,9 @@ async def test_a_damaged_page_ends_the_prefix(tmp_path: Path, row: int, cached: 
         await first.stored(10)
         node = first.scheduler.cache.tree.root
         for number in range(row + 1):
-            node = node.children[b"".join(token.to_bytes(4, "little") for token in PROMPT[number * PAGE:(number + 1) * PAGE])]
+            node = node.children[
+                b"".join(token.to_bytes(4, "little") for token in PROMPT[number * PAGE : (number + 1) * PAGE])
+            ]
         (path,) = tmp_path.rglob(f"{node.digest.hex()}.page")
     record = bytearray(path.read_bytes())
     record[-1] ^= 1
@@ -149,7 +189,10 @@ async def test_too_little_is_not_fetched(tmp_path: Path) -> None:
         assert await second.answer("b") == 0 and second.storage.fetching.num_fetches == 0
     async with life(tmp_path, prefetch_threshold=40) as third:
         assert await third.answer("c", [*PROMPT, 3, 3, 3, 3]) == 40
-        assert await third.answer("d", [*PROMPT[:40], *range(2, 46)]) == 40 and third.storage.fetching.num_fetches == 1
+        assert (
+            await third.answer("d", [*PROMPT[:40], *range(2, 46)]) == 40
+            and third.storage.fetching.num_fetches == 1
+        )
 
 
 class Slow(Store):
@@ -197,11 +240,15 @@ async def test_best_effort_takes_what_has_come_by_its_turn(slow: Slow, tmp_path:
             while it.storage.fetching.num_pages < 10:
                 await anyio.sleep(0.001)
         await it.until(lambda: sum(len(m.ended) for m in it.seen) == 9)
-        assert [(end.cached_tokens, end.loaded) for m in it.seen for end in m.ended if end.sequence_id == 8] == [(40, CacheSources(0, 40))]
+        assert [
+            (end.cached_tokens, end.loaded) for m in it.seen for end in m.ended if end.sequence_id == 8
+        ] == [(40, CacheSources(0, 40))]
 
 
 async def test_wait_complete_waits_and_timeout_does_not_for_long(slow: Slow, tmp_path: Path) -> None:
-    async with life(tmp_path, "timeout", slow, prefetch_timeout_base=0.05, prefetch_timeout_per_ki_token=0.0) as it:
+    async with life(
+        tmp_path, "timeout", slow, prefetch_timeout_base=0.05, prefetch_timeout_per_ki_token=0.0
+    ) as it:
         assert await it.answer("b") == 0 and it.storage.num_timeouts == 1
         slow.go.set()
     store = open_store("file", {"dir": str(tmp_path)}, IDENTITY, 8 * PAGE)
@@ -236,7 +283,10 @@ async def test_two_who_want_the_same_fetch_it_once(slow: Slow, tmp_path: Path) -
         await it.until(lambda: it.storage.fetching.num_fetches == 1)
         slow.go.set()
         await it.until(lambda: sum(len(m.ended) for m in it.seen) == 2)
-        assert [end.cached_tokens for m in it.seen for end in m.ended] == [40, 40] and slow.totals.pages_read == 10
+        assert [end.cached_tokens for m in it.seen for end in m.ended] == [
+            40,
+            40,
+        ] and slow.totals.pages_read == 10
 
 
 async def test_what_finds_no_room_in_the_queue_is_dropped(tmp_path: Path) -> None:
@@ -278,6 +328,14 @@ def test_the_identity_is_of_all_that_decides_keys_and_values() -> None:
 
     plain = of()
     assert of(port=1, max_running_requests=3, random_seed=5) == plain, "what has nothing to do with it"
-    others = [of((32, 32)), of(name="mine"), of(dtype="float32"), of(page_size=32), of(device="null"), of(kv_cache_dtype="fp8_e5m2"),
-              of(load_format="dummy", random_seed=1), of(load_format="dummy", random_seed=2)]
+    others = [
+        of((32, 32)),
+        of(name="mine"),
+        of(dtype="float32"),
+        of(page_size=32),
+        of(device="null"),
+        of(kv_cache_dtype="fp8_e5m2"),
+        of(load_format="dummy", random_seed=1),
+        of(load_format="dummy", random_seed=2),
+    ]
     assert len({plain, *others}) == 1 + len(others)

@@ -1,4 +1,5 @@
-"""Generations of ranks on the null device, through the library face: what clients see when ranks are killed, fail and hang."""
+"""Generations of ranks on the null device, through the library face: what clients see when ranks are killed,
+fail and hang."""
 
 import os
 import signal
@@ -36,18 +37,31 @@ async def settled(engine: Engine, state: State = "ready") -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"disable_overlap_schedule": True, "page_size": 4},
-                                     {"chunked_prefill_size": 16, "max_running_requests": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tensor_parallel_size": 2},
+        {"disable_overlap_schedule": True, "page_size": 4},
+        {"chunked_prefill_size": 16, "max_running_requests": 5},
+    ],
+    ids=str,
+)
 async def test_kills_at_random_moments_change_no_token(options: dict[str, Any]) -> None:
     random = Random(str(options))
     async with Engine(**NULL, null_step_s=0.001, **options) as engine:
         answers: dict[int, list[int]] = {i: [] for i in range(12)}
-        kills = [random.randrange(100 * k + 40, 100 * k + 90) for k in range(5)]  # tokens after which a rank is killed
+        # tokens after which a rank is killed
+        kills = [random.randrange(100 * k + 40, 100 * k + 90) for k in range(5)]
 
         async def client(i: int) -> None:
             async for delta in engine.stream([i] * (10 + i), seed=i, max_new_tokens=50, ignore_eos=True):
                 answers[i] += delta.token_ids
-                if kills and sum(map(len, answers.values())) >= kills[0] and engine._core.health().state == "ready":
+                if (
+                    kills
+                    and sum(map(len, answers.values())) >= kills[0]
+                    and engine._core.health().state == "ready"
+                ):
                     kills.pop(0)
                     kill(engine, random.randrange(len(engine._core._supervisor.ranks.pids)))
 
@@ -58,22 +72,31 @@ async def test_kills_at_random_moments_change_no_token(options: dict[str, Any]) 
         assert answers == {i: answer([i] * (10 + i), i, 50) for i in answers}
         metrics = engine.metrics()
         assert sample(metrics, "runtime_rank_restarts_total") == 5 - len(kills) >= 3
-        assert sample(metrics, "runtime_recovered_requests_total") >= 3 and sample(metrics, "runtime_failed_requests_total") == 0
+        assert (
+            sample(metrics, "runtime_recovered_requests_total") >= 3
+            and sample(metrics, "runtime_failed_requests_total") == 0
+        )
         load = engine.load()
         assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how, count", [("raise", 9), ("kill", 5), ("hang", 2)])
-async def test_a_poisoned_request_fails_alone(how: str, count: int, capfd: pytest.CaptureFixture[str]) -> None:
-    async with Engine(**NULL, null_poison_token=POISON, null_poison=how, null_step_s=0.001, watchdog_timeout=1) as engine:
+async def test_a_poisoned_request_fails_alone(
+    how: str, count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with Engine(
+        **NULL, null_poison_token=POISON, null_poison=how, null_step_s=0.001, watchdog_timeout=1
+    ) as engine:
         answers: dict[int, list[int]] = {}
         failures: dict[int, str] = {}
 
         async def client(i: int) -> None:
             prompt = [1, 2, POISON if i == 1 else 3, i]
             try:
-                answers[i] = (await engine.generate(prompt, seed=i, max_new_tokens=60, ignore_eos=True)).token_ids
+                answers[i] = (
+                    await engine.generate(prompt, seed=i, max_new_tokens=60, ignore_eos=True)
+                ).token_ids
             except InternalFault as error:
                 failures[i] = error.message
 
@@ -84,9 +107,13 @@ async def test_a_poisoned_request_fails_alone(how: str, count: int, capfd: pytes
         assert failures.keys() == {1} and "each time it computed this request" in failures[1]
         assert answers == {i: answer([1, 2, 3, i], i, 60) for i in range(count) if i != 1}
         assert sample(engine.metrics(), "runtime_failed_requests_total") == 1
-        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer([5], 0, 3)
+        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer(
+            [5], 0, 3
+        )
     said = capfd.readouterr().err
-    assert {"raise": "asked to fail at this token", "kill": "", "hang": "in _poison"}[how] in said, "the stack is in the log"
+    assert {"raise": "asked to fail at this token", "kill": "", "hang": "in _poison"}[how] in said, (
+        "the stack is in the log"
+    )
 
 
 @pytest.mark.anyio
@@ -140,8 +167,14 @@ async def test_ranks_that_die_for_nobodys_sake_are_a_failure_of_the_server() -> 
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("error, attempts", [(RankDied(0, -9), MAX_IN_VAIN), (StartError("no memory"), 1)], ids=["dies", "cannot start"])
-async def test_ranks_that_do_not_get_ready_again(error: Exception, attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error, attempts",
+    [(RankDied(0, -9), MAX_IN_VAIN), (StartError("no memory"), 1)],
+    ids=["dies", "cannot start"],
+)
+async def test_ranks_that_do_not_get_ready_again(
+    error: Exception, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[int] = []
 
     class Broken(runtime.actors.supervisor.Ranks):
@@ -161,7 +194,9 @@ async def test_ranks_that_do_not_get_ready_again(error: Exception, attempts: int
 
 
 @pytest.mark.anyio
-async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Of one rank: two would write their stacks into each other."""
     async with Engine(**NULL, null_step_s=1.0, soft_watchdog_timeout=0.2) as engine:
         got = (await engine.generate([1, 2], seed=3, max_new_tokens=2, ignore_eos=True)).token_ids
@@ -174,8 +209,18 @@ async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(ca
 def test_the_watchdog_bites_only_when_a_step_hangs() -> None:
     watchdog = Watchdog(10)
     looks = [  # seconds, latest step done, steps in flight, stuck?
-        (0, 0, 0, False), (100, 0, 0, False), (101, 0, 1, False), (109, 0, 2, False), (110, 0, 2, True),
-        (111, 1, 2, False), (120, 1, 1, False), (121, 1, 1, True), (121, 1, 0, False), (130, 1, 1, False), (131, 1, 1, True)]
+        (0, 0, 0, False),
+        (100, 0, 0, False),
+        (101, 0, 1, False),
+        (109, 0, 2, False),
+        (110, 0, 2, True),
+        (111, 1, 2, False),
+        (120, 1, 1, False),
+        (121, 1, 1, True),
+        (121, 1, 0, False),
+        (130, 1, 1, False),
+        (131, 1, 1, True),
+    ]
     for now, last, in_flight, is_stuck in looks:
         scheduler: Any = SimpleNamespace(last_step=last, num_in_flight=in_flight)
         assert watchdog.is_stuck(now, scheduler) == is_stuck, now

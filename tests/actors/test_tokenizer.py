@@ -40,8 +40,16 @@ class Bench:
         self.inbox = Channel[Ask](100)
         self.arrived: list[ToScheduler] = []
         self.sinks: dict[str, ListSink] = {}
-        self.actor = TokenizerActor(vocabulary, TEMPLATES, self.outputs, self.inbox, self.arrived.append, limits=LIMITS, seed=lambda: 42,
-                                    infill_format=infill_format)
+        self.actor = TokenizerActor(
+            vocabulary,
+            TEMPLATES,
+            self.outputs,
+            self.inbox,
+            self.arrived.append,
+            limits=LIMITS,
+            seed=lambda: 42,
+            infill_format=infill_format,
+        )
 
     def ask(self, id: str, prompt: Prompt, **params: Any) -> None:
         self.sinks[id] = ListSink()
@@ -68,12 +76,15 @@ async def running(bench: Bench) -> AsyncIterator[None]:
     bench.inbox.discard()
 
 
-@pytest.mark.parametrize(("prompt", "ids"), [
-    (Text("hello"), [1, *LLAMA.encode("hello", False)]),
-    (Text("hello", add_special=False), LLAMA.encode("hello", False)),
-    (Tokens([5, 6]), [5, 6]),
-    (Chat([{"role": "user", "content": "hello"}]), LLAMA.encode("<s>hello", False)),
-])
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        (Text("hello"), [1, *LLAMA.encode("hello", False)]),
+        (Text("hello", add_special=False), LLAMA.encode("hello", False)),
+        (Tokens([5, 6]), [5, 6]),
+        (Chat([{"role": "user", "content": "hello"}]), LLAMA.encode("<s>hello", False)),
+    ],
+)
 async def test_every_form_of_prompt(prompt: Prompt, ids: list[int]) -> None:
     bench = Bench()
     bench.ask("a", prompt, max_new_tokens=3)
@@ -101,15 +112,18 @@ async def test_a_given_seed_is_kept(seed: int) -> None:
     assert [message.request.seed for message in bench.arrived if isinstance(message, Arrive)] == [seed]
 
 
-@pytest.mark.parametrize(("prompt", "params", "param"), [
-    (Text("", add_special=False), {}, "prompt"),
-    (Tokens([LLAMA.size]), {}, "input_ids"),
-    (Tokens([5] * 50_000), {}, "prompt"),
-    (Tokens([5]), {"top_logprobs": 1000}, "top_logprobs"),
-    (Text("half a pair \ud83d"), {}, "prompt"),
-    (Infill("no format", "is known"), {}, "suffix"),
-    (Chat([{"role": "user"}], template_args={"tools": 1}), {}, "chat_template_kwargs"),
-])
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        (Text("", add_special=False), {}, "prompt"),
+        (Tokens([LLAMA.size]), {}, "input_ids"),
+        (Tokens([5] * 50_000), {}, "prompt"),
+        (Tokens([5]), {"top_logprobs": 1000}, "top_logprobs"),
+        (Text("half a pair \ud83d"), {}, "prompt"),
+        (Infill("no format", "is known"), {}, "suffix"),
+        (Chat([{"role": "user"}], template_args={"tools": 1}), {}, "chat_template_kwargs"),
+    ],
+)
 async def test_refusals_reach_the_sink_once(prompt: Prompt, params: dict[str, Any], param: str) -> None:
     bench = Bench()
     bench.ask("bad", prompt, **params)
@@ -123,7 +137,9 @@ async def test_refusals_reach_the_sink_once(prompt: Prompt, params: dict[str, An
 async def test_a_text_that_is_far_too_long_is_refused_by_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
     encode = Vocabulary.encode
-    monkeypatch.setattr(Vocabulary, "encode", lambda self, text, *rest: encoded.append(len(text)) or encode(self, text, *rest))
+    monkeypatch.setattr(
+        Vocabulary, "encode", lambda self, text, *rest: encoded.append(len(text)) or encode(self, text, *rest)
+    )
     bench = Bench()
     bench.ask("far", Text("a b " * 1_000_000))
     bench.ask("long", Text("a b " * 12_000))
@@ -195,13 +211,18 @@ async def test_a_bug_is_pinned_on_its_request() -> None:
     assert bench.ids == ["b"]
 
 
-@pytest.mark.parametrize(("prompt", "is_long"), [
-    (Text("x" * 100), False), (Text("x" * 101), True), (Tokens([1] * 101), True),
-    (Chat([{"role": "user", "content": "x" * 90}]), False),
-    (Chat([{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}]), True),
-    (Chat([{"role": "user", "content": "x"}] * 101), True),
-    (Chat([], tools=[{"function": {"description": "x" * 101}}]), True),
-])
+@pytest.mark.parametrize(
+    ("prompt", "is_long"),
+    [
+        (Text("x" * 100), False),
+        (Text("x" * 101), True),
+        (Tokens([1] * 101), True),
+        (Chat([{"role": "user", "content": "x" * 90}]), False),
+        (Chat([{"role": "user", "content": [{"type": "text", "text": "x" * 101}]}]), True),
+        (Chat([{"role": "user", "content": "x"}] * 101), True),
+        (Chat([], tools=[{"function": {"description": "x" * 101}}]), True),
+    ],
+)
 async def test_length_of_a_prompt(prompt: Prompt, is_long: bool) -> None:
     assert (num_chars(prompt, 100) > 100) is is_long
 
@@ -221,7 +242,9 @@ async def test_prompts_are_cut_where_that_is_asked_for(prompt: Prompt) -> None:
 async def test_who_asks_is_handed_on() -> None:
     bench = Bench()
     told = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
-    request = bench.actor.prepare(Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1)
+    request = bench.actor.prepare(
+        Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1
+    )
     assert {name: getattr(request, name) for name in told} == told
     assert request.namespace == ""
     bench.inbox.discard()
@@ -229,14 +252,40 @@ async def test_who_asks_is_handed_on() -> None:
 
 async def test_salts_and_isolated_tenants_make_namespaces() -> None:
     bench = Bench()
-    isolating = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, isolates_tenants=True)
-    asks = [Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=tenant, cache_salt=salt)
-            for tenant in ("t", "u") for salt in ("", "s")]
-    assert len({bench.actor.prepare(ask, 1).namespace for ask in asks}) == 2, "tenants share what has the same salt"
+    isolating = TokenizerActor(
+        LLAMA,
+        TEMPLATES,
+        bench.outputs,
+        bench.inbox,
+        bench.arrived.append,
+        limits=LIMITS,
+        isolates_tenants=True,
+    )
+    asks = [
+        Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=tenant, cache_salt=salt)
+        for tenant in ("t", "u")
+        for salt in ("", "s")
+    ]
+    assert len({bench.actor.prepare(ask, 1).namespace for ask in asks}) == 2, (
+        "tenants share what has the same salt"
+    )
     assert len({isolating.prepare(ask, 1).namespace for ask in asks}) == 4
-    versions = [TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, weight_version=version)
-                for version in ("", "default", "v2")]
-    assert [len({version.prepare(asks[0], 1).namespace, bench.actor.prepare(asks[0], 1).namespace}) for version in versions] == [1, 1, 2]
+    versions = [
+        TokenizerActor(
+            LLAMA,
+            TEMPLATES,
+            bench.outputs,
+            bench.inbox,
+            bench.arrived.append,
+            limits=LIMITS,
+            weight_version=version,
+        )
+        for version in ("", "default", "v2")
+    ]
+    assert [
+        len({version.prepare(asks[0], 1).namespace, bench.actor.prepare(asks[0], 1).namespace})
+        for version in versions
+    ] == [1, 1, 2]
     bench.inbox.discard()
 
 
@@ -249,8 +298,16 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
         if grammar.text == "bad":
             raise InvalidRequest("constraint: bad", param="constraint")
 
-    actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check,
-                           eos_ids=(2,))
+    actor = TokenizerActor(
+        LLAMA,
+        TEMPLATES,
+        bench.outputs,
+        bench.inbox,
+        bench.arrived.append,
+        limits=LIMITS,
+        check_grammar=check,
+        eos_ids=(2,),
+    )
     bench.actor = actor
     async with running(bench):
         for name, text in (("good", "a"), ("gone", "b"), ("wrong", "bad")):
@@ -258,7 +315,9 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
         bench.sinks["late"] = ListSink()
         bench.outputs.open("late", bench.sinks["late"])
         params = SamplingParams(constraint=Regex("a"))
-        bench.inbox.send_nowait(Ask(id="late", prompt=Tokens([5]), params=params, arrival_s=1.5, timeout_s=1.0))
+        bench.inbox.send_nowait(
+            Ask(id="late", prompt=Tokens([5]), params=params, arrival_s=1.5, timeout_s=1.0)
+        )
         bench.ask("plain", Tokens([6]))
         await wait_all_tasks_blocked()
         assert bench.ids == ["plain"]
@@ -273,19 +332,31 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
 FAST = (Free("</fast>", "<fast>"), Free("</slow>", "<slow>"))
 
 
-@pytest.mark.parametrize(("prompt", "free", "ends"), [
-    ("a<fast>", FAST, ["</fast>"]), ("a<slow>\n", FAST, ["</slow>"]), ("a", FAST, []), ("a<fast></fast>", FAST, []),
-    ("a", (*FAST, Free("</fast>"), Free("</slow>")), ["</fast>", "</slow>"]),
-    ("a<slow>", (*FAST, Free("</fast>"), Free("</slow>")), ["</slow>"]), ("a</slow> ", (*FAST, Free("</fast>")), []),
-    ("a", "</slow>", ["</slow>"]), ("a", "", []),
-])
-async def test_a_rule_holds_behind_the_marks_that_end_what_the_prompt_begins(prompt: str, free: Any, ends: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "free", "ends"),
+    [
+        ("a<fast>", FAST, ["</fast>"]),
+        ("a<slow>\n", FAST, ["</slow>"]),
+        ("a", FAST, []),
+        ("a<fast></fast>", FAST, []),
+        ("a", (*FAST, Free("</fast>"), Free("</slow>")), ["</fast>", "</slow>"]),
+        ("a<slow>", (*FAST, Free("</fast>"), Free("</slow>")), ["</slow>"]),
+        ("a</slow> ", (*FAST, Free("</fast>")), []),
+        ("a", "</slow>", ["</slow>"]),
+        ("a", "", []),
+    ],
+)
+async def test_a_rule_holds_behind_the_marks_that_end_what_the_prompt_begins(
+    prompt: str, free: Any, ends: list[str]
+) -> None:
     bench = Bench()
 
     async def check(grammar: Grammar) -> None:
         pass
 
-    bench.actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check)
+    bench.actor = TokenizerActor(
+        LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check
+    )
     async with running(bench):
         bench.ask("a", Text(prompt), constraint=Regex("a"), constraint_after=free)
     after = bench.arrived[0].request.grammar_constraint.after_ids

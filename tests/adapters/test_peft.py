@@ -19,17 +19,37 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scales_and_ranks_follow_patterns(base: Path, tmp_path: Path) -> None:
-    folder = make_adapter(base, tmp_path, seed=0, rank=4, alpha=8, rank_pattern={"k_proj": 2}, alpha_pattern={r"layers\.1\..*v_proj": 2})
+    folder = make_adapter(
+        base,
+        tmp_path,
+        seed=0,
+        rank=4,
+        alpha=8,
+        rank_pattern={"k_proj": 2},
+        alpha_pattern={r"layers\.1\..*v_proj": 2},
+    )
     adapter = read_adapter(str(folder), linears(read_config(str(base))))
-    scales = {name: adapter.pairs[f"layers.{name}"].scale for name in ("0.self_attn.k_proj", "0.self_attn.v_proj", "1.self_attn.v_proj")}
+    scales = {
+        name: adapter.pairs[f"layers.{name}"].scale
+        for name in ("0.self_attn.k_proj", "0.self_attn.v_proj", "1.self_attn.v_proj")
+    }
     assert scales == {"0.self_attn.k_proj": 4.0, "0.self_attn.v_proj": 2.0, "1.self_attn.v_proj": 0.5}
     assert adapter.rank == 4 and len(adapter.pairs) == 14 and "down_proj" in adapter.targets
 
 
-@pytest.mark.parametrize(("config", "words"), [
-    ({"use_dora": True}, "DoRA"), ({"bias": "all"}, "trains biases"), ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-    ({"peft_type": "IA3"}, "type IA3"), ({"init_lora_weights": "pissa_niter_4"}, "changed base weights"),
-    ({"rank_pattern": {"(": 2}}, "no regular expression"), ({"r": 5}, "made for another model"), ({"r": "x"}, "not as PEFT writes it")])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"bias": "all"}, "trains biases"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "type IA3"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changed base weights"),
+        ({"rank_pattern": {"(": 2}}, "no regular expression"),
+        ({"r": 5}, "made for another model"),
+        ({"r": "x"}, "not as PEFT writes it"),
+    ],
+)
 def test_refused(base: Path, tmp_path: Path, config: dict[str, Any], words: str) -> None:
     folder = make_adapter(base, tmp_path, seed=0, **config)
     with pytest.raises(ModelError, match=words.replace("(", r"\(")) as caught:

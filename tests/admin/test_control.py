@@ -35,7 +35,8 @@ async def test_pause_and_go_on() -> None:
         await core.control.pause("retract")
         assert core.load().waiting_tokens >= 3 + had + 3  # with what `first` got since
         assert core.load().running == 0 and await core.control.flush() >= 0
-        assert not first.finishes and len(first.token_ids()) - had <= 2 and not late.deltas  # the last step was on its way to the sink
+        # the last step was on its way to the sink
+        assert not first.finishes and len(first.token_ids()) - had <= 2 and not late.deltas
         await core.control.resume()
         await until(lambda: first.finishes and late.finishes)
         assert core.health().state == "ready"
@@ -88,7 +89,9 @@ async def test_who_waits_for_an_answer_hears_of_the_end() -> None:
     control = Control(Router(Outputs(), asks, told.append), told.append, Metrics(), None, None)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="loading"):
         await control.flush()
-    control.scheduler = Scheduler(SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()))
+    control.scheduler = Scheduler(
+        SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=())
+    )
     failures = []
 
     async def flush() -> None:
@@ -126,7 +129,9 @@ async def test_ranks_write_profiles(tmp_path: Path, num_steps: int | None) -> No
             with pytest.raises(InvalidRequest, match="already"):
                 core.control.start_profile(Profile())
             assert core.control.stop_profile() == str(folder)
-        await until(lambda: (folder / "rank-0.txt").is_file() and "(launch)" in (folder / "rank-0.txt").read_text())
+        await until(
+            lambda: (folder / "rank-0.txt").is_file() and "(launch)" in (folder / "rank-0.txt").read_text()
+        )
         with pytest.raises(InvalidRequest, match="no profile"):
             core.control.stop_profile()
 

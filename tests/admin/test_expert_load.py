@@ -33,14 +33,20 @@ class Ranks:
         self.asked.append(question)
         if self.fails:
             raise Unavailable("not now")
-        return ExpertCounts(question.id, (0, 2), self.counts.copy(), 0, error="full" if question.folder == "/full" else "")
+        return ExpertCounts(
+            question.id, (0, 2), self.counts.copy(), 0, error="full" if question.folder == "/full" else ""
+        )
 
 
 async def test_metrics_tell_the_last_steps() -> None:
     ranks, metrics = Ranks(), Metrics()
     found = Balance(ranks.count_experts, metrics, num_groups=2, records=True)
-    for counts, experts, groups in (([4, 0, 2, 2, 1, 1, 1, 1], [2, 1], [1, 1]), ([4, 6, 2, 4, 1, 1, 1, 1], [3, 1], [1.5, 1]),
-                                    ([1, 1, 0, 0, 0, 0, 0, 4], [2, 4], [2, 2])):  # the last ones are of new ranks
+    for counts, experts, groups in (
+        ([4, 0, 2, 2, 1, 1, 1, 1], [2, 1], [1, 1]),
+        ([4, 6, 2, 4, 1, 1, 1, 1], [3, 1], [1.5, 1]),
+        # the last ones are of new ranks
+        ([1, 1, 0, 0, 0, 0, 0, 4], [2, 4], [2, 2]),
+    ):
         ranks.counts[:] = counts
         found.tell(await found.count("read"))
         assert [metrics.expert_imbalance[layer] for layer in ("0", "2")] == experts
@@ -58,7 +64,9 @@ async def test_it_looks_when_steps_were_done(monkeypatch: pytest.MonkeyPatch) ->
     ranks, metrics = Ranks(), Metrics()
     steps = 0
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(Balance(ranks.count_experts, metrics, num_groups=1, records=False).run, lambda: steps))
+        tasks.start_soon(
+            partial(Balance(ranks.count_experts, metrics, num_groups=1, records=False).run, lambda: steps)
+        )
         await anyio.lowlevel.checkpoint()
         assert not ranks.asked
         steps, ranks.fails = 3, True
@@ -74,8 +82,13 @@ async def test_it_looks_when_steps_were_done(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_a_running_engine_records(tmp_path: Path) -> None:
     folder = make_checkpoint("qwen3_moe", tmp_path / "model")
-    options = {"device": "cpu", "model_path": str(folder), "max_total_tokens": 512, "expert_distribution_recorder_mode": "stat",
-               "num_threads": 1}
+    options = {
+        "device": "cpu",
+        "model_path": str(folder),
+        "max_total_tokens": 512,
+        "expert_distribution_recorder_mode": "stat",
+        "num_threads": 1,
+    }
     async with running(**options) as core:
         experts = core.control.experts
         await experts.count("start")

@@ -1,4 +1,5 @@
-"""Memory that is given back while the server lives: who waits, who is refused, and what a death of the ranks means."""
+"""Memory that is given back while the server lives: who waits, who is refused, and what a death of the ranks
+means."""
 
 import os
 import signal
@@ -17,7 +18,13 @@ from tests.models.make import make_checkpoint
 
 pytestmark = pytest.mark.anyio
 
-CPU: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "context_length": 256, "max_total_tokens": 2048, "enable_memory_saver": True}
+CPU: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 256,
+    "max_total_tokens": 2048,
+    "enable_memory_saver": True,
+}
 GREEDY: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
@@ -89,10 +96,14 @@ async def test_ranks_that_die_meanwhile_come_back_when_all_is_wanted() -> None:
         assert await engine.release_memory_occupation(["weights"]) == ("kv_cache", "weights")
         with pytest.raises(Unavailable):
             await engine.update_weights_from_disk("elsewhere")
-        assert await engine.resume_memory_occupation(["kv_cache"]) == ("weights",) and supervisor.generation == 1
+        assert (
+            await engine.resume_memory_occupation(["kv_cache"]) == ("weights",) and supervisor.generation == 1
+        )
         assert await engine.resume_memory_occupation() == ()
         assert supervisor.generation == 2 and engine._core.health().state == "ready"
-        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer([5], 0, 3)
+        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer(
+            [5], 0, 3
+        )
 
 
 async def test_a_death_while_it_is_given_back_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +126,9 @@ async def test_a_death_while_it_is_given_back_is_as_good(monkeypatch: pytest.Mon
                 await engine.resume_memory_occupation()
         assert engine._core.health().state == "released"
         assert await engine.resume_memory_occupation() == () and engine._core._supervisor.generation == 3
-        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer([5], 0, 3)
+        assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer(
+            [5], 0, 3
+        )
 
 
 async def test_a_start_that_is_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,16 +154,26 @@ async def test_tokens_are_the_same_after_it(tmp_path: Path) -> None:
     prompt = [*range(10, 60)]
     async with Engine(model_path=str(two), **CPU) as engine:
         theirs = (await engine.generate(prompt, **GREEDY)).token_ids
-    async with Engine(model_path=str(one), enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_write_policy="write_through",
-                      **CPU) as engine:
+    async with Engine(
+        model_path=str(one),
+        enable_hierarchical_cache=True,
+        hicache_ratio=2.0,
+        hicache_write_policy="write_through",
+        **CPU,
+    ) as engine:
         first = await engine.generate(prompt, **GREEDY)
         await engine.release_memory_occupation()
         ranks = engine._core.server_info()["ranks"]
-        assert engine._core.server_info()["released"] == list(PARTS) and ranks[0]["weights_bytes"] == ranks[0]["pages_bytes"] == 0
+        assert (
+            engine._core.server_info()["released"] == list(PARTS)
+            and ranks[0]["weights_bytes"] == ranks[0]["pages_bytes"] == 0
+        )
         await engine.resume_memory_occupation()
         again = await engine.generate(prompt, **GREEDY)
         assert again.token_ids == first.token_ids and first.token_ids != theirs
-        assert again.finish is not None and again.finish.cached_tokens >= 16, "host memory has the prompt still"
+        assert again.finish is not None and again.finish.cached_tokens >= 16, (
+            "host memory has the prompt still"
+        )
         for wrong in ("deep", "nowhere"):
             with pytest.raises(InvalidRequest):
                 await engine.update_weights_from_disk(str(tmp_path / wrong))
@@ -158,7 +181,11 @@ async def test_tokens_are_the_same_after_it(tmp_path: Path) -> None:
         await engine.update_weights_from_disk(str(two), weight_version="2")
         assert engine._core.card.weight_version == "2"
         updated = await engine.generate(prompt, **GREEDY)
-        assert updated.token_ids == theirs and updated.finish is not None and updated.finish.cached_tokens == 0
+        assert (
+            updated.token_ids == theirs and updated.finish is not None and updated.finish.cached_tokens == 0
+        )
         kill(engine)
-        assert (await engine.generate([*prompt, 1], **GREEDY)).token_ids != [] and engine._core._supervisor.generation == 2
+        assert (
+            await engine.generate([*prompt, 1], **GREEDY)
+        ).token_ids != [] and engine._core._supervisor.generation == 2
         assert (await engine.generate(prompt, **GREEDY)).token_ids == theirs, "new ranks have the new weights"

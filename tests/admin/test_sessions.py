@@ -23,8 +23,16 @@ class Talk:
 
     def begin(self, name: str, new: list[int], *, tenant: str = "", **params: Any) -> Any:
         """-> the sink; the prompt is tokenised."""
-        ask = Ask(id=name, prompt=Tokens(new), params=SamplingParams(n=params.pop("n", 1)), arrival_s=0, tenant=tenant)
-        ask, sink = self.sessions.begin(ask, SessionParams(id=params.pop("id", self.id), **params), ListSink())
+        ask = Ask(
+            id=name,
+            prompt=Tokens(new),
+            params=SamplingParams(n=params.pop("n", 1)),
+            arrival_s=0,
+            tenant=tenant,
+        )
+        ask, sink = self.sessions.begin(
+            ask, SessionParams(id=params.pop("id", self.id), **params), ListSink()
+        )
         assert ask.before is not None
         ask.before.prompt_ids = ask.before.token_ids + new
         self.prompt = ask.before.prompt_ids
@@ -98,7 +106,9 @@ def test_refusals() -> None:
     talk = Talk(capacity=4)
     talk.ask("a", [1, 2], [3, 4], tenant="mine")
     for error, match, more in [
-        (InvalidRequest, "full", {"rid": "a"}), (InvalidRequest, "n must be 1", {"n": 2}), (NotFound, "no session other", {"id": "other"}),
+        (InvalidRequest, "full", {"rid": "a"}),
+        (InvalidRequest, "n must be 1", {"n": 2}),
+        (NotFound, "no session other", {"id": "other"}),
         (NotFound, "no session s", {"tenant": "yours"}),
     ]:
         with pytest.raises(error, match=match):
@@ -154,8 +164,16 @@ async def test_a_conversation_computes_only_what_is_new() -> None:
         for turn in range(3):
             sink = ListSink()
             name = f"turn-{turn}"
-            core.submit(Ask(id=name, prompt=Tokens(prompt), params=SamplingParams(max_new_tokens=8), arrival_s=0,
-                            session=SessionParams(id=session, rid=rid)), sink)
+            core.submit(
+                Ask(
+                    id=name,
+                    prompt=Tokens(prompt),
+                    params=SamplingParams(max_new_tokens=8),
+                    arrival_s=0,
+                    session=SessionParams(id=session, rid=rid),
+                ),
+                sink,
+            )
             await until(lambda sink=sink: sink.finishes)
             finish = sink.finishes[0]
             assert finish.prompt_tokens == before + len(prompt)
@@ -163,4 +181,13 @@ async def test_a_conversation_computes_only_what_is_new() -> None:
             before, rid, prompt = finish.prompt_tokens + 8, name, [30 + turn]
         core.control.close_session(session)
         with pytest.raises(NotFound):
-            core.submit(Ask(id="late", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0, session=SessionParams(id=session)), sink)
+            core.submit(
+                Ask(
+                    id="late",
+                    prompt=Tokens([1]),
+                    params=SamplingParams(),
+                    arrival_s=0,
+                    session=SessionParams(id=session),
+                ),
+                sink,
+            )

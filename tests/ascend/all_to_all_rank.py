@@ -1,5 +1,6 @@
-"""One of the processes of test_simulator.py: `all_to_all_rank.py RANK SIZE STORE_FILE`. Experts spread over ranks give what one rank with
-all of them gives, by each way of exchange; so do they when the step is captured."""
+"""One of the processes of test_simulator.py: `all_to_all_rank.py RANK SIZE STORE_FILE`. Experts spread over
+ranks give what one rank with all of them gives, by each way of exchange; so do they when the step is
+captured."""
 
 import sys
 
@@ -31,7 +32,9 @@ def main(rank: int, size: int, store: str) -> None:
     torch.manual_seed(0)
     gate_up, down = torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 32, torch.randn(EXPERTS, HIDDEN, INNER) / 8
     xs = torch.randn(size, TOKENS, HIDDEN).to(torch.bfloat16)
-    ids = torch.stack([torch.randperm(EXPERTS)[:CHOICES] for _ in range(size * TOKENS)]).view(size, TOKENS, CHOICES)
+    ids = torch.stack([torch.randperm(EXPERTS)[:CHOICES] for _ in range(size * TOKENS)]).view(
+        size, TOKENS, CHOICES
+    )
     weights = torch.rand(size, TOKENS, CHOICES)
     ids[-1, -1] = -1  # no token
     local = EXPERTS // size
@@ -41,10 +44,17 @@ def main(rank: int, size: int, store: str) -> None:
     ways = [Counted(ranks, experts), Fixed(ranks, experts)]
     ways.append(Distributed(group_name(rank), rank, size, experts, Fixed(ranks, None)))  # type: ignore[arg-type]
     for is_rounded, packed, whole in (
-            (False, experts.pack(gate_up[own].bfloat16().npu(), down[own].bfloat16().npu()),
-             experts.pack(gate_up.bfloat16().npu(), down.bfloat16().npu())),
-            (True, experts.pack_quantized(quantised(gate_up[own].npu()), quantised(down[own].npu())),
-             experts.pack_quantized(quantised(gate_up.npu()), quantised(down.npu())))):
+        (
+            False,
+            experts.pack(gate_up[own].bfloat16().npu(), down[own].bfloat16().npu()),
+            experts.pack(gate_up.bfloat16().npu(), down.bfloat16().npu()),
+        ),
+        (
+            True,
+            experts.pack_quantized(quantised(gate_up[own].npu()), quantised(down[own].npu())),
+            experts.pack_quantized(quantised(gate_up.npu()), quantised(down.npu())),
+        ),
+    ):
         expected = experts.apply(x, chosen, shares, whole).cpu().float()[real]
         assert expected.std() > 0.1
         for way in ways:

@@ -1,5 +1,5 @@
-"""One of the processes of test_simulator.py: `collectives_rank.py RANK SIZE STORE_FILE`. Each token goes to the ranks of its experts, whose
-"expert" multiplies by its number plus one, and comes back."""
+"""One of the processes of test_simulator.py: `collectives_rank.py RANK SIZE STORE_FILE`. Each token goes to
+the ranks of its experts, whose "expert" multiplies by its number plus one, and comes back."""
 
 import sys
 
@@ -30,23 +30,33 @@ def main(rank: int, size: int, store: str) -> None:
     x = torch.randn(3, HIDDEN).to(torch.bfloat16)
     ids = torch.stack([torch.randperm(EXPERTS)[:2] for _ in range(3)]).to(torch.int32)
     shares = torch.rand(3, 2)
-    expected = (x.float() * (shares * (ids + 1)).sum(-1, keepdim=True))
+    expected = x.float() * (shares * (ids + 1)).sum(-1, keepdim=True)
 
     def moe(**more: object) -> torch.Tensor:
-        rows, _, assist, counts, received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **where, **more)
+        rows, _, assist, counts, received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
+            x.npu(), ids.npu(), **where, **more
+        )
         assert rows.shape == (3 * size * 2, HIDDEN) and counts.shape == (EXPERTS // size,)
         rows = experts(rows, counts, rank * EXPERTS // size)
-        return torch_npu.npu_moe_distribute_combine_v2(rows, ids.npu(), assist, received, shares.npu(), **where, **more)
+        return torch_npu.npu_moe_distribute_combine_v2(
+            rows, ids.npu(), assist, received, shares.npu(), **where, **more
+        )
 
     torch.testing.assert_close(moe().cpu().float(), expected, atol=0.2, rtol=0.02)
     torch.testing.assert_close(moe(global_bs=3 * size).cpu().float(), expected, atol=0.2, rtol=0.02)
     mask = torch.tensor([True, True, False])
     found = moe(x_active_mask=mask.npu()).cpu().float()
     torch.testing.assert_close(found, expected * mask[:, None], atol=0.2, rtol=0.02)
-    rows, scales, *_, counts, _, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **where, quant_mode=2)
+    rows, scales, *_, counts, _, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(
+        x.npu(), ids.npu(), **where, quant_mode=2
+    )
     assert rows.dtype == torch.int8 and scales.shape == rows.shape[:1] and counts.dtype == torch.int64
-    wrong = {"true comes before": {"x_active_mask": torch.tensor([True, False, True]).npu()}, "global_bs": {"global_bs": 2},
-             "quant_mode": {"quant_mode": 1}, "expert_token_nums_type": {"expert_token_nums_type": 2}}
+    wrong = {
+        "true comes before": {"x_active_mask": torch.tensor([True, False, True]).npu()},
+        "global_bs": {"global_bs": 2},
+        "quant_mode": {"quant_mode": 1},
+        "expert_token_nums_type": {"expert_token_nums_type": 2},
+    }
     for why, more in wrong.items():
         with pytest.raises(Refused, match=why):
             torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **where, **more)

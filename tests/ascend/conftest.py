@@ -1,5 +1,6 @@
-"""Where torch_npu is not installed these tests are not collected; where it is, they need the simulation. Whole steps run twice: with work
-done when it is launched, and in the lazy mode, when somebody waits for it."""
+"""Where torch_npu is not installed these tests are not collected; where it is, they need the simulation.
+Whole steps run twice: with work done when it is launched, and in the lazy mode, when somebody waits for
+it."""
 
 import importlib.util
 import os

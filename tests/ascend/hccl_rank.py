@@ -31,8 +31,10 @@ def main(rank: int, size: int, store: str) -> None:
     torch.testing.assert_close(z.cpu(), 2 * (x @ weight.t()) + 1, atol=1e-4, rtol=0)
     sizes = [other + 1 for other in range(size)]
     got = torch.empty(size * (rank + 1), device="npu")
-    dist.all_to_all_single(got, torch.arange(sum(sizes), device="npu").float() + 100 * rank, [rank + 1] * size, sizes)
-    mine = torch.arange(sum(sizes)).float()[sum(sizes[:rank]): sum(sizes[:rank + 1])]
+    dist.all_to_all_single(
+        got, torch.arange(sum(sizes), device="npu").float() + 100 * rank, [rank + 1] * size, sizes
+    )
+    mine = torch.arange(sum(sizes)).float()[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
     assert torch.equal(got.cpu(), torch.cat([mine + 100 * other for other in range(size)]))
     dist.barrier()
     dist.destroy_process_group()

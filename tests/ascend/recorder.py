@@ -1,13 +1,14 @@
-"""Golden traces: the operators that a piece of work calls, as text that is kept in git, so that a change of calls is seen in review.
+"""Golden traces: the operators that a piece of work calls, as text that is kept in git, so that a change of
+calls is seen in review.
 
     with recorded() as trace:
         model(batch)
     compare("llama-decode", trace.text())
 
-A line is an operator with what it was given, `bf16[7,64]` for a tensor; one in FRACTAL_NZ ends in `nz`, one that is not contiguous in
-`~`, one on the host begins with `host`. Lists of the host stand as they are. Views and allocations, which launch nothing, are left out,
-and lines that repeat, layer after layer, are written once. Where a trace differs the test shows how; WRITE_GOLDEN=1 in its environment
-writes the file anew.
+A line is an operator with what it was given, `bf16[7,64]` for a tensor; one in FRACTAL_NZ ends in `nz`, one
+that is not contiguous in `~`, one on the host begins with `host`. Lists of the host stand as they are. Views
+and allocations, which launch nothing, are left out, and lines that repeat, layer after layer, are written
+once. Where a trace differs the test shows how; WRITE_GOLDEN=1 in its environment writes the file anew.
 """
 
 import difflib
@@ -24,8 +25,18 @@ from tests.ascend.emulate import device
 from tests.ascend.emulate.memory import NZ, format_of, host
 
 FOLDER = Path(__file__).resolve().parent / "golden"
-SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.int8: "i8", torch.uint8: "u8",
-         torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "bool"}
+SHORT = {
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "bool",
+}
 
 
 def described(value: Any) -> str:
@@ -52,7 +63,11 @@ class Trace:
 
     def add(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [described(value) for value in args]
-        given += [f"{key}={described(value)}" for key, value in kwargs.items() if value is not None and key not in ("layout", "pin_memory")]
+        given += [
+            f"{key}={described(value)}"
+            for key, value in kwargs.items()
+            if value is not None and key not in ("layout", "pin_memory")
+        ]
         self.lines.append(f"{name.replace('::', '.')}({', '.join(given)})")
 
     def text(self) -> str:
@@ -69,7 +84,7 @@ def folded(lines: list[str]) -> list[str]:
             out.append(lines[at])
             at += 1
             continue
-        out += [f"{times} times:", *("    " + line for line in folded(lines[at: at + size]))]
+        out += [f"{times} times:", *("    " + line for line in folded(lines[at : at + size]))]
         at += size * times
     return out
 
@@ -78,8 +93,8 @@ def repeat(lines: list[str], at: int) -> tuple[int, int]:
     """The size and count of the run that begins here and covers most."""
     best = (1, 1)
     for size in range(1, (len(lines) - at) // 2 + 1):
-        block, times = lines[at: at + size], 1
-        while lines[at + size * times: at + size * (times + 1)] == block:
+        block, times = lines[at : at + size], 1
+        while lines[at + size * times : at + size * (times + 1)] == block:
             times += 1
         if times > 1 and size * times > best[0] * best[1]:
             best = (size, times)
@@ -102,5 +117,9 @@ def compare(name: str, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     kept = path.read_text() if path.exists() else ""
-    changes = "\n".join(difflib.unified_diff(kept.splitlines(), text.splitlines(), str(path.name), "now", lineterm="", n=2))
-    assert not changes, f"the calls are not those of {path.name}; WRITE_GOLDEN=1 keeps the new ones:\n{changes}"
+    changes = "\n".join(
+        difflib.unified_diff(kept.splitlines(), text.splitlines(), str(path.name), "now", lineterm="", n=2)
+    )
+    assert not changes, (
+        f"the calls are not those of {path.name}; WRITE_GOLDEN=1 keeps the new ones:\n{changes}"
+    )

@@ -1,9 +1,11 @@
-"""Prints the operator calls of one decode step on an NPU: `./dev ascend-calls MODEL [--batch N] [--context N] [--tp-size N] [--ep-size N]`
+"""Prints the operator calls of one decode step on an NPU: `./dev ascend-calls MODEL [--batch N] [--context N]
+[--tp-size N] [--ep-size N]`
 
-MODEL is a folder with a config.json (and quant_model_description.json, if it is quantised by modelslim); weights are not looked at, and
-nothing is computed. The rank is the real one over a simulated NPU that knows shapes only (SIM_NPU_SHAPES=1), so a model of any size
-takes seconds and little memory. One layer of each kind runs, and is told with the number of times that the model has it. With several
-ranks it is the first one's share, beside ranks that are not there.
+MODEL is a folder with a config.json (and quant_model_description.json, if it is quantised by modelslim);
+weights are not looked at, and nothing is computed. The rank is the real one over a simulated NPU that knows
+shapes only (SIM_NPU_SHAPES=1), so a model of any size takes seconds and little memory. One layer of each kind
+runs, and is told with the number of times that the model has it. With several ranks it is the first one's
+share, beside ranks that are not there.
 """
 
 import argparse
@@ -27,12 +29,15 @@ FLAGS = ("mla_prolog", "nz_cache", "multi_stream")  # --npu-..., as runtime serv
 def kind_of(config: ModelConfig, index: int) -> str:
     """What a layer is, as far as its calls depend on it."""
     window = config.windows[index]
-    attention = "latent attention" if config.latent else f"a window of {window}" if window else "full attention"
+    attention = (
+        "latent attention" if config.latent else f"a window of {window}" if window else "full attention"
+    )
     return f"{attention}, {'experts' if config.moe is not None and config.moe.layers[index] else 'dense'}"
 
 
 def shortened(model: Path, folder: Path) -> tuple[ModelConfig, Counter[str]]:
-    """The same model up to the last layer that is the first of its kind; and how many layers there are of each."""
+    """The same model up to the last layer that is the first of its kind; and how many layers there are of
+    each."""
     config = read_config(model)
     kinds = [kind_of(config, index) for index in range(config.num_layers)]
     said = json.loads((model / "config.json").read_text())
@@ -46,7 +51,8 @@ def shortened(model: Path, folder: Path) -> tuple[ModelConfig, Counter[str]]:
 
 
 class Told:
-    """Collectives of a rank whose others are not there: each is a line of the trace, and results have the right shape."""
+    """Collectives of a rank whose others are not there: each is a line of the trace, and results have the
+    right shape."""
 
     rank = 0
 
@@ -102,12 +108,23 @@ def calls(model: Path, given: argparse.Namespace) -> str:
         config, kinds = shortened(model, Path(folder))
         length = given.context + 2 * PAGE_SIZE
         executor, ready = start(
-            folder, device="npu", load_format="dummy", dtype=given.dtype, page_size=PAGE_SIZE, max_slots=given.batch, max_len=length,
-            max_total_tokens=given.batch * length, tp_size=given.tp_size, ep_size=given.ep_size, quantization=given.quantization,
-            device_options={name: getattr(given, f"npu_{name}") for name in FLAGS})
+            folder,
+            device="npu",
+            load_format="dummy",
+            dtype=given.dtype,
+            page_size=PAGE_SIZE,
+            max_slots=given.batch,
+            max_len=length,
+            max_total_tokens=given.batch * length,
+            tp_size=given.tp_size,
+            ep_size=given.ep_size,
+            quantization=given.quantization,
+            device_options={name: getattr(given, f"npu_{name}") for name in FLAGS},
+        )
     planner = Planner(executor, ready, PAGE_SIZE)
     rows = [planner.row(slot, [1] * given.context, sampling()) for slot in range(given.batch)]
-    for row in rows:  # as if all but the last token were computed: what is new of a sequence is sent with the first step
+    # as if all but the last token were computed: what is new of a sequence is sent with the first step
+    for row in rows:
         row.computed = given.context - 1
     executor.launch(planner.plan(rows, [])).result()
     plan = planner.plan(rows, [])
@@ -118,16 +135,23 @@ def calls(model: Path, given: argparse.Namespace) -> str:
         found.lines = trace
         executor.launch(plan).result()
     lines = sections(trace, kinds)
-    head = [f"# {config.architecture}, {given.dtype}: a decode step of {given.batch} sequences, {given.context + 1} tokens each",
-            f"# rank 0 of {given.tp_size}" + (f", {given.ep_size} groups of experts" if given.ep_size > 1 else "")]
+    head = [
+        f"# {config.architecture}, {given.dtype}: a decode step of {given.batch} sequences, {given.context + 1} tokens each",
+        f"# rank 0 of {given.tp_size}"
+        + (f", {given.ep_size} groups of experts" if given.ep_size > 1 else ""),
+    ]
     tail = [f"# left to the CPU: {name}, {count} times" for name, count in sorted(fallbacks.items())]
-    return "\n".join([*head, *(line for part in lines for line in ("", part[0], *folded(part[1]))), *tail]) + "\n"
+    return (
+        "\n".join([*head, *(line for part in lines for line in ("", part[0], *folded(part[1]))), *tail])
+        + "\n"
+    )
 
 
 def mark(executor: Any, config: ModelConfig, trace: list[str]) -> None:
     """Layers say where they begin in the trace, and where the last one ends."""
     layers = executor.loaded.model.layers
     for index, layer in enumerate(layers):
+
         def before(*given: Any, run: Any = layer.before, index: int = index) -> Any:
             trace.append(f"> {kind_of(config, index)}")
             return run(*given)
@@ -154,11 +178,17 @@ def sections(trace: list[str], kinds: Counter[str]) -> list[tuple[str, list[str]
         else:
             parts[-1][1].append(line)
     last = len(parts) - 1
-    return [(title, lines) for i, (title, lines) in enumerate(parts) if title and (title != "# behind the layers" or i == last)]
+    return [
+        (title, lines)
+        for i, (title, lines) in enumerate(parts)
+        if title and (title != "# behind the layers" or i == last)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="./dev ascend-calls", description="The operator calls of a decode step on an Ascend NPU.")
+    parser = argparse.ArgumentParser(
+        prog="./dev ascend-calls", description="The operator calls of a decode step on an Ascend NPU."
+    )
     parser.add_argument("model", type=Path, help="folder with a config.json")
     parser.add_argument("--batch", type=int, default=8, help="sequences")
     parser.add_argument("--context", type=int, default=1000, help="tokens that each has behind it")

@@ -1,7 +1,8 @@
-"""Runs a command on simulated NPUs: `python -m tests.ascend.simulate [--devices N] [--memory-mb N] [--shapes] COMMAND ...`
+"""Runs a command on simulated NPUs: `python -m tests.ascend.simulate [--devices N] [--memory-mb N] [--shapes]
+COMMAND ...`
 
-The command and every Python process under it finds tests/ascend/site on its path: what imports torch_npu there gets the simulated CANN
-libraries and the emulated operators. The command itself need not know.
+The command and every Python process under it finds tests/ascend/site on its path: what imports torch_npu
+there gets the simulated CANN libraries and the emulated operators. The command itself need not know.
 """
 
 import argparse
@@ -18,7 +19,10 @@ SITE = Path(__file__).resolve().parent / "site"
 def environment(devices: int = 8, memory_mb: int = 2048) -> dict[str, str]:
     """The variables that make a process a simulated one."""
     libraries = build()
-    paths = [str(SITE), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE))]
+    paths = [
+        str(SITE),
+        *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)),
+    ]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
         "SIM_CANN_LIBRARIES": str(libraries),
@@ -28,16 +32,25 @@ def environment(devices: int = 8, memory_mb: int = 2048) -> dict[str, str]:
         "ASCEND_HOME_PATH": str(libraries / "home"),
         "ASCEND_OPP_PATH": str(libraries / "home" / "opp"),
         "TASK_QUEUE_ENABLE": "0",  # else HCCL is called from another thread, while the host computes
-        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",  # they would map addresses that were reserved before
+        # they would map addresses that were reserved before
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # else `import torch` imports torch_npu
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="tests.ascend.simulate", description="Run a command on simulated NPUs.")
+    parser = argparse.ArgumentParser(
+        prog="tests.ascend.simulate", description="Run a command on simulated NPUs."
+    )
     parser.add_argument("--devices", type=int, default=8)
-    parser.add_argument("--memory-mb", type=int, default=2048, help="of each device; it is this machine's memory")
-    parser.add_argument("--shapes", action="store_true", help="compute nothing; a model of any size fits, and any number comes out")
+    parser.add_argument(
+        "--memory-mb", type=int, default=2048, help="of each device; it is this machine's memory"
+    )
+    parser.add_argument(
+        "--shapes",
+        action="store_true",
+        help="compute nothing; a model of any size fits, and any number comes out",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     if not given.command:

@@ -1,4 +1,5 @@
-"""What a decode step computes can be captured: nothing in it waits for the device, which a capture refuses."""
+"""What a decode step computes can be captured: nothing in it waits for the device, which a capture
+refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,20 @@ pytestmark = pytest.mark.ascend
 
 @pytest.mark.parametrize("overrides", [{}, {"head_dim": 128}], ids=str)
 @pytest.mark.parametrize(("family", "window"), [("qwen3", None), ("mistral", 150)])
-def test_forward_and_choice(family: str, window: int | None, overrides: dict[str, Any], tmp_path: Path) -> None:
-    folder = make_checkpoint(family, tmp_path, **overrides, **({} if window is None else {"sliding_window": window}))
-    executor, ready = start(folder, device="npu", page_size=128, dtype="float32", max_len=512, max_total_tokens=2048)
+def test_forward_and_choice(
+    family: str, window: int | None, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(
+        family, tmp_path, **overrides, **({} if window is None else {"sliding_window": window})
+    )
+    executor, ready = start(
+        folder, device="npu", page_size=128, dtype="float32", max_len=512, max_total_tokens=2048
+    )
     planner = Planner(executor, ready, 128)
-    rows = [planner.row(0, [5, 9, 100], sampling(temperature=0.7, top_p=0.9, top_k=20)), planner.row(1, [7] * 200, sampling())]
+    rows = [
+        planner.row(0, [5, 9, 100], sampling(temperature=0.7, top_p=0.9, top_k=20)),
+        planner.row(1, [7] * 200, sampling()),
+    ]
     planner.run([], [(row, len(row.tokens)) for row in rows])
     loaded: Any = executor
     loaded = loaded.loaded

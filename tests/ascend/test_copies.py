@@ -22,7 +22,10 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
     assert torch_npu
     from runtime.devices.ascend.page_copies import AscendCopies
 
-    kv: Any = [tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in (8, 4)) for _ in range(3)]
+    kv: Any = [
+        tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in (8, 4))
+        for _ in range(3)
+    ]
     parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)
     fd = os.memfd_create("host-test")
     os.ftruncate(fd, HOSTS * sum(parts))

@@ -10,8 +10,23 @@ pytestmark = pytest.mark.ascend
 
 
 def test_an_npu_is_examined_and_measured() -> None:
-    ended = subprocess.run([sys.executable, "-m", "runtime", "check", "doctor", "--device", "npu", "--bench", "--shrink", "32", "--json"],
-                           capture_output=True, text=True)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "runtime",
+            "check",
+            "doctor",
+            "--device",
+            "npu",
+            "--bench",
+            "--shrink",
+            "32",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+    )
     found = msgspec.json.decode(ended.stdout)
     measured, names = found["measured"], {finding["name"] for finding in found["findings"]}
     assert ended.returncode in (0, 1), "whatever this machine lacks of an NPU's"

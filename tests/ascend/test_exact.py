@@ -1,4 +1,5 @@
-"""Greedy tokens of a rank on an NPU equal transformers' in fp32: chunks, prefix hits, company, pages of 128, windows."""
+"""Greedy tokens of a rank on an NPU equal transformers' in fp32: chunks, prefix hits, company, pages of 128,
+windows."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +22,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
-    "qwen3, heads of 128": ("qwen3", {"head_dim": 128}),  # the form of the attention call depends on the head size
+    # the form of the attention call depends on the head size
+    "qwen3, heads of 128": ("qwen3", {"head_dim": 128}),
     "llama, heads of 128, one for all": ("llama", {"head_dim": 128, "num_key_value_heads": 1}),
     "mistral, windows": ("mistral", {"sliding_window": 150}),
     "mistral, windows, heads of 128": ("mistral", {"sliding_window": 70, "head_dim": 128}),
@@ -56,13 +58,19 @@ def fallbacks() -> Counter[str]:
 
 
 def open_rank(folder: Path, **wishes: Any) -> tuple[Executor, Planner]:
-    executor, ready = start(folder, **({"device": "npu", "page_size": PAGE, "dtype": "float32", "max_len": 512, "max_total_tokens": 2048}
-                                       | wishes))
+    executor, ready = start(
+        folder,
+        **(
+            {"device": "npu", "page_size": PAGE, "dtype": "float32", "max_len": 512, "max_total_tokens": 2048}
+            | wishes
+        ),
+    )
     return executor, Planner(executor, ready, PAGE)
 
 
 def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str]) -> None:
-    """A long prompt in chunks beside decodes, one of them of a single token; then one that goes on from its first two pages."""
+    """A long prompt in chunks beside decodes, one of them of a single token; then one that goes on from its
+    first two pages."""
     executor, planner = open_rank(folder)
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG, sampling())
     branch = planner.row(1, BRANCH, sampling(), prefix=long, shared=2 * PAGE)
@@ -81,12 +89,21 @@ def test_tokens_are_those_of_transformers(folder: Path, fallbacks: Counter[str])
     executor.close()
 
 
-@pytest.mark.parametrize("wishes", [
-    {"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": -(2**63)}, {"temperature": 1.5, "top_k": 5, "min_p": 0.02},
-    {"temperature": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "seed": 1}, {"top_logprobs": 3, "prompt_logprobs": 2},
-    {"bias_ids": [3, 4], "bias_values": [2.5, -100.0], "stop_ids": [9], "min_len": 400},
-], ids=str)
-def test_choices_do_not_depend_on_company(wishes: dict[str, Any], tmp_path: Path, fallbacks: Counter[str]) -> None:
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.9, "top_p": 0.8, "seed": -(2**63)},
+        {"temperature": 1.5, "top_k": 5, "min_p": 0.02},
+        {"temperature": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "seed": 1},
+        {"top_logprobs": 3, "prompt_logprobs": 2},
+        {"bias_ids": [3, 4], "bias_values": [2.5, -100.0], "stop_ids": [9], "min_len": 400},
+    ],
+    ids=str,
+)
+def test_choices_do_not_depend_on_company(
+    wishes: dict[str, Any], tmp_path: Path, fallbacks: Counter[str]
+) -> None:
     """Whatever a sequence wishes works on the device, and it gets the same tokens alone and beside others."""
     _, planner = open_rank(make_checkpoint("qwen3", tmp_path, num_hidden_layers=1))
     fallbacks.clear()

@@ -18,8 +18,16 @@ def test_counts_are_those_of_the_cpu(tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path, **overrides)
     found = []
     for device, sizes in (("cpu", []), ("npu", [4])):
-        executor, ready = start(folder, device=device, page_size=PAGE, dtype="float32", max_len=512, max_total_tokens=2048,
-                                graph_sizes=sizes, expert_steps=8)
+        executor, ready = start(
+            folder,
+            device=device,
+            page_size=PAGE,
+            dtype="float32",
+            max_len=512,
+            max_total_tokens=2048,
+            graph_sizes=sizes,
+            expert_steps=8,
+        )
         for size in sizes:
             assert executor.capture(size).error == ""
         planner = Planner(executor, ready, PAGE)

@@ -1,4 +1,5 @@
-"""Captured decode steps on an NPU: the tokens of transformers, whatever the family, company, padding, prefix and preemption."""
+"""Captured decode steps on an NPU: the tokens of transformers, whatever the family, company, padding, prefix
+and preemption."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,28 @@ from tests.models.reference import Reference
 pytestmark = pytest.mark.ascend
 
 PAGE, COUNT, SIZES = 128, 8, [2, 4]
-CASES: dict[str, tuple[str, dict[str, Any]]] = {name: MODELS[name] for name in (
-    "qwen3", "llama, heads of 128, one for all", "mistral, windows", "mistral, windows, heads of 128", "qwen3, experts",
-    "deepseek 3")}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    name: MODELS[name]
+    for name in (
+        "qwen3",
+        "llama, heads of 128, one for all",
+        "mistral, windows",
+        "mistral, windows, heads of 128",
+        "qwen3, experts",
+        "deepseek 3",
+    )
+}
 
 
 def opened(folder: Path, sizes: list[int] = SIZES, **wishes: Any) -> tuple[Planner, Any]:
-    options = {"device": "npu", "page_size": PAGE, "dtype": "float32", "max_len": 512, "max_total_tokens": 2048, "graph_sizes": sizes}
+    options = {
+        "device": "npu",
+        "page_size": PAGE,
+        "dtype": "float32",
+        "max_len": 512,
+        "max_total_tokens": 2048,
+        "graph_sizes": sizes,
+    }
     executor, ready = start(folder, **(options | wishes))
     for size in sizes:
         answer = executor.capture(size)
@@ -45,7 +61,8 @@ class Replays:
 
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_transformers(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a prompt between decodes; a prefix that is shared; one row to three, over the end of a page; one that begins anew."""
+    """Chunks of a prompt between decodes; a prefix that is shared; one row to three, over the end of a page;
+    one that begins anew."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
     planner, executor = opened(folder)
@@ -92,7 +109,9 @@ def test_steps_in_flight_have_their_own_lengths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("captured", [[], [2]])
-def test_one_that_cannot_be_captured_leaves_the_others(captured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_captured_leaves_the_others(
+    captured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
     planner, executor = opened(folder, captured, graph_sizes=[2, 4, 8])
     model, forward = executor.loaded.model, executor.loaded.model.forward
@@ -114,7 +133,9 @@ def test_one_that_cannot_be_captured_leaves_the_others(captured: list[int], tmp_
 
 
 @pytest.mark.parametrize("case", ["qwen3", "deepseek 3"])
-def test_prompts_in_pieces_are_those_of_transformers(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_in_pieces_are_those_of_transformers(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Chunks of a prompt, with and without padding, beside a row that decodes."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
@@ -122,7 +143,9 @@ def test_prompts_in_pieces_are_those_of_transformers(case: str, tmp_path: Path, 
     assert [executor.capture(size, "tokens").error for size in (64, 128)] == ["", ""]
     graphs, replays = executor.loaded.device.graphs, []
     replay = graphs.replay
-    monkeypatch.setattr(graphs, "replay", lambda graph, lengths: (replays.append(graph), replay(graph, lengths)))
+    monkeypatch.setattr(
+        graphs, "replay", lambda graph, lengths: (replays.append(graph), replay(graph, lengths))
+    )
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:200], sampling())
     planner.run([], [(short, len(SHORT))])
     for count in (100, 37, 63):
@@ -131,4 +154,6 @@ def test_prompts_in_pieces_are_those_of_transformers(case: str, tmp_path: Path, 
     assert len(replays) == 5 * (len(executor.loaded.model.attentions) + 1)
     reference = Reference(folder)
     for row in (short, long):
-        assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+        assert row.tokens[row.prompt_len :] == reference.greedy(
+            row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len
+        )

@@ -1,4 +1,5 @@
-"""The lazy mode: each wait that a program needs is missed when it is left out, and is enough when it is there."""
+"""The lazy mode: each wait that a program needs is missed when it is left out, and is enough when it is
+there."""
 
 import contextlib
 import os
@@ -83,11 +84,18 @@ def test_an_event_is_done_when_what_is_before_it_is() -> None:
 
 def test_what_depends_on_values_waits() -> None:
     x = torch.arange(5, device="npu") * 2
-    assert x[x > 3].tolist() == [4, 6, 8] and int(x.sum()) == 20 and x.nonzero().flatten().tolist() == [1, 2, 3, 4]
+    assert (
+        x[x > 3].tolist() == [4, 6, 8]
+        and int(x.sum()) == 20
+        and x.nonzero().flatten().tolist() == [1, 2, 3, 4]
+    )
 
 
 def test_an_error_arrives_where_the_host_waits() -> None:
-    cache, slots = torch.zeros(2, 128, 1, 16, device="npu"), torch.tensor([999], dtype=torch.int32, device="npu")
+    cache, slots = (
+        torch.zeros(2, 128, 1, 16, device="npu"),
+        torch.tensor([999], dtype=torch.int32, device="npu"),
+    )
     tokens = torch.ones(1, 1, 16, device="npu")
     torch_npu.npu_scatter_pa_kv_cache(tokens, tokens, cache, cache.clone(), slots, cache_mode="Norm")
     with pytest.raises(RuntimeError, match="aicore execution is abnormal"):
@@ -143,9 +151,13 @@ def test_the_automatic_update_waits_by_itself() -> None:
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_a_capture_takes_in_a_stream_that_it_forks(is_joined: bool) -> None:
     x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
-    own, side = torch.npu.Stream(), torch.npu.Stream()  # neighbours: the pool gives each of its streams out again and again
+    # neighbours: the pool gives each of its streams out again and again
+    own, side = torch.npu.Stream(), torch.npu.Stream()
     torch.npu.synchronize()
-    with contextlib.nullcontext() if is_joined else pytest.raises(RuntimeError, match="107027"), torch.npu.graph(graph, stream=own):
+    with (
+        contextlib.nullcontext() if is_joined else pytest.raises(RuntimeError, match="107027"),
+        torch.npu.graph(graph, stream=own),
+    ):
         main = torch.npu.current_stream()
         side.wait_stream(main)
         with torch.npu.stream(side):
@@ -159,14 +171,27 @@ def test_a_capture_takes_in_a_stream_that_it_forks(is_joined: bool) -> None:
 
 
 def test_collectives_come_after_what_is_before_them(tmp_path: Path) -> None:
-    ranks = [subprocess.Popen([sys.executable, "-P", Path(__file__).parent / "hccl_rank.py", str(rank), "2", str(tmp_path / "store")],
-                              env={**os.environ, "OMP_NUM_THREADS": "1", "SIM_NPU_LAZY": "1"}) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                Path(__file__).parent / "hccl_rank.py",
+                str(rank),
+                "2",
+                str(tmp_path / "store"),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SIM_NPU_LAZY": "1"},
+        )
+        for rank in range(2)
+    ]
     assert [rank.wait(120) for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("is_fenced", [True, False])
 def test_an_update_must_not_reach_a_replay_before_it(is_fenced: bool) -> None:
-    """Two replays are launched before the host waits: the second's update waits for the end of the first, or one of them would hang."""
+    """Two replays are launched before the host waits: the second's update waits for the end of the first, or
+    one of them would hang."""
     paged = Paged()
     q, graph, found = randn(2, N, D), torch.npu.NPUGraph(), []
     with torch.npu.graph(graph, auto_dispatch_capture=True):
@@ -182,7 +207,10 @@ def test_an_update_must_not_reach_a_replay_before_it(is_fenced: bool) -> None:
     if is_fenced:
         graph.graph_dispatch_mode.update_stream.wait_stream(torch.npu.current_stream())
         replay([7, 9])
-        assert [torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True)] == [True, True]
+        assert [torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True)] == [
+            True,
+            True,
+        ]
         return
     replay([7, 9])
     assert not torch.equal(found[0].cpu(), expected[0])

@@ -15,7 +15,8 @@ MIB = 1 << 20
 
 
 def test_pages_leave_room_for_the_largest_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages fill what a start finds free but for what it measured; and steps as large as may be stay within that."""
+    """Pages fill what a start finds free but for what it measured; and steps as large as may be stay within
+    that."""
     import torch_npu
 
     assert torch_npu
@@ -31,8 +32,16 @@ def test_pages_leave_room_for_the_largest_step(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(AscendMemory, "free_bytes", lambda memory: free)
         patch.setattr(AscendMemory, "peak", peak)
-        executor, ready = start(folder, device="npu", page_size=128, dtype="float32", max_slots=4, max_len=1 << 16, max_step_tokens=2048,
-                                memory_fraction=2.0)
+        executor, ready = start(
+            folder,
+            device="npu",
+            page_size=128,
+            dtype="float32",
+            max_slots=4,
+            max_len=1 << 16,
+            max_step_tokens=2048,
+            memory_fraction=2.0,
+        )
     assert MIB < peaks[0] < free
     assert ready.num_pages == (free - peaks[0]) // (ready.pages_bytes // ready.num_pages)
     torch.npu.empty_cache()
@@ -55,4 +64,6 @@ def test_what_others_keep_counts() -> None:
     memory, kept = AscendMemory(1), []
     assert memory.peak(lambda: None) == 0
     assert 64 * MIB <= memory.peak(lambda: [torch.empty(16 * MIB, device="npu")].clear()) < 80 * MIB
-    assert memory.peak(lambda: kept.append(torch.empty(16 * MIB, device="npu"))) >= 128 * MIB, "taken, and kept"
+    assert memory.peak(lambda: kept.append(torch.empty(16 * MIB, device="npu"))) >= 128 * MIB, (
+        "taken, and kept"
+    )

@@ -12,8 +12,14 @@ pytestmark = pytest.mark.ascend
 
 
 def test_weights_pages_and_graphs_go_and_come_back(tmp_path: Path) -> None:
-    executor, ready = start(make_checkpoint("qwen3", tmp_path), device="npu", dtype="bfloat16", page_size=128, max_total_tokens=1024,
-                            graph_sizes=[1])
+    executor, ready = start(
+        make_checkpoint("qwen3", tmp_path),
+        device="npu",
+        dtype="bfloat16",
+        page_size=128,
+        max_total_tokens=1024,
+        graph_sizes=[1],
+    )
 
     def tokens() -> list[int]:
         planner = Planner(executor, ready, 128)
@@ -25,7 +31,10 @@ def test_weights_pages_and_graphs_go_and_come_back(tmp_path: Path) -> None:
     for released in states:
         told = executor.change_memory(ChangeMemory(1, released))
         assert told.released == released and told.error == ""
-        assert (told.weights_bytes > 0, told.pages_bytes > 0) == ("weights" not in released, "kv_cache" not in released)
+        assert (told.weights_bytes > 0, told.pages_bytes > 0) == (
+            "weights" not in released,
+            "kv_cache" not in released,
+        )
     assert tokens() == expected
     assert executor.capture(1).error == "" and tokens() == expected
     for is_trial in (True, False):

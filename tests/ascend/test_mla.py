@@ -1,4 +1,5 @@
-"""Latent attention of full size on an NPU, at the limits that CANN documents; and what a start says of other sizes."""
+"""Latent attention of full size on an NPU, at the limits that CANN documents; and what a start says of other
+sizes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,9 @@ def smaller(randn: Callable[..., Tensor], *shape: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [1, 16, 128])
 @pytest.mark.parametrize("case", ["decodes of all lengths", "mixed", "a long chunk"])
-def test_sizes_of_deepseek(case: str, heads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_deepseek(
+    case: str, heads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Few queries of a row are absorbed, more than 170 are expanded."""
     monkeypatch.setattr(Limits, "strict", True)
     monkeypatch.setitem(test_conformance.LATENTS, "npu", (heads, 128))
@@ -37,12 +40,28 @@ def test_sizes_of_deepseek(case: str, heads: int, dtype: torch.dtype, monkeypatc
     test_conformance.test_latent_attention(bench, "npu", case, 512, 128, 64, 128)
 
 
-@pytest.mark.parametrize(("overrides", "kind", "words"), [
-    ({}, StartError, "latent attention of this NPU does not work in bfloat16 with 4 heads of 16 and 16, latents of 32"),
-    ({"num_attention_heads": 6, "num_key_value_heads": 6}, ModelError, "6 heads are no power of two up to 128"),
-])
-def test_other_sizes_are_told_at_start(overrides: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "kind", "words"),
+    [
+        (
+            {},
+            StartError,
+            "latent attention of this NPU does not work in bfloat16 with 4 heads of 16 and 16, latents of 32",
+        ),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 6},
+            ModelError,
+            "6 heads are no power of two up to 128",
+        ),
+    ],
+)
+def test_other_sizes_are_told_at_start(
+    overrides: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Limits, "strict", True)
     folder = make_checkpoint("deepseek_v3", tmp_path, qk_rope_head_dim=16, qk_nope_head_dim=16, **overrides)
     with pytest.raises(kind, match=words):

@@ -1,4 +1,5 @@
-"""Fused preparation of latent attention and latents in NZ: tokens of transformers in fp32, whatever is fused; what is refused."""
+"""Fused preparation of latent attention and latents in NZ: tokens of transformers in fp32, whatever is fused;
+what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,12 @@ from tests.models.test_quantised import log_probabilities
 pytestmark = pytest.mark.ascend
 
 # multiples of the tiles of FRACTAL_NZ
-LATENT: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+}
 ANY = Limits((torch.float32, torch.bfloat16), {})
 
 
@@ -32,16 +38,22 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(prolog, name, ANY)
 
 
-@pytest.mark.parametrize(("family", "more", "options"), [
-    ("deepseek_v2", {}, {"mla_prolog": True}),
-    ("deepseek_v2", {"q_lora_rank": None}, {"nz_cache": True}),
-    ("deepseek_v3", {}, {}),
-    ("deepseek_v3", {}, {"mla_prolog": True, "nz_cache": True}),
-    ("deepseek_v3", {"rope_interleave": False}, {"nz_cache": True}),
-    ("deepseek_v3", {"rope_interleave": False}, {"mla_prolog": True}),
-], ids=str)
+@pytest.mark.parametrize(
+    ("family", "more", "options"),
+    [
+        ("deepseek_v2", {}, {"mla_prolog": True}),
+        ("deepseek_v2", {"q_lora_rank": None}, {"nz_cache": True}),
+        ("deepseek_v3", {}, {}),
+        ("deepseek_v3", {}, {"mla_prolog": True, "nz_cache": True}),
+        ("deepseek_v3", {"rope_interleave": False}, {"nz_cache": True}),
+        ("deepseek_v3", {"rope_interleave": False}, {"mla_prolog": True}),
+    ],
+    ids=str,
+)
 @pytest.mark.usefixtures("any_size")
-def test_tokens_are_those_of_transformers(family: str, more: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
+def test_tokens_are_those_of_transformers(
+    family: str, more: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
     """Rows of one token, of few and of many in a step; a prefix that is shared."""
     folder = make_checkpoint(family, tmp_path, **(LATENT | more))
     executor, planner = open_rank(folder, device_options=options)
@@ -62,9 +74,13 @@ def test_tokens_are_those_of_transformers(family: str, more: dict[str, Any], opt
 
 def test_other_sizes_are_refused(tmp_path: Path) -> None:
     folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
-    with pytest.raises(ModelError, match="--npu-mla-prolog does not take this model, which has float32, and not bfloat16 or float16"):
+    with pytest.raises(
+        ModelError,
+        match="--npu-mla-prolog does not take this model, which has float32, and not bfloat16 or float16",
+    ):
         open_rank(folder, device_options={"mla_prolog": True})
-    executor, planner = open_rank(folder, device_options={"mla_prolog": True, "needs_prolog": False})  # a profile's wish gives way
+    # a profile's wish gives way
+    executor, planner = open_rank(folder, device_options={"mla_prolog": True, "needs_prolog": False})
     row = planner.row(0, SHORT, sampling())
     planner.run([], [(row, len(SHORT))])
     while len(row.tokens) < len(SHORT) + COUNT:
@@ -79,26 +95,49 @@ def test_weights_in_int8(is_nz: bool, tmp_path: Path) -> None:
     """An input on the edge of two codes may be rounded either way."""
     sizes = SIZES["deepseek_v3"] | {"qk_rope_head_dim": 32}  # tiles of 32 columns
     quantise(make_checkpoint("deepseek_v3", tmp_path / "plain", **sizes), tmp_path, "modelslim W8A8_DYNAMIC")
-    found = [log_probabilities(tmp_path / "quantised", dtype="float32", **wishes) for wishes in (
-        {"device": "cpu"}, {"device": "npu", "page_size": 128, "device_options": {"mla_prolog": True, "nz_cache": is_nz}})]
+    found = [
+        log_probabilities(tmp_path / "quantised", dtype="float32", **wishes)
+        for wishes in (
+            {"device": "cpu"},
+            {"device": "npu", "page_size": 128, "device_options": {"mla_prolog": True, "nz_cache": is_nz}},
+        )
+    ]
     torch.testing.assert_close(found[1][0], found[0][0], atol=5e-2, rtol=0)
     assert (found[1][0] - found[0][0]).abs().mean() < 5e-3 and found[0][1] == found[1][1]
 
 
 @pytest.mark.usefixtures("any_size")
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
-    quantise(make_checkpoint("deepseek_v3", tmp_path / "plain", **SIZES["deepseek_v3"]), tmp_path, "modelslim W8A8")
-    with pytest.raises(ModelError, match="attention weights quantised otherwise than to int8 with a scale for each token; leave it out"):
-        start(tmp_path / "quantised", device="npu", page_size=128, dtype="float32", device_options={"mla_prolog": True})
+    quantise(
+        make_checkpoint("deepseek_v3", tmp_path / "plain", **SIZES["deepseek_v3"]), tmp_path, "modelslim W8A8"
+    )
+    with pytest.raises(
+        ModelError,
+        match="attention weights quantised otherwise than to int8 with a scale for each token; leave it out",
+    ):
+        start(
+            tmp_path / "quantised",
+            device="npu",
+            page_size=128,
+            dtype="float32",
+            device_options={"mla_prolog": True},
+        )
 
 
-@pytest.mark.parametrize(("error", "words"), [
-    (RuntimeError("EZ9999: inner error\nand more"), "does not work on this NPU .EZ9999: inner error.; leave it out.*versions of CANN"),
-    (AttributeError("no such operator"), "does not work on this NPU .no such operator."),
-])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("EZ9999: inner error\nand more"),
+            "does not work on this NPU .EZ9999: inner error.; leave it out.*versions of CANN",
+        ),
+        (AttributeError("no such operator"), "does not work on this NPU .no such operator."),
+    ],
+)
 @pytest.mark.usefixtures("any_size")
-def test_an_npu_without_the_operator_is_told_at_start(error: Exception, words: str, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_npu_without_the_operator_is_told_at_start(
+    error: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
@@ -108,14 +147,18 @@ def test_an_npu_without_the_operator_is_told_at_start(error: Exception, words: s
 
 
 @pytest.mark.usefixtures("any_size")
-def test_an_npu_without_the_other_operator_goes_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_npu_without_the_other_operator_goes_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(prolog.torch_npu, "npu_kv_rmsnorm_rope_cache", fails)
     folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
     executor, planner = open_rank(folder)
-    assert planner.generate(planner.row(0, SHORT, sampling()), COUNT) == Reference(folder).greedy(SHORT, COUNT)
+    assert planner.generate(planner.row(0, SHORT, sampling()), COUNT) == Reference(folder).greedy(
+        SHORT, COUNT
+    )
     assert executor.loaded.device.prologs.refusals == ["no such kernel"]
     with pytest.raises(ModelError, match="to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"):
         open_rank(folder, device_options={"mla_prolog": True})
@@ -124,9 +167,14 @@ def test_an_npu_without_the_other_operator_goes_in_steps(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("launches", ["at once", "late"], indirect=True)
 @pytest.mark.usefixtures("any_size")
 def test_captured_steps(launches: None, tmp_path: Path) -> None:
-    """With all that there is: experts on two streams, and a step with a prompt in pieces, whose graphs know no attention plan."""
+    """With all that there is: experts on two streams, and a step with a prompt in pieces, whose graphs know
+    no attention plan."""
     folder = make_checkpoint("deepseek_v3", tmp_path, **LATENT)
-    planner, executor = opened(folder, piecewise_sizes=[64], device_options={"mla_prolog": True, "nz_cache": True, "multi_stream": True})
+    planner, executor = opened(
+        folder,
+        piecewise_sizes=[64],
+        device_options={"mla_prolog": True, "nz_cache": True, "multi_stream": True},
+    )
     assert executor.capture(64, "tokens").error == "" and executor.loaded.pieces.ready == [64]
     short, long = planner.row(2, SHORT, sampling()), planner.row(5, LONG[:252], sampling())
     planner.run([], [(short, len(SHORT))])

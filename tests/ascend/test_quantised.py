@@ -1,4 +1,5 @@
-"""Quantised checkpoints on an NPU against the cpu device, which is exact; and what an NPU says of those that it does not take."""
+"""Quantised checkpoints on an NPU against the cpu device, which is exact; and what an NPU says of those that
+it does not take."""
 
 from pathlib import Path
 from typing import Any
@@ -20,32 +21,59 @@ pytestmark = pytest.mark.ascend
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    "qwen2": {}, "qwen3_moe": {"moe_intermediate_size": 64},
-    "deepseek_v3": {"moe_intermediate_size": 64, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16},
+    "qwen2": {},
+    "qwen3_moe": {"moe_intermediate_size": 64},
+    "deepseek_v3": {
+        "moe_intermediate_size": 64,
+        "kv_lora_rank": 64,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+    },
 }
 
 
 def compare(folder: Path, *, is_exact: bool) -> None:
     """An input on the edge of two codes may be rounded either way."""
-    (cpu, tokens), (npu, others) = (log_probabilities(folder, device=device, page_size=128, dtype="float32") for device in ("cpu", "npu"))
+    (cpu, tokens), (npu, others) = (
+        log_probabilities(folder, device=device, page_size=128, dtype="float32") for device in ("cpu", "npu")
+    )
     torch.testing.assert_close(npu, cpu, atol=1e-4 if is_exact else 5e-2, rtol=0)
     assert (npu - cpu).abs().mean() < (2e-5 if is_exact else 5e-3) and tokens == others
 
 
-@pytest.mark.parametrize(("family", "name"), [
-    ("qwen2", "ct int8"), ("qwen2", "ct int8 static"), ("qwen2", "modelslim W8A8"), ("qwen2", "modelslim W8A8_DYNAMIC"),
-    ("qwen2", "modelslim W4A8_DYNAMIC"), ("qwen3_moe", "modelslim W8A8"), ("qwen3_moe", "modelslim W4A8_DYNAMIC"),
-    ("qwen3_moe", "ct int8"), ("deepseek_v3", "modelslim W8A8_DYNAMIC"), ("deepseek_v3", "modelslim W8A8"),
-])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen2", "ct int8"),
+        ("qwen2", "ct int8 static"),
+        ("qwen2", "modelslim W8A8"),
+        ("qwen2", "modelslim W8A8_DYNAMIC"),
+        ("qwen2", "modelslim W4A8_DYNAMIC"),
+        ("qwen3_moe", "modelslim W8A8"),
+        ("qwen3_moe", "modelslim W4A8_DYNAMIC"),
+        ("qwen3_moe", "ct int8"),
+        ("deepseek_v3", "modelslim W8A8_DYNAMIC"),
+        ("deepseek_v3", "modelslim W8A8"),
+    ],
+)
 def test_tokens_are_as_likely_as_on_the_cpu(family: str, name: str, tmp_path: Path) -> None:
     quantise(make_checkpoint(family, tmp_path / "plain", **SIZES[family]), tmp_path, name)
     compare(tmp_path / "quantised", is_exact=False)
 
 
-@pytest.mark.parametrize(("family", "name"), [
-    ("qwen2", "awq"), ("qwen2", "gptq order"), ("qwen2", "gptq 8 v2"), ("qwen2", "modelslim W4A8 groups"), ("qwen3_moe", "ct int4 zeros"),
-    ("qwen3_moe", "modelslim W4A8 groups"), ("deepseek_v3", "ct int4"),
-])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen2", "awq"),
+        ("qwen2", "gptq order"),
+        ("qwen2", "gptq 8 v2"),
+        ("qwen2", "modelslim W4A8 groups"),
+        ("qwen3_moe", "ct int4 zeros"),
+        ("qwen3_moe", "modelslim W4A8 groups"),
+        ("deepseek_v3", "ct int4"),
+    ],
+)
 def test_groups_of_32(family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the operators take; weights alone are exact."""
     monkeypatch.setattr(quantiser, "GROUP", 32)
@@ -57,7 +85,9 @@ def test_groups_of_32(family: str, name: str, tmp_path: Path, monkeypatch: pytes
 
 def test_other_schemes_are_refused(tmp_path: Path) -> None:
     quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, "fp8")
-    with pytest.raises(ModelError, match="--device npu does not compute; it computes int8, int8_static, int4_weight"):
+    with pytest.raises(
+        ModelError, match="--device npu does not compute; it computes int8, int8_static, int4_weight"
+    ):
         log_probabilities(tmp_path / "quantised", device="npu", page_size=128)
 
 
@@ -65,13 +95,16 @@ def test_inputs_follow_an_order_of_equal_groups() -> None:
     bench = Bench("npu", torch.float32)
     plain = random_weight(bench, Codes(4, 32, has_zeros=True), 48, 96)
     order = (torch.randperm(96, generator=bench.generator) // 32).int().to(bench.torch_device)
-    weight = Quantized(Codes(4, 32, has_zeros=True, is_ordered=True), plain.weight, plain.scale, plain.zeros, order)
+    weight = Quantized(
+        Codes(4, 32, has_zeros=True, is_ordered=True), plain.weight, plain.scale, plain.zeros, order
+    )
     x = bench.randn(5, 96)
     bench.near(bench.ops.linear(x, bench.ops.pack_quantized(weight), None), expected(x, weight))
 
 
 def test_four_bits_times_eight() -> None:
-    """One product, whose numbers are exact but for scales: every int8 beside every int4, in groups of rows, one of them empty."""
+    """One product, whose numbers are exact but for scales: every int8 beside every int4, in groups of rows,
+    one of them empty."""
     from runtime.devices.ascend.grouped_gemm import CodedExperts, TokenInt4, pack_quantized
 
     bench = Bench("npu", torch.float32)
@@ -84,23 +117,36 @@ def test_four_bits_times_eight() -> None:
     found = packed.gate_up.multiply(codes.clone(), scales, counts, torch.float32)
     weights = torch.stack([gate_up.weight & 15, gate_up.weight >> 4], -1).flatten(-2).cpu().double() - 8
     for row, expert in enumerate((0, 0, 0, 2)):
-        wanted = (codes[row].cpu().double() @ weights[expert].T) * gate_up.scale[expert, :, 0].cpu().double() * scales[row].item()
-        torch.testing.assert_close(found[row].cpu().double(), wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+        wanted = (
+            (codes[row].cpu().double() @ weights[expert].T)
+            * gate_up.scale[expert, :, 0].cpu().double()
+            * scales[row].item()
+        )
+        torch.testing.assert_close(
+            found[row].cpu().double(), wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item()
+        )
     alone = random_weight(bench, scheme, 256, 256, (1,)), random_weight(bench, scheme, 256, 128, (1,))
-    in_groups = [random_weight(bench, Codes(4, 32, activations="token"), 256, ins, (3,)) for ins in (256, 128)]
+    in_groups = [
+        random_weight(bench, Codes(4, 32, activations="token"), 256, ins, (3,)) for ins in (256, 128)
+    ]
     for others in (alone, in_groups):
         assert isinstance(pack_quantized(*others, torch.float32), CodedExperts)
 
 
-@pytest.mark.parametrize(("scheme", "outs", "ins", "lead", "words"), [
-    (Codes(4, 16), 48, 64, (), "each 16 of 64 inputs.*multiples of 32"),
-    (Codes(4, 32), 44, 64, (), "44 outputs.*multiples of 8"),
-    (Codes(4, 32), 48, 80, (3,), "each 32 of 80 inputs"),
-    (Codes(8, 32), 48, 64, (3,), "experts' weights in int8_weight have scales by group"),
-    (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (), "groups of other sizes than 32"),
-    (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (3,), "experts' 4-bit weights have an order"),
-])
-def test_other_shapes_are_refused(scheme: Codes, outs: int, ins: int, lead: tuple[int, ...], words: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "outs", "ins", "lead", "words"),
+    [
+        (Codes(4, 16), 48, 64, (), "each 16 of 64 inputs.*multiples of 32"),
+        (Codes(4, 32), 44, 64, (), "44 outputs.*multiples of 8"),
+        (Codes(4, 32), 48, 80, (3,), "each 32 of 80 inputs"),
+        (Codes(8, 32), 48, 64, (3,), "experts' weights in int8_weight have scales by group"),
+        (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (), "groups of other sizes than 32"),
+        (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (3,), "experts' 4-bit weights have an order"),
+    ],
+)
+def test_other_shapes_are_refused(
+    scheme: Codes, outs: int, ins: int, lead: tuple[int, ...], words: str
+) -> None:
     bench = Bench("npu", torch.float32)
     weight = random_weight(bench, scheme, outs, ins, lead)
     with pytest.raises(ModelError, match=words):

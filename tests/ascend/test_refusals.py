@@ -1,5 +1,5 @@
-"""Each operator takes its right call, also in a capture, and refuses what CANN documents as wrong. Argument names and types are refused by
-the wheel's own schemas."""
+"""Each operator takes its right call, also in a capture, and refuses what CANN documents as wrong. Argument
+names and types are refused by the wheel's own schemas."""
 
 import pytest
 import torch
@@ -13,8 +13,15 @@ from tests.ascend.emulate.table import Limits, Refused
 assert torch_npu  # brings the operators
 pytestmark = pytest.mark.ascend
 
-CASES = [*calls.ATTENTION, *calls.CACHE, *calls.NORMS, *calls.SAMPLING, *calls_linears.LINEARS, *calls_linears.EXPERTS,
-         *calls_latents.LATENTS]
+CASES = [
+    *calls.ATTENTION,
+    *calls.CACHE,
+    *calls.NORMS,
+    *calls.SAMPLING,
+    *calls_linears.LINEARS,
+    *calls_linears.EXPERTS,
+    *calls_latents.LATENTS,
+]
 RIGHT = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.partition("::")[2])
 WRONG = [(case, at) for case in CASES for at in range(len(case.wrong))]
 
@@ -37,24 +44,32 @@ def test_right_calls_can_be_captured(case: Case) -> None:
     with torch.npu.graph(graph):
         out = Case(case.name, lambda: (args, named)).call({})
     graph.replay()
-    found, expected = (list(x) if isinstance(x, (tuple, list)) else [x] for x in (out, Case(case.name, lambda: (args, named)).call({})))
+    found, expected = (
+        list(x) if isinstance(x, (tuple, list)) else [x]
+        for x in (out, Case(case.name, lambda: (args, named)).call({}))
+    )
     for mine, theirs in zip(found, expected, strict=True):
         assert mine is None or torch.equal(mine.cpu().nan_to_num(7), theirs.cpu().nan_to_num(7))
 
 
-@pytest.mark.parametrize(("case", "at"), WRONG, ids=[f"{case.name.partition('::')[2]}-{case.wrong[at][0]}" for case, at in WRONG])
+@pytest.mark.parametrize(
+    ("case", "at"), WRONG, ids=[f"{case.name.partition('::')[2]}-{case.wrong[at][0]}" for case, at in WRONG]
+)
 def test_wrong_calls_are_refused(case: Case, at: int) -> None:
     reason, change = case.wrong[at]
     with pytest.raises(Refused, match=reason):
         case.call(change())
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda x: torch_npu.npu_rms_norm(x, x[0], eps=1e-6),
-    lambda x: torch_npu.npu_rms_norm(x, gamma=None),
-    lambda x: torch.ops.npu.npu_quant_matmul(x, x, x, output_type=torch.bfloat16),
-    lambda x: torch.ops.npu.npu_fused_infer_attention_score(x, x, x, actual_seq_lengths="all"),
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: torch_npu.npu_rms_norm(x, x[0], eps=1e-6),
+        lambda x: torch_npu.npu_rms_norm(x, gamma=None),
+        lambda x: torch.ops.npu.npu_quant_matmul(x, x, x, output_type=torch.bfloat16),
+        lambda x: torch.ops.npu.npu_fused_infer_attention_score(x, x, x, actual_seq_lengths="all"),
+    ],
+)
 def test_the_wheel_refuses_names_and_types(wrong: object) -> None:
     with pytest.raises((TypeError, RuntimeError, ValueError), match="npu_|argument|conversion|keyword"):
         wrong(torch.ones(2, 8, device="npu"))  # type: ignore[operator]

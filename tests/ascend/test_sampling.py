@@ -1,4 +1,5 @@
-"""Random tokens on an NPU: in captured steps the same as outside, whatever the company, and the CPU's where its order is the same."""
+"""Random tokens on an NPU: in captured steps the same as outside, whatever the company, and the CPU's where
+its order is the same."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ from tests.models.make import make_checkpoint
 pytestmark = pytest.mark.ascend
 
 COUNT = 6
-PLAIN: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.3, "min_p": 0.05, "seed": -(2**63)}]
-CUT: list[dict[str, Any]] = [{"temperature": 0.9, "top_p": 0.8, "seed": 2**63 - 1}, {"temperature": 1.5, "top_k": 5, "seed": 9},
-                             {"temperature": 2.0, "top_k": 100, "top_p": 0.9, "min_p": 0.01, "seed": 4}]
+PLAIN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 1.3, "min_p": 0.05, "seed": -(2**63)},
+]
+CUT: list[dict[str, Any]] = [
+    {"temperature": 0.9, "top_p": 0.8, "seed": 2**63 - 1},
+    {"temperature": 1.5, "top_k": 5, "seed": 9},
+    {"temperature": 2.0, "top_k": 100, "top_p": 0.9, "min_p": 0.01, "seed": 4},
+]
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +30,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3", tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
-def tokens(folder: Path, wishes: list[dict[str, Any]], sizes: list[int], **options: Any) -> tuple[list[list[int]], list[Any], Any]:
+def tokens(
+    folder: Path, wishes: list[dict[str, Any]], sizes: list[int], **options: Any
+) -> tuple[list[list[int]], list[Any], Any]:
     """Of rows that all decode together; the graphs that were replayed; and all that were captured."""
-    base = {"device": "npu", "page_size": PAGE, "dtype": "float32", "max_len": 512, "max_total_tokens": 2048, "graph_sizes": sizes}
+    base = {
+        "device": "npu",
+        "page_size": PAGE,
+        "dtype": "float32",
+        "max_len": 512,
+        "max_total_tokens": 2048,
+        "graph_sizes": sizes,
+    }
     executor, ready = start(folder, **(base | options))
     for size in sizes:
         assert executor.capture(size).error == ""
@@ -42,9 +59,14 @@ def tokens(folder: Path, wishes: list[dict[str, Any]], sizes: list[int], **optio
 
 
 @pytest.mark.parametrize("backend", ["ascend", "pytorch"])
-@pytest.mark.parametrize(("wishes", "draw"), [(PLAIN, (0, False)), ([*PLAIN, *CUT], (1024, True))], ids=["nothing is cut", "some are cut"])
-def test_captured_draws_are_those_outside_and_the_cpus(wishes: list[dict[str, Any]], draw: tuple[int, bool], backend: str,
-                                                       folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("wishes", "draw"),
+    [(PLAIN, (0, False)), ([*PLAIN, *CUT], (1024, True))],
+    ids=["nothing is cut", "some are cut"],
+)
+def test_captured_draws_are_those_outside_and_the_cpus(
+    wishes: list[dict[str, Any]], draw: tuple[int, bool], backend: str, folder: Path
+) -> None:
     """Greedy rows among them; all rows are padded to eight."""
     found, replayed, graphs = tokens(folder, wishes, [8], device_options={"sampling": backend})
     recorded = graphs.recorded[8]
@@ -52,5 +74,6 @@ def test_captured_draws_are_those_outside_and_the_cpus(wishes: list[dict[str, An
     outside, replayed, _ = tokens(folder, wishes, [], device_options={"sampling": backend})
     assert found == outside and not replayed
     on_cpu, _, _ = tokens(folder, wishes, [], device="cpu", page_size=16)
-    alike = len(wishes) if backend == "pytorch" else len(PLAIN)  # the fused filter keeps the order of the vocabulary
+    # the fused filter keeps the order of the vocabulary
+    alike = len(wishes) if backend == "pytorch" else len(PLAIN)
     assert found[:alike] == on_cpu[:alike]

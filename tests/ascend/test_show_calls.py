@@ -12,32 +12,86 @@ import pytest
 pytestmark = pytest.mark.ascend
 
 QWEN3_32B = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "head_dim": 128,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 64, "vocab_size": 151936, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 40960, "rope_theta": 1000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "head_dim": 128,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 64,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
 }
 DEEPSEEK_V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61, "first_k_dense_replace": 3, "vocab_size": 129280,
-    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-6,
-    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8,
-    "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-    "max_position_embeddings": 163840, "rope_theta": 10000, "torch_dtype": "bfloat16",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "vocab_size": 129280,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "torch_dtype": "bfloat16",
 }
-WINDOWS = {"sliding_window": 1024, "use_sliding_window": True, "num_hidden_layers": 6,
-           "layer_types": ["full_attention", "sliding_attention"] * 3}
+WINDOWS = {
+    "sliding_window": 1024,
+    "use_sliding_window": True,
+    "num_hidden_layers": 6,
+    "layer_types": ["full_attention", "sliding_attention"] * 3,
+}
 
 
 def shown(folder: Path, config: dict[str, Any], *options: str) -> str:
     (folder / "config.json").write_text(json.dumps(config))
-    return subprocess.run([sys.executable, "-m", "tests.ascend.simulate", "--shapes", sys.executable, "-m", "tests.ascend.show_calls",
-                           str(folder), *options], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.ascend.simulate",
+            "--shapes",
+            sys.executable,
+            "-m",
+            "tests.ascend.show_calls",
+            str(folder),
+            *options,
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def test_a_model_that_would_not_fit(tmp_path: Path) -> None:
     text = shown(tmp_path, QWEN3_32B, "--batch", "2", "--tp-size", "2")
     assert "a decode step of 2 sequences, 1001 tokens each\n# rank 0 of 2\n" in text
-    assert text.count("npu.npu_fused_infer_attention_score(") == 1 and "actual_seq_lengths_kv=[1001,1001]" in text
+    assert (
+        text.count("npu.npu_fused_infer_attention_score(") == 1
+        and "actual_seq_lengths_kv=[1001,1001]" in text
+    )
     layer = text[text.index("# 64 layers: full attention, dense\n") : text.index("\n\n# behind the layers")]
     assert layer.endswith("aten.mm(bf16[2,12800], bf16[12800,5120]nz~)\nhccl.all_reduce(bf16[2,5120])")
     assert "left to the CPU" not in text
@@ -51,8 +105,12 @@ def test_each_kind_of_layer_is_told_once(tmp_path: Path) -> None:
 
 def test_671_billion_weights(tmp_path: Path) -> None:
     text = shown(tmp_path, DEEPSEEK_V3, "--batch", "4", "--tp-size", "16", "--ep-size", "16")
-    assert "# 3 layers: latent attention, dense\n" in text and "# 58 layers: latent attention, experts\n" in text
-    assert "npu.npu_grouped_matmul([bf16[32,7168]], [bf16[16,7168,4096]nz], group_list=i64[16]" in text, "16 of the 256 experts"
+    assert (
+        "# 3 layers: latent attention, dense\n" in text and "# 58 layers: latent attention, experts\n" in text
+    )
+    assert "npu.npu_grouped_matmul([bf16[32,7168]], [bf16[16,7168,4096]nz], group_list=i64[16]" in text, (
+        "16 of the 256 experts"
+    )
     assert "left to the CPU" not in text
 
 
@@ -62,9 +120,17 @@ def test_latents_in_fused_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     layer = []
     for flags in ((), ("--npu-mla-prolog", "--npu-nz-cache")):
         text = shown(tmp_path, DEEPSEEK_V3 | {"num_hidden_layers": 1}, "--batch", "2", *flags)
-        layer.append(text[text.index("# 1 layers: latent attention, dense") : text.index("# behind the layers")])
+        layer.append(
+            text[text.index("# 1 layers: latent attention, dense") : text.index("# behind the layers")]
+        )
     plain, whole = layer
-    assert "npu.npu_kv_rmsnorm_rope_cache(bf16[1,1,2,576], bf16[512]" in plain and "cache_mode='PA_BNSD'" in plain
-    assert "npu.npu_mla_prolog_v3(bf16[2,7168], bf16[7168,1536]nz, bf16[1536,24576]nz, bf16[128,128,512], bf16[7168,576]nz" in whole
+    assert (
+        "npu.npu_kv_rmsnorm_rope_cache(bf16[1,1,2,576], bf16[512]" in plain
+        and "cache_mode='PA_BNSD'" in plain
+    )
+    assert (
+        "npu.npu_mla_prolog_v3(bf16[2,7168], bf16[7168,1536]nz, bf16[1536,24576]nz, bf16[128,128,512], bf16[7168,576]nz"
+        in whole
+    )
     assert re.search(r"query_rope=bf16\[2,1,128,64\], key_rope=bf16\[\d+,1,4,128,16\]", whole)
     assert [text.count("\n") for text in (plain, whole)] == [18, 12]

@@ -1,4 +1,5 @@
-"""The simulator itself: paged attention, captures and both update protocols, refusals, and processes linked by HCCL."""
+"""The simulator itself: paged attention, captures and both update protocols, refusals, and processes linked
+by HCCL."""
 
 import os
 import subprocess
@@ -16,7 +17,14 @@ from tests.ascend.emulate.table import Refused
 pytestmark = pytest.mark.ascend
 N, K, D, PAGE = 8, 2, 128, 128
 FIA = torch_npu.npu_fused_infer_attention_score
-KV = {"block_size": PAGE, "num_heads": N, "num_key_value_heads": K, "scale": D ** -0.5, "sparse_mode": 3, "input_layout": "TND"}
+KV = {
+    "block_size": PAGE,
+    "num_heads": N,
+    "num_key_value_heads": K,
+    "scale": D**-0.5,
+    "sparse_mode": 3,
+    "input_layout": "TND",
+}
 
 
 class Paged:
@@ -24,24 +32,46 @@ class Paged:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.keys, self.values = (torch.randn(12, PAGE, K * D, device="npu", dtype=torch.bfloat16) for _ in range(2))
+        self.keys, self.values = (
+            torch.randn(12, PAGE, K * D, device="npu", dtype=torch.bfloat16) for _ in range(2)
+        )
         self.table = torch.tensor([[3, 5, 0], [1, 0, 2]], dtype=torch.int32, device="npu")
         self.mask = torch.ones(2048, 2048, dtype=torch.bool, device="npu").triu(1)
 
-    def attend(self, q: Tensor, q_lengths: list[int], kv_lengths: list[int], op: Any = FIA, **more: Any) -> Tensor:
+    def attend(
+        self, q: Tensor, q_lengths: list[int], kv_lengths: list[int], op: Any = FIA, **more: Any
+    ) -> Tensor:
         ends = torch.tensor(q_lengths).cumsum(0).tolist()
-        return op(q, self.keys, self.values, atten_mask=self.mask, block_table=self.table, actual_seq_lengths=ends,
-                  actual_seq_lengths_kv=kv_lengths, **KV, **more)[0]
+        return op(
+            q,
+            self.keys,
+            self.values,
+            atten_mask=self.mask,
+            block_table=self.table,
+            actual_seq_lengths=ends,
+            actual_seq_lengths_kv=kv_lengths,
+            **KV,
+            **more,
+        )[0]
 
     def reference(self, q: Tensor, q_lengths: list[int], kv_lengths: list[int]) -> Tensor:
         found, start = [], 0
         for index, (s, t) in enumerate(zip(q_lengths, kv_lengths, strict=True)):
             pages = self.table[index].cpu().tolist()
-            k, v = (torch.cat([cache.cpu()[page] for page in pages])[:t].unflatten(-1, (K, D)).transpose(0, 1)[None].float()
-                    for cache in (self.keys, self.values))
+            k, v = (
+                torch.cat([cache.cpu()[page] for page in pages])[:t]
+                .unflatten(-1, (K, D))
+                .transpose(0, 1)[None]
+                .float()
+                for cache in (self.keys, self.values)
+            )
             seen = torch.arange(t)[None] <= torch.arange(s)[:, None] + t - s
-            rows = q.cpu()[start: start + s].transpose(0, 1)[None].float()
-            found.append(torch.nn.functional.scaled_dot_product_attention(rows, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1))
+            rows = q.cpu()[start : start + s].transpose(0, 1)[None].float()
+            found.append(
+                torch.nn.functional.scaled_dot_product_attention(rows, k, v, attn_mask=seen, enable_gqa=True)[
+                    0
+                ].transpose(0, 1)
+            )
             start += s
         return torch.cat(found)
 
@@ -93,14 +123,17 @@ def test_replays_after_an_update_by_hand(paged: Paged) -> None:
     assert torch.equal(out.cpu(), paged.attend(q, [1, 1], [200, 40]).cpu())
 
 
-@pytest.mark.parametrize(("why", "body"), [
-    ("wait for the device's values", lambda x: x.sum().item()),
-    ("wait for the device's values", lambda x: x[x > 0]),
-    ("wait for the device's values", lambda x: x.nonzero()),
-    ("no NPU kernel", lambda x: x.float().mode()),
-    ("reading from the device", lambda x: x.cpu()),
-    ("blocking copy", lambda x: x.copy_(torch.ones(4, 4))),
-])
+@pytest.mark.parametrize(
+    ("why", "body"),
+    [
+        ("wait for the device's values", lambda x: x.sum().item()),
+        ("wait for the device's values", lambda x: x[x > 0]),
+        ("wait for the device's values", lambda x: x.nonzero()),
+        ("no NPU kernel", lambda x: x.float().mode()),
+        ("reading from the device", lambda x: x.cpu()),
+        ("blocking copy", lambda x: x.copy_(torch.ones(4, 4))),
+    ],
+)
 def test_captures_refuse_what_waits_for_the_host(why: str, body: Any) -> None:
     x = randn(4, 4)
     with pytest.raises(Refused, match=why), torch.npu.graph(torch.npu.NPUGraph()):
@@ -109,6 +142,11 @@ def test_captures_refuse_what_waits_for_the_host(why: str, body: Any) -> None:
 
 @pytest.mark.parametrize("script", ["hccl_rank.py", "collectives_rank.py", "all_to_all_rank.py"])
 def test_processes_linked_by_hccl(script: str, tmp_path: Path) -> None:
-    done = [subprocess.Popen([sys.executable, "-P", Path(__file__).parent / script, str(rank), "2", str(tmp_path / "store")],
-                             env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
+    done = [
+        subprocess.Popen(
+            [sys.executable, "-P", Path(__file__).parent / script, str(rank), "2", str(tmp_path / "store")],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
     assert [process.wait(120) for process in done] == [0, 0]

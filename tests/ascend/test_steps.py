@@ -1,4 +1,5 @@
-"""Every operator that a rank calls in a step, in bf16, kept in tests/ascend/golden: a change of calls is seen in review."""
+"""Every operator that a rank calls in a step, in bf16, kept in tests/ascend/golden: a change of calls is seen
+in review."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,15 @@ pytestmark = pytest.mark.ascend
 
 
 def begin(folder: Path, options: dict[str, Any] | None = None, **wishes: Any) -> tuple[Planner, Row, Row]:
-    executor, ready = start(folder, device="npu", page_size=128, dtype="bfloat16", max_len=512, max_total_tokens=2048,
-                            device_options=options or {})
+    executor, ready = start(
+        folder,
+        device="npu",
+        page_size=128,
+        dtype="bfloat16",
+        max_len=512,
+        max_total_tokens=2048,
+        device_options=options or {},
+    )
     planner = Planner(executor, ready, 128)
     return planner, planner.row(0, [5, 9, 100], sampling(**wishes)), planner.row(1, [7] * 200, sampling())
 
@@ -49,9 +57,13 @@ def test_steps(model: str, tmp_path: Path) -> None:
     record(f"{model}-decode", planner, [short, long], [])
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("fused", {"nz_cache": True}), ("prolog", {"mla_prolog": True, "nz_cache": True, "multi_stream": True})])
-def test_latents_in_fused_operators(name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fused", {"nz_cache": True}), ("prolog", {"mla_prolog": True, "nz_cache": True, "multi_stream": True})],
+)
+def test_latents_in_fused_operators(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With sizes that are documented in place of these, DeepSeek-V3's steps are so."""
     for limits in ("PARTS", "WHOLE"):
         monkeypatch.setattr(prolog, limits, Limits((torch.bfloat16,), {}))
@@ -64,8 +76,15 @@ def test_latents_in_fused_operators(name: str, options: dict[str, Any], tmp_path
 
 def test_a_captured_step(tmp_path: Path) -> None:
     """What the host does for a replay: one copy, lengths for each layer, two graphs."""
-    executor, ready = start(make_checkpoint("qwen3", tmp_path, head_dim=128), device="npu", page_size=128, dtype="bfloat16", max_len=512,
-                            max_total_tokens=2048, graph_sizes=[2])
+    executor, ready = start(
+        make_checkpoint("qwen3", tmp_path, head_dim=128),
+        device="npu",
+        page_size=128,
+        dtype="bfloat16",
+        max_len=512,
+        max_total_tokens=2048,
+        graph_sizes=[2],
+    )
     executor.capture(2)
     planner = Planner(executor, ready, 128)
     rows = [planner.row(0, [5, 9, 100], sampling()), planner.row(1, [7] * 200, sampling())]
@@ -75,7 +94,11 @@ def test_a_captured_step(tmp_path: Path) -> None:
 
 
 def test_windows_and_a_filtered_choice(tmp_path: Path) -> None:
-    planner, short, long = begin(make_checkpoint("mistral", tmp_path, sliding_window=150, num_hidden_layers=1),
-                                 temperature=0.7, top_p=0.9, top_k=20)
+    planner, short, long = begin(
+        make_checkpoint("mistral", tmp_path, sliding_window=150, num_hidden_layers=1),
+        temperature=0.7,
+        top_p=0.9,
+        top_k=20,
+    )
     planner.run([], [(short, 3), (long, 199)])
     record("window-decode", planner, [short], [(long, 1)])

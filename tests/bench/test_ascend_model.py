@@ -16,9 +16,14 @@ def matrix_bytes(operators: list[Operator]) -> float:
 def test_a_step_reads_the_weights_once(name: str, ranks: int) -> None:
     model = shape(name)
     operators = list(step(model, Layout(attention_ranks=ranks), Load(tokens=1e-9, context=1)))
-    embedding, norms = model.vocab_size // ranks * model.hidden_size, (2 * model.num_layers + 1) * model.hidden_size
+    embedding, norms = (
+        model.vocab_size // ranks * model.hidden_size,
+        (2 * model.num_layers + 1) * model.hidden_size,
+    )
     norms += 2 * model.head_dim * model.num_layers * model.qk_norm
-    assert matrix_bytes(operators) == pytest.approx(2 * (weight_count(model, ranks) - embedding - norms), rel=1e-6)
+    assert matrix_bytes(operators) == pytest.approx(
+        2 * (weight_count(model, ranks) - embedding - norms), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("name", "expert_ranks"), [("deepseek-r1", 32), ("qwen3-235b-a22b", 16)])
@@ -40,7 +45,9 @@ def test_longer_contexts_and_fewer_devices_take_longer() -> None:
     assert seconds(Load(tokens=16, context=1000), shared) < seconds(Load(tokens=16, context=1000), alone)
 
 
-@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: f"{reference.model}-{reference.prompt}")
+@pytest.mark.parametrize(
+    "reference", REFERENCES, ids=lambda reference: f"{reference.model}-{reference.prompt}"
+)
 def test_predictions_are_of_the_size_of_what_was_published(reference: Reference) -> None:
     row = predict(reference, A3, Reach())
     assert 0.3 < row["published_over_step"] < 3

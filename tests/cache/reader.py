@@ -26,7 +26,9 @@ class Reader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._context.destroy(linger=0)
 
     async def joined(self, publish: Callable[[], None]) -> None:

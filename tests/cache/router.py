@@ -1,12 +1,15 @@
-"""A KV-aware router, written from the public schema alone: it knows lists of numbers and words, not our types."""
+"""A KV-aware router, written from the public schema alone: it knows lists of numbers and words, not our
+types."""
 
 from typing import Any
 
-PATH = tuple[str, tuple[int, ...]]  # what is told of its namespace, and all tokens from the beginning of the prompt
+# what is told of its namespace, and all tokens from the beginning of the prompt
+PATH = tuple[str, tuple[int, ...]]
 
 
 class Router:
-    """`prefixes(medium)` is what the server is believed to hold there. Raises where events contradict each other."""
+    """`prefixes(medium)` is what the server is believed to hold there. Raises where events contradict each
+    other."""
 
     def __init__(self) -> None:
         self._paths: dict[int, PATH] = {}
@@ -21,7 +24,17 @@ class Router:
     def take(self, events: list[Any]) -> None:
         for event in events:
             match event:
-                case ["BlockStored", list(hashes), parent, list(tokens), int(size), None, str(medium), None, extra]:
+                case [
+                    "BlockStored",
+                    list(hashes),
+                    parent,
+                    list(tokens),
+                    int(size),
+                    None,
+                    str(medium),
+                    None,
+                    extra,
+                ]:
                     self._store(hashes, parent, tokens, size, medium, extra)
                 case ["BlockRemoved", list(hashes), str(medium)]:
                     self._remove(hashes, medium)
@@ -33,12 +46,17 @@ class Router:
                 case _:
                     raise ValueError(event)
 
-    def _store(self, hashes: list[int], parent: int | None, tokens: list[int], size: int, medium: str, extra: Any) -> None:
+    def _store(
+        self, hashes: list[int], parent: int | None, tokens: list[int], size: int, medium: str, extra: Any
+    ) -> None:
         assert len(tokens) == len(hashes) * size
         namespace, path = (extra[0][0] if extra else "", ()) if parent is None else self._paths[parent]
         for i, block in enumerate(hashes):
-            path += tuple(tokens[i * size:(i + 1) * size])
-            assert block not in self._held[medium] and self._paths.get(block, (namespace, path)) == (namespace, path)
+            path += tuple(tokens[i * size : (i + 1) * size])
+            assert block not in self._held[medium] and self._paths.get(block, (namespace, path)) == (
+                namespace,
+                path,
+            )
             self._paths[block] = (namespace, path)
             self._held[medium].add(block)
 

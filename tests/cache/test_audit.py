@@ -42,8 +42,13 @@ def forget(cache: KVCache) -> None:
 
 
 DAMAGE: dict[Callable[[KVCache], None], tuple[int, int, str]] = {
-    lose: (1, 0, "has 0 owners"), double: (2, 0, "has 2 owners"), lose_host: (0, 1, "has 0 owners"), lock: (0, 0, "is locked 1 times"),
-    miscount: (0, 0, "counts its children wrongly"), forget: (0, 0, "not in the queue")}
+    lose: (1, 0, "has 0 owners"),
+    double: (2, 0, "has 2 owners"),
+    lose_host: (0, 1, "has 0 owners"),
+    lock: (0, 0, "is locked 1 times"),
+    miscount: (0, 0, "counts its children wrongly"),
+    forget: (0, 0, "not in the queue"),
+}
 
 
 def test_a_cache_in_use_is_clean() -> None:
@@ -61,7 +66,9 @@ def test_damage_is_found_and_quarantined(damage: Callable[[KVCache], None]) -> N
     damage(it.cache)
     found = findings(it.cache)
     num_pages, num_hosts, words = DAMAGE[damage]
-    assert (len(found.pages), len(found.hosts)) == (num_pages, num_hosts) and any(words in told for told in found.words)
+    assert (len(found.pages), len(found.hosts)) == (num_pages, num_hosts) and any(
+        words in told for told in found.words
+    )
     it.cache.quarantine(found.pages, found.hosts)
     assert findings(it.cache).is_clean and not it.cache.tree.root.children
     assert (it.cache.pool.num_free, it.cache.tree.hosts.num_free) == (8 - num_pages, 8 - num_hosts)

@@ -1,4 +1,5 @@
-"""The host tier of the cache, step by step; tests/scheduling drives all of it at random against a rank that remembers."""
+"""The host tier of the cache, step by step; tests/scheduling drives all of it at random against a rank that
+remembers."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ class Steps:
     """A cache of pages of two tokens, and the plans made over it."""
 
     def __init__(self, policy: str = "write_through", *, num_pages: int = 9, num_host_pages: int = 9) -> None:
-        self.cache = KVCache(num_pages, 2, CacheConfig(host=HostConfig(num_pages=num_host_pages, write_policy=policy)))
+        self.cache = KVCache(
+            num_pages, 2, CacheConfig(host=HostConfig(num_pages=num_host_pages, write_policy=policy))
+        )
         self.step = 0
 
     def plan(self, *newcomers: Sequence) -> PageCopies | None:
@@ -48,7 +51,11 @@ def test_write_through_saves_with_the_next_plan() -> None:
     first = sequence(1, 2, 3, 4, 5)
     assert it.plan(first) is None, "it is computed by this step"
     page_copies = it.plan()
-    assert page_copies is not None and page_copies.save_pages.tolist() == first.pages[:2] and sorted(page_copies.save_hosts) == [1, 2]
+    assert (
+        page_copies is not None
+        and page_copies.save_pages.tolist() == first.pages[:2]
+        and sorted(page_copies.save_hosts) == [1, 2]
+    )
     assert it.plan() is None, "once"
 
 
@@ -76,16 +83,21 @@ def test_what_left_the_device_comes_back(policy: str) -> None:
     it.run(6, 6, 7, 7, 8)
     it.run(9, 9, 9, 9, 9)
     again = sequence(1, 2, 3, 4, 5)
-    assert (it.cache.missing(again), it.cache.num_available) == (3, 4), "what is in host memory only needs pages as well"
+    assert (it.cache.missing(again), it.cache.num_available) == (3, 4), (
+        "what is in host memory only needs pages as well"
+    )
     page_copies = it.plan(again)
     assert page_copies is not None and page_copies.load_pages.tolist() == again.pages[:2]
     assert (again.cached_len, again.loaded_len, len(again.pages)) == (4, 4, 3)
     twin = sequence(1, 2, 3, 4, 5)
-    assert counts(it.plan(twin))[1] == 0 and (twin.cached_len, twin.loaded_len) == (4, 0), "it is on the device now"
+    assert counts(it.plan(twin))[1] == 0 and (twin.cached_len, twin.loaded_len) == (4, 0), (
+        "it is on the device now"
+    )
 
 
 def test_no_plan_uses_a_host_page_twice() -> None:
-    """Loads from two host pages, while the pages they are loaded to have to be saved in a full host memory."""
+    """Loads from two host pages, while the pages they are loaded to have to be saved in a full host
+    memory."""
     it = Steps("write_back", num_pages=5, num_host_pages=4)
     for base in range(10, 60, 10):
         it.run(base, base, base + 1, base + 1, base)
@@ -102,11 +114,15 @@ def test_the_oldest_leaves_of_host_memory_go_first() -> None:
     it.plan()
     it.run(7, 7, 8)
     it.plan()
-    hosted = {node.key: node.host for root in it.cache.tree.roots.values() for node in walk(root) if node.host}
-    assert [np.frombuffer(key, dtype=np.int32)[0] for key in hosted] == [1, 5, 7], "the leaf of the oldest path made room"
+    hosted = {
+        node.key: node.host for root in it.cache.tree.roots.values() for node in walk(root) if node.host
+    }
+    assert [np.frombuffer(key, dtype=np.int32)[0] for key in hosted] == [1, 5, 7], (
+        "the leaf of the oldest path made room"
+    )
 
 
-def walk(node):  # noqa: ANN001, ANN201
+def walk(node):
     yield node
     for child in node.children.values():
         yield from walk(child)
@@ -115,7 +131,12 @@ def walk(node):  # noqa: ANN001, ANN201
 def test_saves_come_in_portions() -> None:
     it = Steps(num_pages=1000, num_host_pages=1000)
     it.run(*range(2 * 600 + 1))
-    assert [counts(it.plan())[0] for _ in range(4)] == [SAVES_PER_STEP, SAVES_PER_STEP, 600 - 2 * SAVES_PER_STEP, 0]
+    assert [counts(it.plan())[0] for _ in range(4)] == [
+        SAVES_PER_STEP,
+        SAVES_PER_STEP,
+        600 - 2 * SAVES_PER_STEP,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("is_confirmed", [False, True])
@@ -127,7 +148,11 @@ def test_what_is_certainly_saved_outlives_the_ranks(is_confirmed: bool) -> None:
         it.confirm()
     it.cache.lose_device()
     it.cache.resume(6)
-    assert (it.cache.pool.num_free, it.cache.tree.num_pages, it.cache.host.num_used) == (5, 0, 2 * is_confirmed)
+    assert (it.cache.pool.num_free, it.cache.tree.num_pages, it.cache.host.num_used) == (
+        5,
+        0,
+        2 * is_confirmed,
+    )
     again = sequence(1, 2, 3, 4, 5)
     assert counts(it.plan(again)) == (0, 2 * is_confirmed)
     assert again.loaded_len == 4 * is_confirmed
@@ -137,7 +162,9 @@ def test_a_page_saved_again_is_not_confirmed_by_the_first_time() -> None:
     """Its only host page had another owner in between."""
     it = Steps("write_back", num_host_pages=2)
     host = it.cache.host
-    one, other = (it.run(token, token, 0) and it.cache.tree.root.children[key(token, token)] for token in (1, 2))
+    one, other = (
+        it.run(token, token, 0) and it.cache.tree.root.children[key(token, token)] for token in (1, 2)
+    )
     for node in (one, other, one):
         host.save(node)
         it.plan()

@@ -23,7 +23,7 @@ def grow(tree: PrefixTree, tokens: list[int], namespace: str = "") -> Node:
     node = tree.enter(namespace)
     tree.lock(node)
     for start in range(0, len(tokens), 2):
-        node = tree.extend(node, array("i", tokens[start:start + 2]).tobytes(), tree.num_pages + 1)
+        node = tree.extend(node, array("i", tokens[start : start + 2]).tobytes(), tree.num_pages + 1)
     return node
 
 
@@ -40,8 +40,12 @@ def test_a_path_is_one_event() -> None:
     assert (tag, *rest) == ("BlockStored", None, [1, 2, 3, 4], 2, None, "GPU", None, None)
     assert len(set(hashes)) == 2 and all(0 <= h < 2**63 for h in hashes)
     grow(t, [1, 2, 3, 4, 5, 6])
-    assert said(t)[0][:4] == ["BlockStored", [t.journal.hashes[t.match("", memoryview(array("i", [1, 2, 3, 4, 5, 6])).cast("B"), 3)]],
-                              hashes[1], [5, 6]], "it says what is new only, and whose child it is"
+    assert said(t)[0][:4] == [
+        "BlockStored",
+        [t.journal.hashes[t.match("", memoryview(array("i", [1, 2, 3, 4, 5, 6])).cast("B"), 3)]],
+        hashes[1],
+        [5, 6],
+    ], "it says what is new only, and whose child it is"
     grow(t, [1, 2])
     assert t.journal.is_empty
 

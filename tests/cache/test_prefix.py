@@ -74,9 +74,15 @@ def test_a_parent_is_evictable_after_its_children() -> None:
 
 def test_namespaces_share_nothing_and_leave_nothing() -> None:
     cache = KVCache(30, 2)
-    mine, other, plain = sequence(1, 2, 3, 4, 5, namespace="a"), sequence(1, 2, 3, 4, 5, namespace="b"), sequence(1, 2, 3, 4, 5)
+    mine, other, plain = (
+        sequence(1, 2, 3, 4, 5, namespace="a"),
+        sequence(1, 2, 3, 4, 5, namespace="b"),
+        sequence(1, 2, 3, 4, 5),
+    )
     for s in (mine, other, plain):
-        assert cache.missing(s) == 3 and cache.tree.probe(s.match, s.request.namespace, view(1, 2), 1).depth == 0
+        assert (
+            cache.missing(s) == 3 and cache.tree.probe(s.match, s.request.namespace, view(1, 2), 1).depth == 0
+        )
         cache.admit(s, use_prefix=True)
         assert s.cached_len == 0
         s.computed_len = 5
@@ -88,17 +94,39 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
     assert (cache.flush(), set(cache.tree.roots)) == (6, {""})
     assert stale.depth == 2 and cache.tree.probe(stale, "a", view(1, 2, 3, 4), 2).depth == 0
     cache.admit(again, use_prefix=True)
-    assert cache.missing(sequence(1, 2, 3, namespace="a")) == 2 and set(cache.tree.roots) == {"", "a"}, "it stays while somebody is there"
+    assert cache.missing(sequence(1, 2, 3, namespace="a")) == 2 and set(cache.tree.roots) == {"", "a"}, (
+        "it stays while somebody is there"
+    )
     cache.release(again)
     assert set(cache.tree.roots) == {""}
 
 
-@pytest.mark.parametrize("parts", [{}, {"salt": "a"}, {"tenant": "a"}, {"adapter": "a"}, {"weight_version": "a"},
-                                   {"tenant": "a", "salt": "a"},
-                                   {"salt": '["","","","a"]'}, {"tenant": '","'}, {"tenant": '"', "salt": ","}])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"salt": "a"},
+        {"tenant": "a"},
+        {"adapter": "a"},
+        {"weight_version": "a"},
+        {"tenant": "a", "salt": "a"},
+        {"salt": '["","","","a"]'},
+        {"tenant": '","'},
+        {"tenant": '"', "salt": ","},
+    ],
+)
 def test_namespaces_differ_where_anything_does(parts: dict[str, str]) -> None:
-    others = ({}, {"salt": "a"}, {"tenant": "a"}, {"adapter": "a"}, {"weight_version": "a"}, {"tenant": '"', "salt": ","})
-    assert [other for other in others if namespace(**other) == namespace(**parts)] == [other for other in others if other == parts]
+    others = (
+        {},
+        {"salt": "a"},
+        {"tenant": "a"},
+        {"adapter": "a"},
+        {"weight_version": "a"},
+        {"tenant": '"', "salt": ","},
+    )
+    assert [other for other in others if namespace(**other) == namespace(**parts)] == [
+        other for other in others if other == parts
+    ]
 
 
 def test_pool_knows_its_pages() -> None:
@@ -112,7 +140,9 @@ def test_pool_knows_its_pages() -> None:
 
 
 def sequence(*tokens: int, max_len: int = 100, namespace: str = "") -> Sequence:
-    request = Request(id="r", prompt_ids=list(tokens), params=SamplingParams(), seed=0, arrival_s=0, namespace=namespace)
+    request = Request(
+        id="r", prompt_ids=list(tokens), params=SamplingParams(), seed=0, arrival_s=0, namespace=namespace
+    )
     return Sequence(0, request, 0, max_len, frozenset())
 
 
@@ -126,7 +156,9 @@ def test_admit_reserves_exactly() -> None:
     cache.publish(first)
     assert cache.missing(sequence(1, 2, 7)) == 1, "the first page is shared with a running sequence"
     cache.release(first)
-    assert (cache.missing(sequence(1, 2, 7)), cache.num_available) == (2, 4), "shared with nobody: available, and to be taken"
+    assert (cache.missing(sequence(1, 2, 7)), cache.num_available) == (2, 4), (
+        "shared with nobody: available, and to be taken"
+    )
 
 
 def test_released_pages_are_found_again() -> None:

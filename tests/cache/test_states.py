@@ -1,4 +1,5 @@
-"""Which states stay, and who goes on from them. That each token starts from the right one is what the oracle watches over."""
+"""Which states stay, and who goes on from them. That each token starts from the right one is what the oracle
+watches over."""
 
 import numpy as np
 import pytest
@@ -100,8 +101,13 @@ def test_more_sequences_than_states() -> None:
 
 @pytest.mark.parametrize("interval,found", [(0, 4), (1, 16), (2, 16), (3, 12)])
 def test_who_gives_way_goes_on_from_its_last_state(interval: int, found: int) -> None:
-    world = World(num_pages=40, max_running=1, num_states=4, interval=interval,
-                  order=OrderConfig(has_priorities=True, preemption_threshold=1))
+    world = World(
+        num_pages=40,
+        max_running=1,
+        num_states=4,
+        interval=interval,
+        order=OrderConfig(has_priorities=True, preemption_threshold=1),
+    )
     (low,) = world.add([1, 2, 3, 4, 5], max_new_tokens=30, ignore_eos=True)
     for _ in range(14):
         world.submit()
@@ -123,9 +129,14 @@ def test_plans_say_nothing_of_states_while_nothing_changes() -> None:
         page_copies.append(plan.states)
         world.results.append(world.rank.execute(plan))
         world.receive()
-    told = {step: [np.asarray(getattr(said, name)).tolist() for name in said.__struct_fields__] for step, said in enumerate(page_copies) if said}
+    told = {
+        step: [np.asarray(getattr(said, name)).tolist() for name in said.__struct_fields__]
+        for step, said in enumerate(page_copies)
+        if said
+    }
     own = 1
-    assert told[0] == [[0], [own], [0], [own], [own], [2]]  # the empty state is loaded, and that of the first page kept
+    # the empty state is loaded, and that of the first page kept
+    assert told[0] == [[0], [own], [0], [own], [own], [2]]
     assert set(told) == {0, 4, 12, 20} and told[4] == told[12] == told[20] == [[], [], [], [], [own], [3]]
 
 

@@ -32,8 +32,13 @@ def test_keys_name_the_content() -> None:
     assert (before.first, before.keys) == (0, [pin.key for pin in pins]) and len({*before.keys}) == 3
     after = connector.wanted(sequence(*PROMPT, 4, 5))
     assert after.first == 3 and len(after.keys) == 1
-    assert StorageConnector(lambda: KVCache(9, 2), b"model").wanted(sequence(*PROMPT)) == before, "in another process as well"
-    other_model, other_tokens = (StorageConnector(lambda: KVCache(9, 2), name).wanted(sequence(9, *PROMPT)) for name in (b"other", b"model"))
+    assert StorageConnector(lambda: KVCache(9, 2), b"model").wanted(sequence(*PROMPT)) == before, (
+        "in another process as well"
+    )
+    other_model, other_tokens = (
+        StorageConnector(lambda: KVCache(9, 2), name).wanted(sequence(9, *PROMPT))
+        for name in (b"other", b"model")
+    )
     other_namespace = connector.wanted(sequence(*PROMPT, namespace="n"))
     assert len({*before.keys, *other_model.keys, *other_tokens.keys, *other_namespace.keys}) == 12
 

@@ -12,7 +12,10 @@ from tests.cache.router import Router
 def held(tree: PrefixTree, medium: str = "GPU") -> set[tuple[str, tuple[int, ...]]]:
     """(digest of the namespace, tokens) of every page there."""
     found = set()
-    stack = [(name and blake2b(name.encode(), digest_size=8).hexdigest(), (), root) for name, root in tree.roots.items()]
+    stack = [
+        (name and blake2b(name.encode(), digest_size=8).hexdigest(), (), root)
+        for name, root in tree.roots.items()
+    ]
     while stack:
         namespace, tokens, node = stack.pop()
         for child in node.children.values():

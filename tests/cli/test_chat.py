@@ -14,7 +14,8 @@ from runtime.errors import StartError
 
 
 class Scripted(BaseHTTPRequestHandler):
-    """Answers with what it was asked, a character a chunk; `fail` is refused and `broken` ends with an error event."""
+    """Answers with what it was asked, a character a chunk; `fail` is refused and `broken` ends with an error
+    event."""
 
     seen: list[dict[str, Any]] = []
 
@@ -28,10 +29,14 @@ class Scripted(BaseHTTPRequestHandler):
         if text == "fail":
             self._reply(400, json.dumps({"error": {"message": "no such thing"}}).encode())
             return
-        events: list[dict[str, Any]] = [{"choices": [{"delta": {"content": character}}]} for character in text[::-1]]
+        events: list[dict[str, Any]] = [
+            {"choices": [{"delta": {"content": character}}]} for character in text[::-1]
+        ]
         if text == "broken":
             events.append({"error": {"message": "a rank died"}})
-        lines = [b"data: " + json.dumps(event).encode() for event in [*events, {"choices": []}]] + [b"data: [DONE]"]
+        lines = [b"data: " + json.dumps(event).encode() for event in [*events, {"choices": []}]] + [
+            b"data: [DONE]"
+        ]
         self._reply(200, b"\n\n".join(lines) + b"\n\n")
 
     def _reply(self, status: int, body: bytes) -> None:
@@ -78,7 +83,9 @@ def test_a_key_goes_with_the_request(url: str) -> None:
     assert Scripted.seen[0]["authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize(("line", "reason"), [("fail", "refused with 400: no such thing"), ("broken", "a rank died")])
+@pytest.mark.parametrize(
+    ("line", "reason"), [("fail", "refused with 400: no such thing"), ("broken", "a rank died")]
+)
 def test_a_failed_turn_is_taken_back(url: str, line: str, reason: str) -> None:
     talker = chat.Chat(url)
     with pytest.raises(StartError, match=reason):
@@ -86,7 +93,9 @@ def test_a_failed_turn_is_taken_back(url: str, line: str, reason: str) -> None:
     assert talker.messages == []
 
 
-def test_the_command_with_piped_input(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_with_piped_input(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     monkeypatch.setattr(chat.signal, "signal", lambda number, action: None)
     assert main(["chat", "--url", url, "--system", "s"]) == 0
@@ -94,8 +103,12 @@ def test_the_command_with_piped_input(url: str, monkeypatch: pytest.MonkeyPatch,
     assert Scripted.seen[0]["messages"][0] == {"role": "system", "content": "s"}
 
 
-@pytest.mark.parametrize(("url", "reason"), [("http://127.0.0.1:9", "no server answers"), ("nonsense", "is no address")])
-def test_no_server(url: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("url", "reason"), [("http://127.0.0.1:9", "no server answers"), ("nonsense", "is no address")]
+)
+def test_no_server(
+    url: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(chat.signal, "signal", lambda number, action: None)
     assert main(["chat", "--url", url]) == 2
     assert reason in capsys.readouterr().err

@@ -25,7 +25,9 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> st
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = {line.split()[0]: line.split() for line in printed(capsys, "explain", "--page-size", "8").splitlines()}
+    lines = {
+        line.split()[0]: line.split() for line in printed(capsys, "explain", "--page-size", "8").splitlines()
+    }
     assert lines["port"] == ["port", "30000", "default"]
     assert lines["page-size"] == ["page-size", "8", "flag", "--page-size"]
     assert lines["num-threads"] == "num-threads 2 derived 2 cores for 1 rank".split()
@@ -39,7 +41,8 @@ def test_explain_diff(capsys: pytest.CaptureFixture[str]) -> None:
         "num-threads           1   derived             2 cores for 2 ranks",
         "num-ranks             2   derived             one process for each part of the model",
         "note: --reuse-cache is --disable-radix-cache here",
-        "note: --enable-mixed-chunk has no effect: every step mixes them."]
+        "note: --enable-mixed-chunk has no effect: every step mixes them.",
+    ]
     assert printed(capsys, "--diff") == "nothing differs from the defaults\n"
 
 
@@ -60,41 +63,65 @@ def test_options_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "memory", "--max-total-tokens", "1024")
-    assert "65 of 16 tokens" in text and "bounded by --max-total-tokens" in text and "room for 1024 tokens" in text
+    assert (
+        "65 of 16 tokens" in text
+        and "bounded by --max-total-tokens" in text
+        and "room for 1024 tokens" in text
+    )
     told = json.loads(printed(capsys, "memory", "--json", "--max-total-tokens", "1024"))
     assert told["fits"] is True and told["rank"]["num_pages"] == 65 and told["stored"]["files"] == 1
     parts = ("weights_bytes", "pages_bytes", "activations_bytes", "graphs_bytes")
     assert told["rank"]["total_bytes"] == sum(told["rank"][part] for part in parts)
 
 
-def test_memory_that_does_not_suffice(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_does_not_suffice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "this_machine", lambda: MachineFacts(cores=2, memory_bytes=2**20, entropy=7))
     assert "this does not fit" in printed(capsys, "memory", code=1)
 
 
 def test_the_memory_table() -> None:
-    found = Footprint(weights_bytes=3 * 2**20, pages_bytes=2**30, activations_bytes=1536, graphs_bytes=0, num_pages=5, token_bytes=128,
-                      pool_tokens=64, longest_tokens=32, budget_bytes=2**31, bound="--max-total-tokens")
-    lines = check.memory_lines(plan_for(from_argv([]), MACHINE), found, Stored(2, 9, 2**21, "BF16"), 2**33, True)
+    found = Footprint(
+        weights_bytes=3 * 2**20,
+        pages_bytes=2**30,
+        activations_bytes=1536,
+        graphs_bytes=0,
+        num_pages=5,
+        token_bytes=128,
+        pool_tokens=64,
+        longest_tokens=32,
+        budget_bytes=2**31,
+        bound="--max-total-tokens",
+    )
+    lines = check.memory_lines(
+        plan_for(from_argv([]), MACHINE), found, Stored(2, 9, 2**21, "BF16"), 2**33, True
+    )
     assert lines == [
         "weights         3.0 MiB  bfloat16; 2 files hold 2.0 MiB of BF16",
         "pages           1.0 GiB  5 of 16 tokens, 128 bytes a token; bounded by --max-total-tokens",
         "activations     1.5 KiB  at most, for a step of 512 tokens",
         "graphs              0 B  none are captured",
         "in all          1.0 GiB  of 8.0 GiB available to each of 1 ranks",
-        "room for 64 tokens; the longest sequence has 32"]
+        "room for 64 tokens; the longest sequence has 32",
+    ]
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     findings = json.loads(printed(capsys, "doctor", "--json", "--port", "0"))
-    assert {"python", "torch", "processor", "memory", "port", "sysctl: vm.swappiness"} <= {finding["name"] for finding in findings}
+    assert {"python", "torch", "processor", "memory", "port", "sysctl: vm.swappiness"} <= {
+        finding["name"] for finding in findings
+    }
     assert "127.0.0.1:0 is free" in printed(capsys, "doctor", "--port", "0")
 
 
 def test_doctor_with_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding("port", "taken", "problem", "choose another")
     monkeypatch.setattr(check, "examine", lambda **_: [finding])
-    assert printed(capsys, "doctor", code=1) == "problem  port" + " " * 49 + "taken   choose another\nverdict: 1 in the way: port\n"
+    assert (
+        printed(capsys, "doctor", code=1)
+        == "problem  port" + " " * 49 + "taken   choose another\nverdict: 1 in the way: port\n"
+    )
 
 
 def test_every_aspect_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,21 +9,34 @@ import pytest
 from runtime.cli import COMMANDS, main
 
 
-@pytest.mark.parametrize(("argv", "code", "out", "err"), [
-    (["--help"], 0, "usage: runtime COMMAND", ""),
-    ([], 2, "usage: runtime COMMAND", ""),
-    (["--version"], 0, "runtime ", ""),
-    (["sevre"], 2, "", "sevre is no command"),
-    (["serve", "--help"], 0, "--model-path", ""),
-    (["serve", "--help", "lora"], 0, "--enable-lora", ""),
-    (["serve", "--help", "nothing"], 2, "", "there is no group nothing"),
-    (["serve", "--prt", "1"], 2, "", "did you mean --port?"),
-    (["translate", "vllm", "serve", "x", "--port", "1"], 2, "", "put -- before the command: runtime translate -- vllm serve x --port 1"),
-    (["serve", "--kv-events-config", "{bad"], 2, "", "--kv-events-config {bad is not JSON: "),
-    (["serve", "--kv-events-config", "{bad"], 2, "", "give an object of publisher, endpoint, "),
-    (["serve", "--kv-events-config", '{"a": 1}'], 2, "", "unknown field `a`; give an object of publisher, endpoint, "),
-    (["serve", "--model-path", "/does/not/exist"], 2, "", "/does/not/exist"),
-])
+@pytest.mark.parametrize(
+    ("argv", "code", "out", "err"),
+    [
+        (["--help"], 0, "usage: runtime COMMAND", ""),
+        ([], 2, "usage: runtime COMMAND", ""),
+        (["--version"], 0, "runtime ", ""),
+        (["sevre"], 2, "", "sevre is no command"),
+        (["serve", "--help"], 0, "--model-path", ""),
+        (["serve", "--help", "lora"], 0, "--enable-lora", ""),
+        (["serve", "--help", "nothing"], 2, "", "there is no group nothing"),
+        (["serve", "--prt", "1"], 2, "", "did you mean --port?"),
+        (
+            ["translate", "vllm", "serve", "x", "--port", "1"],
+            2,
+            "",
+            "put -- before the command: runtime translate -- vllm serve x --port 1",
+        ),
+        (["serve", "--kv-events-config", "{bad"], 2, "", "--kv-events-config {bad is not JSON: "),
+        (["serve", "--kv-events-config", "{bad"], 2, "", "give an object of publisher, endpoint, "),
+        (
+            ["serve", "--kv-events-config", '{"a": 1}'],
+            2,
+            "",
+            "unknown field `a`; give an object of publisher, endpoint, ",
+        ),
+        (["serve", "--model-path", "/does/not/exist"], 2, "", "/does/not/exist"),
+    ],
+)
 def test_commands(argv: list[str], code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == code
     printed = capsys.readouterr()
@@ -38,8 +51,10 @@ def test_every_problem_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_loads_no_torch(command: str) -> None:
-    code = f"import sys; from runtime.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n" \
-           "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys(), 'slow imports'"
+    code = (
+        f"import sys; from runtime.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys(), 'slow imports'"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
@@ -47,6 +62,12 @@ def test_help_of_each_command_loads_no_torch(command: str) -> None:
 def test_a_port_that_is_taken_is_one_line(more: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         argv = ["serve", "--device", "null", "--port", str(taken.getsockname()[1]), *more]
-        ended = subprocess.run([sys.executable, "-m", "runtime", *argv], capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(
+            [sys.executable, "-m", "runtime", *argv], capture_output=True, text=True, timeout=60
+        )
     assert ended.returncode == 2
-    assert "cannot listen on 127.0.0.1" in ended.stderr and "--port" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        "cannot listen on 127.0.0.1" in ended.stderr
+        and "--port" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )

@@ -24,7 +24,13 @@ def test_options_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     row = listed["--page-size"]
     assert row["note"].startswith("auto is 16 on CPU") and row["help"].startswith("Tokens in one page")
     assert {name: row[name] for name in ("aliases", "group", "type", "default", "choices", "status")} == {
-        "aliases": [], "group": "memory", "type": "int >=1|auto", "default": "auto", "choices": None, "status": "works"}
+        "aliases": [],
+        "group": "memory",
+        "type": "int >=1|auto",
+        "default": "auto",
+        "choices": None,
+        "status": "works",
+    }
     assert main(["options", "--status"]) == 0
     counts = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert sum(map(int, counts.values())) == len(listed)
@@ -41,11 +47,18 @@ def test_translate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["translate", "--yaml", "--", *theirs]) == 0
     assert capsys.readouterr().out == 'model-path: "/m"\nmax-running-requests: 8\n'
     assert main(["translate", "--json", "--", *theirs]) == 0
-    assert json.loads(capsys.readouterr().out)["settings"] == {"--model-path": "/m", "--max-running-requests": "8"}
+    assert json.loads(capsys.readouterr().out)["settings"] == {
+        "--model-path": "/m",
+        "--max-running-requests": "8",
+    }
 
 
-def test_translate_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("# a script\npython -m sglang.launch_server \\\n  --port 1 # comment\n"))
+def test_translate_reads_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("# a script\npython -m sglang.launch_server \\\n  --port 1 # comment\n")
+    )
     assert main(["translate"]) == 0 and capsys.readouterr().out == "runtime serve --port 1\n"
     monkeypatch.setattr("sys.stdin", io.StringIO('sglang "'))
     assert main(["translate"]) == 2 and "cannot be read" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Ranks and servers on a card: greedy output equals transformers', with graphs, chunks, company, host memory and a short memory."""
+"""Ranks and servers on a card: greedy output equals transformers', with graphs, chunks, company, host memory
+and a short memory."""
 
 import os
 from pathlib import Path
@@ -17,7 +18,13 @@ from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
 
 pytestmark = pytest.mark.cuda
-SMALL: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_len": 256, "max_total_tokens": 4096, "memory_fraction": 0.5}
+SMALL: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "float32",
+    "max_len": 256,
+    "max_total_tokens": 4096,
+    "memory_fraction": 0.5,
+}
 FAMILIES = ("llama", "mistral window", "qwen2", "qwen3", "deepseek_v2", "deepseek_v3", "qwen3_moe", "llama3")
 DENSE = ("llama", "mistral window", "qwen2", "qwen3", "llama3")  # whose steps must be graphs
 
@@ -47,7 +54,8 @@ def test_greedy_equals_transformers(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v2", "qwen3_moe"])
 def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
-    """Chunks beside rows that decode, with and without padding, and one step that is too large for its pieces."""
+    """Chunks beside rows that decode, with and without padding, and one step that is too large for its
+    pieces."""
     family, overrides = CASES[case]
     folder = make_checkpoint(family, tmp_path, **overrides)
     executor, ready = start(folder, page_size=16, piecewise_sizes=[8, 16], **SMALL)
@@ -61,7 +69,9 @@ def test_prompts_in_pieces(case: str, tmp_path: Path) -> None:
         rows.append(row)
     reference = Reference(folder)
     for row in rows:
-        assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+        assert row.tokens[row.prompt_len :] == reference.greedy(
+            row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len
+        )
     executor.close()
 
 
@@ -69,8 +79,14 @@ def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Through inductor, without trying products: decodes and pieces."""
     monkeypatch.setattr(compiling, "HOW", {"backend": "inductor"})
     folder = make_checkpoint("qwen3", tmp_path)
-    executor, ready = start(folder, page_size=16, graph_sizes=[2], piecewise_sizes=[16], **SMALL,
-                            compiled=Compiled(max_rows=2, is_piecewise=True))
+    executor, ready = start(
+        folder,
+        page_size=16,
+        graph_sizes=[2],
+        piecewise_sizes=[16],
+        **SMALL,
+        compiled=Compiled(max_rows=2, is_piecewise=True),
+    )
     assert (executor.capture(2).error, executor.capture(16, "tokens").error) == ("", "")
     planner = Planner(executor, ready, 16)
     row = planner.row(0, [5, 9, 100, 7], sampling())
@@ -83,11 +99,17 @@ def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_random_tokens_are_the_cpus(tmp_path: Path) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
-    wishes = [{"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": 4}, {"temperature": 1.5, "top_k": 5, "seed": 5},
-              {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "seed": 6}]
+    wishes = [
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.9, "top_p": 0.8, "seed": 4},
+        {"temperature": 1.5, "top_k": 5, "seed": 5},
+        {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "seed": 6},
+    ]
     found = []
     for device in ("cpu", "cuda"):
-        executor, ready = start(folder, page_size=16, **SMALL | {"device": device, "graph_sizes": [4] if device == "cuda" else []})
+        executor, ready = start(
+            folder, page_size=16, **SMALL | {"device": device, "graph_sizes": [4] if device == "cuda" else []}
+        )
         if device == "cuda":
             assert executor.capture(4).error == ""
         planner = Planner(executor, ready, 16)
@@ -101,7 +123,8 @@ def test_random_tokens_are_the_cpus(tmp_path: Path) -> None:
 
 
 def test_steps_in_flight(tmp_path: Path) -> None:
-    """Each is launched before the result of the one before: with graphs and without, the tokens are the same."""
+    """Each is launched before the result of the one before: with graphs and without, the tokens are the
+    same."""
     folder = make_checkpoint("qwen3", tmp_path)
     expected = Reference(folder).greedy([5, 9, 100], 30)
     for sizes in ([], [1]):
@@ -132,7 +155,10 @@ def test_pages_go_to_host_memory_and_come_back(tmp_path: Path) -> None:
     again.pages, again.computed = [planner.free.pop(), planner.free.pop()], 32
     planner.page_copies = page_copies(loads={5: again.pages[0], 9: again.pages[1]})
     while len(again.tokens) < len(prompt) + 8:
-        planner.run([again] if again.computed >= len(prompt) else [], [] if again.computed >= len(prompt) else [(again, 8)])
+        planner.run(
+            [again] if again.computed >= len(prompt) else [],
+            [] if again.computed >= len(prompt) else [(again, 8)],
+        )
     assert again.tokens[len(prompt) :] == expected
     executor.close()
     os.close(fd)
@@ -140,10 +166,29 @@ def test_pages_go_to_host_memory_and_come_back(tmp_path: Path) -> None:
 
 def test_pages_leave_room_for_the_largest_step(tmp_path: Path) -> None:
     """With nearly all of the card's memory for weights and pages."""
-    folder = make_checkpoint("qwen3", tmp_path, max_position_embeddings=8192, num_attention_heads=8, num_key_value_heads=8, head_dim=128)
-    executor, ready = start(folder, page_size=16, **SMALL | {
-        "memory_fraction": 0.99, "max_total_tokens": None, "max_len": 8192, "max_slots": 4096, "max_step_tokens": 12_000})
-    assert ready.pages_bytes > 0.8 * torch.cuda.get_device_properties(0).total_memory, "else this proves nothing"
+    folder = make_checkpoint(
+        "qwen3",
+        tmp_path,
+        max_position_embeddings=8192,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    executor, ready = start(
+        folder,
+        page_size=16,
+        **SMALL
+        | {
+            "memory_fraction": 0.99,
+            "max_total_tokens": None,
+            "max_len": 8192,
+            "max_slots": 4096,
+            "max_step_tokens": 12_000,
+        },
+    )
+    assert ready.pages_bytes > 0.8 * torch.cuda.get_device_properties(0).total_memory, (
+        "else this proves nothing"
+    )
     planner = Planner(executor, ready, 16)
     prompt = (np.arange(4000) % 250).tolist()
     rows = [planner.row(slot, prompt, sampling(temperature=1.0, top_p=0.9)) for slot in range(3)]
@@ -155,8 +200,14 @@ def test_pages_leave_room_for_the_largest_step(tmp_path: Path) -> None:
 async def test_the_library_and_its_captures(tmp_path: Path) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
     expected = Reference(folder).greedy([5, 9, 100], 40)
-    async with runtime.Engine(model_path=str(folder), device="cuda", dtype="float32", context_length=256, max_total_tokens=4096,
-                              cuda_graph_bs=[1, 2]) as engine:
+    async with runtime.Engine(
+        model_path=str(folder),
+        device="cuda",
+        dtype="float32",
+        context_length=256,
+        max_total_tokens=4096,
+        cuda_graph_bs=[1, 2],
+    ) as engine:
         for _ in range(3):
             answer = await engine.generate([5, 9, 100], temperature=0, max_new_tokens=40, ignore_eos=True)
             assert answer.token_ids == expected

@@ -1,4 +1,5 @@
-"""Triton's kernels are interpreted without a card (tests/conftest.py told triton so); the Ascend tests' environment has no triton."""
+"""Triton's kernels are interpreted without a card (tests/conftest.py told triton so); the Ascend tests'
+environment has no triton."""
 
 import os
 from importlib.util import find_spec

@@ -1,4 +1,5 @@
-"""A small planner that drives an Executor as the scheduler does: it knows the rules of StepPlan and nothing of torch."""
+"""A small planner that drives an Executor as the scheduler does: it knows the rules of StepPlan and nothing
+of torch."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,30 @@ import numpy as np
 from runtime.devices.base import Executor, open_device
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.ranks import RankReady, StartRank
-from runtime.messages.steps import Admit, PageCopies, PromptLogprobs, SlotSampling, StepPlan, StepResult, WindowPages
+from runtime.messages.steps import (
+    Admit,
+    PageCopies,
+    PromptLogprobs,
+    SlotSampling,
+    StepPlan,
+    StepResult,
+    WindowPages,
+)
 
 GREEDY: dict[str, Any] = {
-    "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-    "repetition_penalty": 1.0, "seed": 0, "bias_ids": [], "bias_values": [], "stop_ids": [], "min_len": 0, "top_logprobs": -1,
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "seed": 0,
+    "bias_ids": [],
+    "bias_values": [],
+    "stop_ids": [],
+    "min_len": 0,
+    "top_logprobs": -1,
     "prompt_logprobs": -1,
 }
 
@@ -24,9 +44,20 @@ def sampling(**wishes: Any) -> SlotSampling:
 
 def start_rank(folder: Path | str, **wishes: Any) -> StartRank:
     base: dict[str, Any] = {
-        "device": "cpu", "model_path": str(folder), "dtype": "auto", "load_format": "auto", "tp_size": 1, "page_size": 4,
-        "max_slots": 8, "max_len": 256, "max_step_tokens": 512, "memory_fraction": 0.5,
-        "max_total_tokens": None, "num_threads": 1, "rendezvous": "", "seed": 0,
+        "device": "cpu",
+        "model_path": str(folder),
+        "dtype": "auto",
+        "load_format": "auto",
+        "tp_size": 1,
+        "page_size": 4,
+        "max_slots": 8,
+        "max_len": 256,
+        "max_step_tokens": 512,
+        "memory_fraction": 0.5,
+        "max_total_tokens": None,
+        "num_threads": 1,
+        "rendezvous": "",
+        "seed": 0,
     }
     return StartRank(**(base | wishes))
 
@@ -39,7 +70,8 @@ def start(folder: Path | str, rank: int = 0, **wishes: Any) -> tuple[Executor, R
 
 @dataclass
 class Row:
-    """A sequence in a slot. `computed` tokens are in its pages; a decode's token is not in `tokens` before its result came."""
+    """A sequence in a slot. `computed` tokens are in its pages; a decode's token is not in `tokens` before
+    its result came."""
 
     slot: int
     tokens: list[int]
@@ -56,21 +88,35 @@ class Row:
 
 
 class Planner:
-    """Plans steps for rows; pages are handed out in a scrambled order, as they are after a while in a server."""
+    """Plans steps for rows; pages are handed out in a scrambled order, as they are after a while in a
+    server."""
 
-    def __init__(self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0, window: int = 0) -> None:
+    def __init__(
+        self, executor: Executor, ready: RankReady, page_size: int, scramble: int = 0, window: int = 0
+    ) -> None:
         self.executor = executor
         self.page_copies: PageCopies | None = None  # of the next plan
         self.lora_assignment: LoraAssignment | None = None  # of the next plan
         self.page_size = page_size
-        self.free = [int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)]
+        self.free = [
+            int(page) + 1 for page in np.random.default_rng(scramble).permutation(ready.num_pages - 1)
+        ]
         self.window = window  # of a model with two pools
         self.free_window = list(range(1, ready.num_window_pages))
         self.known_pages: dict[int, int] = {}
         self.step = 0
 
-    def row(self, slot: int, prompt: list[int], wishes: SlotSampling, *, prefix: "Row | None" = None, shared: int = 0) -> Row:
-        """A new sequence; with `prefix`, its first `shared` tokens (whole pages) are those of that row, already computed."""
+    def row(
+        self,
+        slot: int,
+        prompt: list[int],
+        wishes: SlotSampling,
+        *,
+        prefix: "Row | None" = None,
+        shared: int = 0,
+    ) -> Row:
+        """A new sequence; with `prefix`, its first `shared` tokens (whole pages) are those of that row,
+        already computed."""
         assert shared % self.page_size == 0 and (prefix is None or prompt[:shared] == prefix.tokens[:shared])
         pages = prefix.pages[: shared // self.page_size] if prefix else []
         self.known_pages[slot] = 0
@@ -83,10 +129,20 @@ class Planner:
         for row, count in rows:
             if not row.is_admitted:
                 row.is_admitted = True
-                admits.append(Admit(row.slot, row.sampling, row.prompt_len, np.array(row.tokens, dtype=np.int32), lora_slot=row.lora_slot))
+                admits.append(
+                    Admit(
+                        row.slot,
+                        row.sampling,
+                        row.prompt_len,
+                        np.array(row.tokens, dtype=np.int32),
+                        lora_slot=row.lora_slot,
+                    )
+                )
             while len(row.pages) * self.page_size < row.computed + count:
                 row.pages.append(self.free.pop())
-            updates += [(row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))]
+            updates += [
+                (row.slot, i, row.pages[i]) for i in range(self.known_pages[row.slot], len(row.pages))
+            ]
             self.known_pages[row.slot] = len(row.pages)
         for row, count in extends:
             tokens += row.tokens[row.computed : row.computed + count]
@@ -95,12 +151,22 @@ class Planner:
         self.step += 1
         page_slots, page_rows, page_ids = np.array(updates, dtype=np.int32).reshape(-1, 3).T
         plan = StepPlan(
-            self.step, len(decodes), admits,
-            np.array([row.slot for row, _ in rows], dtype=np.int32), np.array([row.computed for row, _ in rows], dtype=np.int32),
+            self.step,
+            len(decodes),
+            admits,
+            np.array([row.slot for row, _ in rows], dtype=np.int32),
+            np.array([row.computed for row, _ in rows], dtype=np.int32),
             np.array([count for _, count in rows], dtype=np.int32),
             np.array([row.computed + count >= len(row.tokens) for row, count in rows], dtype=np.uint8),
-            np.array(tokens, dtype=np.int32), page_slots, page_rows, page_ids, np.array(targets, dtype=np.int32),
-            page_copies=self.page_copies, window=self.window_pages(rows) if self.window else None, lora_assignment=self.lora_assignment)
+            np.array(tokens, dtype=np.int32),
+            page_slots,
+            page_rows,
+            page_ids,
+            np.array(targets, dtype=np.int32),
+            page_copies=self.page_copies,
+            window=self.window_pages(rows) if self.window else None,
+            lora_assignment=self.lora_assignment,
+        )
         self.page_copies = self.lora_assignment = None
         for row, count in rows:
             row.computed += count
@@ -126,7 +192,11 @@ class Planner:
         result = self.executor.launch(plan).result()
         if result is None:
             return None
-        sampled = [row for row, does in zip([*decodes, *(row for row, _ in extends)], plan.samples, strict=True) if does]
+        sampled = [
+            row
+            for row, does in zip([*decodes, *(row for row, _ in extends)], plan.samples, strict=True)
+            if does
+        ]
         assert len(sampled) == len(result.token_ids)
         width = max(result.width, 0)
         for i, row in enumerate(sampled):
@@ -155,7 +225,12 @@ class Planner:
 def page_copies(saves: dict[int, int] | None = None, loads: dict[int, int] | None = None) -> PageCopies:
     """`saves`: host page by device page; `loads`: device page by host page."""
     saves, loads = saves or {}, loads or {}
-    return PageCopies(*(np.array(list(pages), dtype=np.int32) for pages in (saves.keys(), saves.values(), loads.keys(), loads.values())))
+    return PageCopies(
+        *(
+            np.array(list(pages), dtype=np.int32)
+            for pages in (saves.keys(), saves.values(), loads.keys(), loads.values())
+        )
+    )
 
 
 def read_only(plan: StepPlan) -> StepPlan:

@@ -1,8 +1,9 @@
 """A device with graphs, in plain memory: the cpu's arithmetic, and captures as tapes of torch's operators.
 
-A replay runs the operators of the capture again on the very tensors of the capture, and nothing of the Python around them. So what a body
-read from plans or decided in Python is frozen, as on a real device, and shows as wrong tokens; what would make the host wait for a device,
-or bring host data to it, is refused while it is captured.
+A replay runs the operators of the capture again on the very tensors of the capture, and nothing of the Python
+around them. So what a body read from plans or decided in Python is frozen, as on a real device, and shows as
+wrong tokens; what would make the host wait for a device, or bring host data to it, is refused while it is
+captured.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,19 @@ from runtime.ranks.all_to_all import open_exchanges
 from runtime.ranks.executor import TorchExecutor
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "bincount", "is_nonzero", "item",
-         "equal", "repeat_interleave")
+WAITS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "unique_consecutive",
+    "bincount",
+    "is_nonzero",
+    "item",
+    "equal",
+    "repeat_interleave",
+)
 
 
 class Refused(RuntimeError):
@@ -95,7 +107,9 @@ class Tapes:
         self.forgotten = 0
         self.fails_at: int | None = None  # captures from now on until one fails
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> AttentionPlan:
         """Of tensors alone: every row sees all of its page table through a mask."""
         decodes = {}
         for window in windows:
@@ -106,7 +120,9 @@ class Tapes:
             if window:
                 is_seen = is_seen & (positions >= ends - window)
             mask = torch.zeros(is_seen.shape, dtype=torch.float32).masked_fill_(~is_seen, -torch.inf)
-            decodes[window] = [DecodeGroup(None, len(slots), torch.where(is_seen, gather, 0).flatten(), mask[:, None, None])]
+            decodes[window] = [
+                DecodeGroup(None, len(slots), torch.where(is_seen, gather, 0).flatten(), mask[:, None, None])
+            ]
         return AttentionPlan(len(slots), decodes, {window: [] for window in windows}, {})
 
     def capture(self, body: Callable[[], None]) -> Tape:
@@ -151,32 +167,44 @@ class TapedRanks:
             tape = self.tapes.recording[-1]
             with torch.utils._python_dispatch._disable_current_modes():
                 out = exchange(x, *rest)
-                tape.calls.append(lambda: out.copy_(exchange(x, *rest)) if out is not x else exchange(x, *rest))
+                tape.calls.append(
+                    lambda: out.copy_(exchange(x, *rest)) if out is not x else exchange(x, *rest)
+                )
             return out
 
         return call
 
 
 class TapedOps(CpuOps):
-    """The cpu's, with a draw that launches the same work whatever the rows wish, as those of devices do that can capture it."""
+    """The cpu's, with a draw that launches the same work whatever the rows wish, as those of devices do that
+    can capture it."""
 
     def sample(self, logits: Tensor, draw: Any) -> Tensor:
         vocab = logits.shape[1]
-        weights = ((logits - logits.amax(1, keepdim=True)) / draw.temperature.clamp_min(1e-30).unsqueeze(1)).exp()
-        plain = _draw(weights * (weights >= draw.min_p.unsqueeze(1)), draw.uniform)  # without top_k and top_p, in the vocabulary's order
+        weights = (
+            (logits - logits.amax(1, keepdim=True)) / draw.temperature.clamp_min(1e-30).unsqueeze(1)
+        ).exp()
+        # without top_k and top_p, in the vocabulary's order
+        plain = _draw(weights * (weights >= draw.min_p.unsqueeze(1)), draw.uniform)
         values, ids = weights.double().sort(dim=1, descending=True, stable=True)
         places, top_k = torch.arange(vocab), draw.top_k.unsqueeze(1)
         kept = values * ((places < top_k) | (top_k == 0))
         sums = kept.cumsum(1)
         kept = kept * ((sums - kept < sums[:, -1:] * draw.top_p.double().unsqueeze(1)) | (places == 0))
-        cut = ids.gather(1, _draw(kept * (values >= draw.min_p.unsqueeze(1)), draw.uniform).unsqueeze(1)).squeeze(1)
+        cut = ids.gather(
+            1, _draw(kept * (values >= draw.min_p.unsqueeze(1)), draw.uniform).unsqueeze(1)
+        ).squeeze(1)
         is_cut = ((draw.top_k > 0) & (draw.top_k < vocab)) | (draw.top_p < 1)
         return torch.where(draw.temperature > 0, torch.where(is_cut, cut, plain), logits.argmax(1))
 
 
 def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     sums = weights.cumsum(1, dtype=torch.float64)
-    return torch.searchsorted(sums, (uniforms * sums[:, -1]).unsqueeze(1), right=True).squeeze(1).clamp_max(weights.shape[1] - 1)
+    return (
+        torch.searchsorted(sums, (uniforms * sums[:, -1]).unsqueeze(1), right=True)
+        .squeeze(1)
+        .clamp_max(weights.shape[1] - 1)
+    )
 
 
 class TapedExperts(CpuExperts):
@@ -186,7 +214,10 @@ class TapedExperts(CpuExperts):
         out = torch.zeros(x.shape)
         for expert, (gate_up, down) in enumerate(packed):
             share = (weights * (expert_ids == expert)).sum(1, keepdim=True)
-            out += self.ops.linear(self.ops.act_and_mul(self.ops.linear(x, gate_up, None), "silu"), down, None) * share
+            out += (
+                self.ops.linear(self.ops.act_and_mul(self.ops.linear(x, gate_up, None), "silu"), down, None)
+                * share
+            )
         return out.to(x.dtype)
 
 
@@ -201,8 +232,15 @@ class TapedRunner(TorchExecutor):
             device, ops = open_cpu(start, rank, dtype), TapedOps(dtype)
             ranks = TapedRanks(device.collectives, self.tapes)
             experts = TapedExperts(ops)
-            return replace(device, facts=facts, ops=ops, experts=experts, graphs=self.tapes, collectives=ranks,
-                           exchanges=open_exchanges(start.exchange, start.exchange_mode, ranks, experts))
+            return replace(
+                device,
+                facts=facts,
+                ops=ops,
+                experts=experts,
+                graphs=self.tapes,
+                collectives=ranks,
+                exchanges=open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
+            )
 
         super().__init__(rank, opened, facts)
 

@@ -58,14 +58,28 @@ def ascend_experts(ops: Any) -> Experts:
 
 
 DEVICES: dict[str, tuple[str, Callable[[torch.dtype], Ops], Callable[[Any], Experts]]] = {
-    "cpu": ("cpu", CpuOps, CpuExperts), "npu": ("npu", ascend_ops, ascend_experts), "cuda": ("cuda", cuda_ops, cuda_experts),
-    "interpreter": ("cpu", interpreted_ops, cuda_experts)}
-MARKS = {"npu": [pytest.mark.ascend], "cuda": [pytest.mark.cuda], "interpreter": [pytest.mark.skipif(
-    torch.cuda.is_available(), reason="triton compiles where there is a card")]}  # what a device needs, see ./dev
+    "cpu": ("cpu", CpuOps, CpuExperts),
+    "npu": ("npu", ascend_ops, ascend_experts),
+    "cuda": ("cuda", cuda_ops, cuda_experts),
+    "interpreter": ("cpu", interpreted_ops, cuda_experts),
+}
+MARKS = {
+    "npu": [pytest.mark.ascend],
+    "cuda": [pytest.mark.cuda],
+    "interpreter": [
+        pytest.mark.skipif(
+            # what a device needs, see ./dev
+            torch.cuda.is_available(),
+            reason="triton compiles where there is a card",
+        )
+    ],
+}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
-pytestmark = [pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
-              pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
+pytestmark = [
+    pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
+    pytest.mark.parametrize("dtype", TOLERANCE, ids=str),
+]
 
 
 def fused(ops: Any) -> Fused:
@@ -91,7 +105,9 @@ class Bench:
 
     def near(self, found: Tensor, expected: Tensor) -> None:
         assert found.dtype == self.dtype and found.shape == expected.shape
-        torch.testing.assert_close(found.double().cpu(), expected.cpu(), atol=TOLERANCE[self.dtype], rtol=TOLERANCE[self.dtype])
+        torch.testing.assert_close(
+            found.double().cpu(), expected.cpu(), atol=TOLERANCE[self.dtype], rtol=TOLERANCE[self.dtype]
+        )
 
 
 @pytest.fixture
@@ -106,7 +122,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-@pytest.mark.parametrize(("shape", "weight_shape"), [((1, 8), (8,)), ((5, 33), (33,)), ((3, 4, 16), (16,)), ((3, 4, 16), (4, 16))])
+@pytest.mark.parametrize(
+    ("shape", "weight_shape"), [((1, 8), (8,)), ((5, 33), (33,)), ((3, 4, 16), (16,)), ((3, 4, 16), (4, 16))]
+)
 def test_rms_norm(bench: Bench, shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> None:
     x, weight = bench.randn(*shape), bench.randn(*weight_shape)
     bench.near(bench.ops.rms_norm(x, weight, 1e-3), rms_norm(x, weight, 1e-3))
@@ -123,7 +141,9 @@ def test_add_rms_norm(bench: Bench) -> None:
 
 def test_rotary(bench: Bench) -> None:
     x, angles = bench.randn(6, 3, 8), bench.randn(6, 4).double()
-    pairs = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    pairs = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(
+        torch.ones_like(angles), angles
+    ).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
     tables = bench.ops.rotary_tables(cos.float().to(bench.torch_device), sin.float().to(bench.torch_device))
     bench.near(bench.ops.rotary(x, *tables), torch.cat((pairs.real, pairs.imag), -1))
@@ -134,7 +154,10 @@ def test_act_and_mul(bench: Bench) -> None:
     gate, up = x.double().chunk(2, dim=-1)
     bench.near(bench.ops.act_and_mul(x, "silu"), gate / (1 + (-gate).exp()) * up)
 
-    bench.near(bench.ops.act_and_mul(x, "gelu_tanh"), 0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()) * up)
+    bench.near(
+        bench.ops.act_and_mul(x, "gelu_tanh"),
+        0.5 * gate * (1 + (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).tanh()) * up,
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17])
@@ -174,18 +197,34 @@ def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
 
 
 def test_penalise(bench: Bench) -> None:
-    logits, seen = torch.randn(3, 40, generator=bench.generator), Seen(
-        torch.randint(0, 3, (4, 40), dtype=torch.int32, generator=bench.generator), torch.rand(4, 40, generator=bench.generator) < 0.3,
-        torch.tensor([[0.5, 0.2, 1.3], [0.0, 0.0, 1.0], [1.0, 0.0, 0.7], [0.0, 2.0, 1.0]]))
+    logits, seen = (
+        torch.randn(3, 40, generator=bench.generator),
+        Seen(
+            torch.randint(0, 3, (4, 40), dtype=torch.int32, generator=bench.generator),
+            torch.rand(4, 40, generator=bench.generator) < 0.3,
+            torch.tensor([[0.5, 0.2, 1.3], [0.0, 0.0, 1.0], [1.0, 0.0, 0.7], [0.0, 2.0, 1.0]]),
+        ),
+    )
     wanted = logits.double()
     for row, at in ((2, 0), (0, 3)):
         frequency, presence, repetition = seen.penalties[at].double()
-        for token, (known, count) in enumerate(zip(seen.in_prompt[at].tolist(), seen.generated[at].tolist(), strict=True)):
+        for token, (known, count) in enumerate(
+            zip(seen.in_prompt[at].tolist(), seen.generated[at].tolist(), strict=True)
+        ):
             if known or count:
                 wanted[row, token] *= repetition if wanted[row, token] < 0 else 1 / repetition
             wanted[row, token] -= count * frequency + (count > 0) * presence
-    found, rows, at = logits.to(bench.torch_device), torch.tensor([2, 0], device=bench.torch_device), torch.tensor([0, 3], device=bench.torch_device)
-    fused(bench.ops).penalise(found, rows, Seen(*(x.to(bench.torch_device) for x in (seen.generated, seen.in_prompt, seen.penalties))), at)
+    found, rows, at = (
+        logits.to(bench.torch_device),
+        torch.tensor([2, 0], device=bench.torch_device),
+        torch.tensor([0, 3], device=bench.torch_device),
+    )
+    fused(bench.ops).penalise(
+        found,
+        rows,
+        Seen(*(x.to(bench.torch_device) for x in (seen.generated, seen.in_prompt, seen.penalties))),
+        at,
+    )
     torch.testing.assert_close(found.double().cpu(), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -208,7 +247,8 @@ SHAPES = {  # heads, key/value heads, page size, head size
 }
 
 
-FEW = [("mixed", 0), ("mixed", 6), ("decodes of all lengths", 0)]  # what every shape and dtype is asked for, however slow the device
+# what every shape and dtype is asked for, however slow the device
+FEW = [("mixed", 0), ("mixed", 6), ("decodes of all lengths", 0)]
 
 
 @pytest.mark.parametrize("window", [0, 1, 6, 130])
@@ -236,7 +276,15 @@ def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], s
     num_pages = -(-1000 // page_size)
     order = np.random.default_rng(0).permutation(num_pages * len(rows)) + 1
     table = torch.from_numpy(order.reshape(len(rows), num_pages)).int().to(bench.torch_device)
-    caches = [torch.full(((len(order) + 1) * page_size, kv_heads, dim), math.nan, dtype=bench.dtype, device=bench.torch_device) for _ in range(2)]
+    caches = [
+        torch.full(
+            ((len(order) + 1) * page_size, kv_heads, dim),
+            math.nan,
+            dtype=bench.dtype,
+            device=bench.torch_device,
+        )
+        for _ in range(2)
+    ]
     for cache in caches:
         cache[:page_size] = 0
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
@@ -251,7 +299,20 @@ def check_attention(bench: Bench, case: str, shape: tuple[int, int, int, int], s
         at += count
     empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(1, num_decodes, [], slots, starts, counts, np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
+    plan = StepPlan(
+        1,
+        num_decodes,
+        [],
+        slots,
+        starts,
+        counts,
+        np.ones(len(rows), np.uint8),
+        empty,
+        empty,
+        empty,
+        empty,
+        empty,
+    )
     prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, tuple({0, scores.window}))
     bench.near(bench.ops.attention(q, *caches, prepared, scores), torch.cat(expected))
 
@@ -262,7 +323,9 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores)
     found = torch.einsum("qhd,khd->hqk", q.double(), k) * scores.scale
     found = scores.cap * (found / scores.cap).tanh() if scores.cap else found
     distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
-    hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
+    hidden = (distance < 0) | (
+        (distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool)
+    )
     found = found.masked_fill(hidden.to(q.device), -math.inf)
     if scores.sinks is not None:
         found = torch.cat((found, scores.sinks.double()[:, None, None].expand(-1, len(q), 1)), 2)
@@ -273,9 +336,13 @@ LATENTS = {"npu": (4, 128)}  # heads and page size, where a device has limits
 
 
 @pytest.mark.parametrize("case", ROWS)
-@pytest.mark.parametrize(("rank", "nope_dim", "rope_dim", "value_dim"), [
-    (16, 8, 4, 8), (8, 12, 4, 24), (64, 8, 8, 16), (64, 48, 16, 48)])
-def test_latent_attention(bench: Bench, device: str, case: str, rank: int, nope_dim: int, rope_dim: int, value_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "nope_dim", "rope_dim", "value_dim"),
+    [(16, 8, 4, 8), (8, 12, 4, 24), (64, 8, 8, 16), (64, 48, 16, 48)],
+)
+def test_latent_attention(
+    bench: Bench, device: str, case: str, rank: int, nope_dim: int, rope_dim: int, value_dim: int
+) -> None:
     """Latents that are always, sometimes and hardly ever worth expanding."""
     if device == "interpreter" and bench.dtype != torch.float32 and case != "mixed":
         pytest.skip("the interpreter is slow: rows of all kinds are float32's")
@@ -299,23 +366,51 @@ def test_latent_attention(bench: Bench, device: str, case: str, rank: int, nope_
         places = table[int(slot)].cpu().long()[positions // page_size] * page_size + positions % page_size
         caches[0][places], caches[1][places] = latents, ropes
         made = torch.einsum("tr,hdr->thd", latents.double().squeeze(1), up.double())
-        keys = torch.cat((made[..., :nope_dim], ropes.double().expand(-1, heads, -1)), 2) * scale * math.sqrt(nope_dim + rope_dim)
+        keys = (
+            torch.cat((made[..., :nope_dim], ropes.double().expand(-1, heads, -1)), 2)
+            * scale
+            * math.sqrt(nope_dim + rope_dim)
+        )
         queries = torch.cat((q[at : at + count], q_rope[at : at + count]), 2)
-        expected.append(naive_attention(queries, keys, made[..., nope_dim:], start, Scores(queries.shape[2] ** -0.5)))
+        expected.append(
+            naive_attention(queries, keys, made[..., nope_dim:], start, Scores(queries.shape[2] ** -0.5))
+        )
         at += count
     empty = np.empty(0, np.int32)
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(1, num_decodes, [], slots, starts, counts, np.ones(len(rows), np.uint8), empty, empty, empty, empty, empty)
+    plan = StepPlan(
+        1,
+        num_decodes,
+        [],
+        slots,
+        starts,
+        counts,
+        np.ones(len(rows), np.uint8),
+        empty,
+        empty,
+        empty,
+        empty,
+        empty,
+    )
     packed = bench.ops.pack_latent(up, nope_dim)
     prepared = bench.ops.plan_attention(plan, table.unsqueeze(0), page_size, (0,))
     bench.near(bench.ops.latent_attention(q, q_rope, *caches, packed, prepared, scale), torch.cat(expected))
 
 
-@pytest.mark.parametrize("routing", [
-    Routing(top_k=3), Routing(top_k=2, normalizes=True, scale=2.5), Routing(top_k=8, score="sigmoid"),
-    Routing(top_k=3, num_groups=4, top_groups=2), Routing(top_k=2, score="sigmoid", num_groups=2, group_score="two largest", scale=0.5),
-    Routing(top_k=3, score="sigmoid", num_groups=4, top_groups=3, group_score="two largest", normalizes=True),
-], ids=str)
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(top_k=3),
+        Routing(top_k=2, normalizes=True, scale=2.5),
+        Routing(top_k=8, score="sigmoid"),
+        Routing(top_k=3, num_groups=4, top_groups=2),
+        Routing(top_k=2, score="sigmoid", num_groups=2, group_score="two largest", scale=0.5),
+        Routing(
+            top_k=3, score="sigmoid", num_groups=4, top_groups=3, group_score="two largest", normalizes=True
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
     logits = torch.randn(9, 8, generator=bench.generator).to(bench.torch_device)
@@ -326,20 +421,33 @@ def test_route(bench: Bench, routing: Routing, has_bias: bool) -> None:
         scores = (row.softmax(0) if routing.score == "softmax" else row.sigmoid()).tolist()
         choice = [score + (0.0 if bias is None else float(bias[i])) for i, score in enumerate(scores)]
         size, count = 8 // routing.num_groups, 1 if routing.group_score == "largest" else 2
-        groups = sorted(range(routing.num_groups), reverse=True,
-                        key=lambda group: sum(sorted(choice[group * size : (group + 1) * size])[-count:]))
+        groups = sorted(
+            range(routing.num_groups),
+            reverse=True,
+            key=lambda group: sum(sorted(choice[group * size : (group + 1) * size])[-count:]),
+        )
         open_ids = [i for i in range(8) if i // size in groups[: routing.top_groups]]
         expected = sorted(open_ids, key=lambda i: -choice[i])[: routing.top_k]
         assert sorted(chosen) == sorted(expected)
         total = sum(scores[i] for i in expected) if routing.normalizes else 1.0
-        torch.testing.assert_close(found, torch.tensor([scores[i] / total * routing.scale for i in chosen]).double(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            found,
+            torch.tensor([scores[i] / total * routing.scale for i in chosen]).double(),
+            atol=1e-5,
+            rtol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_moe(bench: Bench, first: int) -> None:
-    """With `first` 3 the experts before and behind the five here are other ranks'; one is nobody's choice, one token has none here."""
+    """With `first` 3 the experts before and behind the five here are other ranks'; one is nobody's choice,
+    one token has none here."""
     x, gate_up, down = bench.randn(7, 16), bench.randn(5, 48, 16) / 4, bench.randn(5, 16, 24) / 4
-    ids = torch.tensor([[0, 1], [4, 3], [3, 0], [1, 4], [8, 9], [6, 2], [3, 7]], device=bench.torch_device) % (5 if not first else 10) - first
+    ids = (
+        torch.tensor([[0, 1], [4, 3], [3, 0], [1, 4], [8, 9], [6, 2], [3, 7]], device=bench.torch_device)
+        % (5 if not first else 10)
+        - first
+    )
     weights = torch.rand(7, 2, generator=bench.generator).to(bench.torch_device)
     expected = torch.zeros(7, 16, dtype=torch.float64)
     for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights.double().cpu(), strict=True)):
@@ -354,9 +462,20 @@ def test_moe(bench: Bench, first: int) -> None:
 
 @pytest.mark.parametrize("known", [{}, {"largest_k": 2, "has_top_p": True}], ids=str)
 def test_sample(bench: Bench, known: dict[str, Any]) -> None:
-    """A table of settings whose answer is certain; distributions are tests/layers/sampling/test_sampler.py's."""
+    """A table of settings whose answer is certain; distributions are
+    tests/layers/sampling/test_sampler.py's."""
     logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]] * 5, device=bench.torch_device)
-    draw = SamplingInputs(*(torch.tensor(column, dtype=kind, device=bench.torch_device) for column, kind in (
-        ([0.0, 1.0, 1.0, 1.0, 1.0], torch.float32), ([1.0, 0.1, 1.0, 1.0, 1.0], torch.float32), ([0, 0, 1, 0, 2], torch.int64),
-        ([0.0, 0.0, 0.0, 0.9, 0.0], torch.float32), ([0.9, 0.9, 0.9, 0.9, 0.9999], torch.float64))), **known)
+    draw = SamplingInputs(
+        *(
+            torch.tensor(column, dtype=kind, device=bench.torch_device)
+            for column, kind in (
+                ([0.0, 1.0, 1.0, 1.0, 1.0], torch.float32),
+                ([1.0, 0.1, 1.0, 1.0, 1.0], torch.float32),
+                ([0, 0, 1, 0, 2], torch.int64),
+                ([0.0, 0.0, 0.0, 0.9, 0.0], torch.float32),
+                ([0.9, 0.9, 0.9, 0.9, 0.9999], torch.float64),
+            )
+        ),
+        **known,
+    )
     assert bench.ops.sample(logits, draw).tolist() == [1, 1, 1, 1, 2]

@@ -1,4 +1,5 @@
-"""Every device's products with weights in few bits, against the definition of each scheme in devices/base.py, spelled out in fp64."""
+"""Every device's products with weights in few bits, against the definition of each scheme in devices/base.py,
+spelled out in fp64."""
 
 import pytest
 import torch
@@ -9,23 +10,48 @@ from runtime.models.schemes import SCHEMES, Codes, Fp8, Int8, Scheme
 from runtime.options.facts import DEVICES as FACTS
 from tests.devices.test_conformance import DEVICES, MARKS, TOLERANCE, Bench
 
-pytestmark = [pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
-              pytest.mark.parametrize("dtype", TOLERANCE, ids=str)]
+pytestmark = [
+    pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
+    pytest.mark.parametrize("dtype", TOLERANCE, ids=str),
+]
 
 CASES: list[Scheme] = [
-    Fp8(), Fp8(activations="tensor"), Fp8(activations="none"), Fp8(group=16), Int8(), Int8("tensor"),
-    Codes(4, 16), Codes(4, 16, has_zeros=True), Codes(4, 0), Codes(4, 16, has_zeros=True, is_ordered=True), Codes(8, 32),
-    Codes(8, 16, has_zeros=True, is_ordered=True), Codes(4, 0, activations="token"), Codes(4, 16, activations="token"),
-    Codes(4, 32), Codes(4, 32, has_zeros=True), Codes(8, 32, has_zeros=True), Codes(8, 0), Codes(4, 32, activations="token"),
+    Fp8(),
+    Fp8(activations="tensor"),
+    Fp8(activations="none"),
+    Fp8(group=16),
+    Int8(),
+    Int8("tensor"),
+    Codes(4, 16),
+    Codes(4, 16, has_zeros=True),
+    Codes(4, 0),
+    Codes(4, 16, has_zeros=True, is_ordered=True),
+    Codes(8, 32),
+    Codes(8, 16, has_zeros=True, is_ordered=True),
+    Codes(4, 0, activations="token"),
+    Codes(4, 16, activations="token"),
+    Codes(4, 32),
+    Codes(4, 32, has_zeros=True),
+    Codes(8, 32, has_zeros=True),
+    Codes(8, 0),
+    Codes(4, 32, activations="token"),
 ]
 SAME = {"interpreter": "cuda"}
 SCHEME = pytest.mark.parametrize("scheme", CASES, ids=str)
 
 
 def refuses(device: str, scheme: Scheme, *, in_experts: bool) -> bool:
-    """Shapes that a device's kernels lack, though it has the scheme: it says so while it loads them (tests/ascend/test_quantised.py)."""
-    return device == "npu" and isinstance(scheme, Codes) and (
-        scheme.group % 32 > 0 or scheme.is_ordered or (in_experts and scheme.bits == 8 and scheme.group > 0))
+    """Shapes that a device's kernels lack, though it has the scheme: it says so while it loads them
+    (tests/ascend/test_quantised.py)."""
+    return (
+        device == "npu"
+        and isinstance(scheme, Codes)
+        and (
+            scheme.group % 32 > 0
+            or scheme.is_ordered
+            or (in_experts and scheme.bits == 8 and scheme.group > 0)
+        )
+    )
 
 
 @pytest.fixture
@@ -60,7 +86,10 @@ def random_weight(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple
         tensors["weight"] = floats(-448, 448, outs, ins).to(torch.float8_e4m3fn)
         tensors["scale"] = floats(0.5e-3, 1e-3, outs, num_groups)
     else:
-        tensors["weight"], tensors["scale"] = integers(-128, 128, outs, ins).to(torch.int8), floats(2e-3, 4e-3, outs, 1)
+        tensors["weight"], tensors["scale"] = (
+            integers(-128, 128, outs, ins).to(torch.int8),
+            floats(2e-3, 4e-3, outs, 1),
+        )
     if scheme.activations == "tensor":
         tensors["input_scale"] = floats(0.005, 0.006, 1) if isinstance(scheme, Fp8) else floats(0.02, 0.03, 1)
         if isinstance(scheme, Int8):
@@ -82,7 +111,9 @@ def meaning(weight: Quantized) -> Tensor:
         group = int(weight.order[i]) if weight.order is not None else i // scheme.group if scheme.group else 0
         column = values[:, i].double()
         if isinstance(scheme, Codes):
-            column = column - (2 ** (scheme.bits - 1) if weight.zeros is None else weight.zeros[:, group].double().cpu())
+            column = column - (
+                2 ** (scheme.bits - 1) if weight.zeros is None else weight.zeros[:, group].double().cpu()
+            )
         columns.append(column * scale[:, group])
     return torch.stack(columns, 1)
 
@@ -94,10 +125,14 @@ def expected(x: Tensor, weight: Quantized) -> Tensor:
         assert weight.input_scale is not None
         scale = weight.input_scale.cpu()
         if isinstance(scheme, Fp8):
-            return ((given / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()) @ meaning(weight).T
+            return (
+                (given / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()
+            ) @ meaning(weight).T
         assert weight.input_offset is not None and weight.sums is not None
         codes = (given / scale + weight.input_offset.cpu()).round().clamp(-128, 127).double()
-        return (codes @ weight.weight.double().cpu().T + weight.sums.double().cpu()) * weight.scale.double().cpu().T
+        return (
+            codes @ weight.weight.double().cpu().T + weight.sums.double().cpu()
+        ) * weight.scale.double().cpu().T
     if scheme.activations == "none":
         return given.double() @ meaning(weight).T
     group = scheme.group if isinstance(scheme, Fp8) and scheme.group else given.shape[1]
@@ -140,14 +175,23 @@ def test_no_input_is_no_output(bench: Bench, scheme: Scheme) -> None:
 @SCHEME
 def test_experts(bench: Bench, scheme: Scheme) -> None:
     """Three experts of this rank, one of another."""
-    x, gate_up, down = bench.randn(3, 64) / 4, random_weight(bench, scheme, 64, 64, (3,)), random_weight(bench, scheme, 64, 32, (3,))
+    x, gate_up, down = (
+        bench.randn(3, 64) / 4,
+        random_weight(bench, scheme, 64, 64, (3,)),
+        random_weight(bench, scheme, 64, 32, (3,)),
+    )
     ids = torch.tensor([[0, 1], [3, 1], [2, 0]], device=bench.torch_device)
     shares = torch.rand(3, 2, generator=bench.generator).to(bench.torch_device)
     wanted = torch.zeros(3, 64, dtype=torch.float64)
     for token in range(3):
         for expert, share in zip(ids[token].tolist(), shares[token].tolist(), strict=True):
             if expert < 3:
-                gate, up = expected(x[token : token + 1], one_of(gate_up, expert)).to(bench.dtype).double().chunk(2, 1)
+                gate, up = (
+                    expected(x[token : token + 1], one_of(gate_up, expert))
+                    .to(bench.dtype)
+                    .double()
+                    .chunk(2, 1)
+                )
                 inner = (gate / (1 + (-gate).exp()) * up).to(bench.dtype)
                 wanted[token] += share * expected(inner, one_of(down, expert))[0]
     found = bench.experts.apply(x, ids, shares, bench.experts.pack_quantized(gate_up, down))
@@ -159,7 +203,10 @@ def test_experts(bench: Bench, scheme: Scheme) -> None:
 
 def one_of(stack: Quantized, index: int) -> Quantized:
     names = ("weight", "scale", "zeros", "order", "input_scale", "input_offset", "sums")
-    return Quantized(stack.scheme, **{name: tensor[index] for name in names if (tensor := getattr(stack, name)) is not None})
+    return Quantized(
+        stack.scheme,
+        **{name: tensor[index] for name in names if (tensor := getattr(stack, name)) is not None},
+    )
 
 
 @pytest.mark.parametrize("scheme", [Fp8(group=24), Codes(4, 24, has_zeros=True)], ids=str)

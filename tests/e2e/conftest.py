@@ -39,6 +39,6 @@ def reference(checkpoint: Callable[[str], Path]) -> Generate:
             for _ in range(count):
                 logits = load(family)(tokens).logits[0, -1]
                 tokens = torch.cat([tokens, logits.argmax().view(1, 1)], dim=1)
-        return tokens[0, len(prompt):].tolist()
+        return tokens[0, len(prompt) :].tolist()
 
     return lambda family, prompt, count: generate(family, tuple(prompt), count)

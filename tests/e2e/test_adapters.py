@@ -1,4 +1,5 @@
-"""Answers with adapters are those of models with merged weights, token for token, whatever runs beside. Through the library face."""
+"""Answers with adapters are those of models with merged weights, token for token, whatever runs beside.
+Through the library face."""
 
 import os
 import signal
@@ -20,19 +21,32 @@ pytestmark = pytest.mark.anyio
 COUNT = 8
 SHARED = list(range(10, 50))
 PROMPTS = [SHARED + [60, 61], list(range(100, 105)), SHARED[:20] + [7, 8, 9]]
-OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "context_length": 256, "max_total_tokens": 2048}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 256,
+    "max_total_tokens": 2048,
+}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {  # how adapters are made -> their scales
     "x": ({"seed": 1}, {"": 2.0}),
-    "y": ({"seed": 2, "targets": ("q_proj", "v_proj"), "rank": 2, "alpha": 4.0, "use_rslora": True}, {"": 4 / 2**0.5}),
-    "z": ({"seed": 3, "targets": ATTENTION, "rank_pattern": {"k_proj": 8}, "alpha_pattern": {"o_proj": 4.0}},
-          {"": 2.0, "k_proj": 1.0, "o_proj": 1.0}),
+    "y": (
+        {"seed": 2, "targets": ("q_proj", "v_proj"), "rank": 2, "alpha": 4.0, "use_rslora": True},
+        {"": 4 / 2**0.5},
+    ),
+    "z": (
+        {"seed": 3, "targets": ATTENTION, "rank_pattern": {"k_proj": 8}, "alpha_pattern": {"o_proj": 4.0}},
+        {"": 2.0, "k_proj": 1.0, "o_proj": 1.0},
+    ),
 }
 Expect = Callable[[str, list[int]], list[int]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[dict[str, str], Expect]]:
-    """Of a family: adapter folders by name, and what a model with one of them merged in continues a prompt with."""
+def made(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]
+) -> Callable[[str], tuple[dict[str, str], Expect]]:
+    """Of a family: adapter folders by name, and what a model with one of them merged in continues a prompt
+    with."""
     known: dict[str, tuple[dict[str, str], Expect]] = {}
 
     def make(family: str) -> tuple[dict[str, str], Expect]:
@@ -54,7 +68,9 @@ async def run_all(engine: Engine, asks: list[tuple[str, list[int]]]) -> list[lis
     outputs: list[list[int]] = [[]] * len(asks)
 
     async def one(i: int, name: str, prompt: list[int]) -> None:
-        answer = await engine.generate(prompt, temperature=0, ignore_eos=True, max_new_tokens=COUNT, lora_path=name)
+        answer = await engine.generate(
+            prompt, temperature=0, ignore_eos=True, max_new_tokens=COUNT, lora_path=name
+        )
         outputs[i] = answer.token_ids
 
     async with anyio.create_task_group() as tasks:
@@ -67,22 +83,41 @@ def named(paths: dict[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}={path}" for name, path in paths.items())
 
 
-@pytest.mark.parametrize(("family", "options"), [
-    ("qwen2", {"chunked_prefill_size": 7, "page_size": 4}), ("qwen3", {"max_loras_per_batch": 2}),
-    ("qwen3_moe", {"page_size": 4, "max_total_tokens": 180}), ("qwen2_moe", {}), ("llama", {"tensor_parallel_size": 2}),
-    ("qwen3_moe", {"tensor_parallel_size": 2, "expert_parallel_size": 2, "max_loras_per_batch": 1})])
-async def test_as_merged(family: str, options: dict[str, Any], made: Callable[[str], tuple[dict[str, str], Expect]],
-                         checkpoint: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen2", {"chunked_prefill_size": 7, "page_size": 4}),
+        ("qwen3", {"max_loras_per_batch": 2}),
+        ("qwen3_moe", {"page_size": 4, "max_total_tokens": 180}),
+        ("qwen2_moe", {}),
+        ("llama", {"tensor_parallel_size": 2}),
+        ("qwen3_moe", {"tensor_parallel_size": 2, "expert_parallel_size": 2, "max_loras_per_batch": 1}),
+    ],
+)
+async def test_as_merged(
+    family: str,
+    options: dict[str, Any],
+    made: Callable[[str], tuple[dict[str, str], Expect]],
+    checkpoint: Callable[[str], Path],
+) -> None:
     paths, expect = made(family)
     asks = [(name, prompt) for prompt in PROMPTS for name in ("", *paths)]
-    async with Engine(model_path=str(checkpoint(family)), lora_paths=named(paths), **(OPTIONS | options)) as engine:
+    async with Engine(
+        model_path=str(checkpoint(family)), lora_paths=named(paths), **(OPTIONS | options)
+    ) as engine:
         expected = [expect(name, prompt) for name, prompt in asks]
-        assert len({tuple(tokens) for tokens in expected}) == len(asks), "adapters that change nothing would prove nothing"
+        assert len({tuple(tokens) for tokens in expected}) == len(asks), (
+            "adapters that change nothing would prove nothing"
+        )
         assert await run_all(engine, asks) == expected
-        assert await run_all(engine, asks[::-1]) == expected[::-1], "with what the first round left in the prefix cache"
+        assert await run_all(engine, asks[::-1]) == expected[::-1], (
+            "with what the first round left in the prefix cache"
+        )
 
 
-async def test_they_come_and_go(made: Callable[[str], tuple[dict[str, str], Expect]], checkpoint: Callable[[str], Path]) -> None:
+async def test_they_come_and_go(
+    made: Callable[[str], tuple[dict[str, str], Expect]], checkpoint: Callable[[str], Path]
+) -> None:
     paths, expect = made("llama")
     options = OPTIONS | {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ("all",)}
     async with Engine(model_path=str(checkpoint("llama")), **options) as engine:
@@ -95,7 +130,13 @@ async def test_they_come_and_go(made: Callable[[str], tuple[dict[str, str], Expe
         running: list[list[int]] = []
 
         async def run() -> None:
-            running.append((await engine.generate(PROMPTS[0], temperature=0, ignore_eos=True, max_new_tokens=40, lora_path="x")).token_ids)
+            running.append(
+                (
+                    await engine.generate(
+                        PROMPTS[0], temperature=0, ignore_eos=True, max_new_tokens=40, lora_path="x"
+                    )
+                ).token_ids
+            )
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
@@ -105,23 +146,37 @@ async def test_they_come_and_go(made: Callable[[str], tuple[dict[str, str], Expe
             assert not len(engine._core._outputs), "it has waited for the request"
         assert running[0][:COUNT] == expect("x", PROMPTS[0])
         await engine.adapters.load("x", paths["y"])
-        assert await run_all(engine, [("x", PROMPTS[0])]) == [expect("y", PROMPTS[0])], "nothing is left of the old one of that name"
+        assert await run_all(engine, [("x", PROMPTS[0])]) == [expect("y", PROMPTS[0])], (
+            "nothing is left of the old one of that name"
+        )
         told = engine._core.metrics().decode().splitlines()
-        assert {"runtime_loaded_adapters 1", "runtime_adapter_loads_total 2", "runtime_adapter_used_seats 0"} <= set(told)
+        assert {
+            "runtime_loaded_adapters 1",
+            "runtime_adapter_loads_total 2",
+            "runtime_adapter_used_seats 0",
+        } <= set(told)
         with pytest.raises(InvalidRequest, match="no adapter z is loaded; loaded are x"):
             await engine.adapters.unload("z")
 
 
-async def test_new_ranks_have_them(made: Callable[[str], tuple[dict[str, str], Expect]], checkpoint: Callable[[str], Path]) -> None:
+async def test_new_ranks_have_them(
+    made: Callable[[str], tuple[dict[str, str], Expect]], checkpoint: Callable[[str], Path]
+) -> None:
     paths, expect = made("llama")
     options = OPTIONS | {"max_lora_rank": 8, "lora_target_modules": ("all",)}
-    async with Engine(model_path=str(checkpoint("llama")), lora_paths=named({"x": paths["x"]}), **options) as engine:
+    async with Engine(
+        model_path=str(checkpoint("llama")), lora_paths=named({"x": paths["x"]}), **options
+    ) as engine:
         await engine.adapters.load("y", paths["y"])
         answers: list[list[int]] = []
 
         async def run(name: str) -> None:
-            answer = await engine.generate(PROMPTS[0], temperature=0, ignore_eos=True, max_new_tokens=60, lora_path=name)
-            answers.append(answer.token_ids[:COUNT] if answer.token_ids[:COUNT] != expect(name, PROMPTS[0]) else [])
+            answer = await engine.generate(
+                PROMPTS[0], temperature=0, ignore_eos=True, max_new_tokens=60, lora_path=name
+            )
+            answers.append(
+                answer.token_ids[:COUNT] if answer.token_ids[:COUNT] != expect(name, PROMPTS[0]) else []
+            )
 
         async with anyio.create_task_group() as tasks:
             for name in ("x", "y", ""):

@@ -11,7 +11,10 @@ from tests.e2e.test_server import Server, serve
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": CITY}
-FUNCTION: Any = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": CITY}}
+FUNCTION: Any = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Weather of a city", "parameters": CITY},
+}
 WEATHER: Any = {"role": "user", "content": "What is the weather in Paris?"}
 SUM: Any = {"role": "user", "content": "What is 3 plus 4?"}
 RESULT = '{"temperature": 7, "sky": "rain"}'
@@ -41,18 +44,36 @@ def lines(server: Server) -> Iterator[ollama.Client]:
 def plain(message: Any) -> list[dict[str, Any]]:
     """The blocks of a message, without the ids that are drawn for each call."""
     fields = ("type", "text", "thinking", "name", "input")
-    return [{name: getattr(block, name) for name in fields if getattr(block, name, None) is not None} for block in message.content]
+    return [
+        {name: getattr(block, name) for name in fields if getattr(block, name, None) is not None}
+        for block in message.content
+    ]
 
 
 def test_anthropics_loop_of_tools(api: anthropic.Anthropic) -> None:
     asked = api.messages.create(messages=[WEATHER], tools=[TOOL], **ASK)
-    assert asked.stop_reason == "tool_use" and plain(asked)[-1] == {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}}
+    assert asked.stop_reason == "tool_use" and plain(asked)[-1] == {
+        "type": "tool_use",
+        "name": "get_weather",
+        "input": {"city": "Paris"},
+    }
     with api.messages.stream(messages=[WEATHER], tools=[TOOL], **ASK) as stream:
         streamed = stream.get_final_message()
     assert (plain(streamed), streamed.stop_reason, streamed.usage.output_tokens) == (
-        plain(asked), asked.stop_reason, asked.usage.output_tokens)
-    result = {"type": "tool_result", "tool_use_id": asked.content[-1].id, "content": [{"type": "text", "text": RESULT}]}
-    turns: Any = [WEATHER, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+        plain(asked),
+        asked.stop_reason,
+        asked.usage.output_tokens,
+    )
+    result = {
+        "type": "tool_result",
+        "tool_use_id": asked.content[-1].id,
+        "content": [{"type": "text", "text": RESULT}],
+    }
+    turns: Any = [
+        WEATHER,
+        {"role": "assistant", "content": asked.content},
+        {"role": "user", "content": [result]},
+    ]
     told = api.messages.create(messages=turns, tools=[TOOL], **ASK)
     assert told.stop_reason == "end_turn" and "7 degrees" in told.content[0].text
     assert told.usage.cache_read_input_tokens > 0
@@ -63,7 +84,9 @@ def test_anthropics_loop_of_tools(api: anthropic.Anthropic) -> None:
 def test_anthropics_thoughts_are_blocks_of_their_own(api: anthropic.Anthropic) -> None:
     thinking: Any = {"type": "enabled", "budget_tokens": 40}
     whole = api.messages.create(messages=[SUM], thinking=thinking, **ASK)
-    assert [block.type for block in whole.content] == ["thinking", "text"] and whole.content[1].text.strip() == "7"
+    assert [block.type for block in whole.content] == ["thinking", "text"] and whole.content[
+        1
+    ].text.strip() == "7"
     with api.messages.stream(messages=[SUM], thinking=thinking, **ASK) as stream:
         assert plain(stream.get_final_message()) == plain(whole)
     assert [block.type for block in api.messages.create(messages=[SUM], **ASK).content] == ["text"]
@@ -74,7 +97,9 @@ def test_anthropics_call_that_is_demanded(api: anthropic.Anthropic) -> None:
     asked = api.messages.create(messages=[WEATHER], tools=[TOOL], tool_choice=choice, **ASK)
     assert asked.content[0].type == "tool_use" and isinstance(asked.content[0].input.get("city"), str)
     with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
-        api.messages.create(messages=[WEATHER], tools=[TOOL], tool_choice={"type": "tool", "name": "other"}, **ASK)
+        api.messages.create(
+            messages=[WEATHER], tools=[TOOL], tool_choice={"type": "tool", "name": "other"}, **ASK
+        )
 
 
 def test_anthropics_prefill_goes_on(api: anthropic.Anthropic) -> None:
@@ -87,20 +112,31 @@ def test_ollamas_tools_and_thoughts(lines: ollama.Client) -> None:
     assert asked.message.tool_calls is not None
     call = asked.message.tool_calls[0].function
     assert (call.name, call.arguments, asked.done_reason) == ("get_weather", {"city": "Paris"}, "stop")
-    streamed = [line.message for line in lines.chat("default", [WEATHER], tools=[FUNCTION], options=OPTIONS, stream=True)]
-    assert [c.function.arguments for message in streamed for c in message.tool_calls or ()] == [{"city": "Paris"}]
+    streamed = [
+        line.message
+        for line in lines.chat("default", [WEATHER], tools=[FUNCTION], options=OPTIONS, stream=True)
+    ]
+    assert [c.function.arguments for message in streamed for c in message.tool_calls or ()] == [
+        {"city": "Paris"}
+    ]
     result = {"role": "tool", "content": RESULT, "tool_name": "get_weather"}
     told = lines.chat("default", [WEATHER, asked.message, result], tools=[FUNCTION], options=OPTIONS)
     assert "7 degrees" in (told.message.content or "")
     thought = lines.chat("default", [SUM], think=True, options=OPTIONS).message
     assert thought.thinking and (thought.content or "").strip() == "7"
-    pieces = [line for line in lines.generate("default", SUM["content"], think=True, options=OPTIONS, stream=True)]
+    pieces = [
+        line for line in lines.generate("default", SUM["content"], think=True, options=OPTIONS, stream=True)
+    ]
     assert "".join(line.thinking or "" for line in pieces) == thought.thinking
     assert not lines.chat("default", [SUM], think=False, options=OPTIONS).message.thinking
 
 
 def test_ollamas_formats_and_capabilities(lines: ollama.Client) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]}
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+    }
     answer = lines.chat("default", [SUM], format=schema, options=OPTIONS).message.content or ""
     assert '"n"' in answer
     assert lines.show("default").capabilities == ["completion", "tools", "thinking"]

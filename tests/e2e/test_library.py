@@ -21,7 +21,12 @@ from runtime.errors import InvalidRequest, ModelError, OptionsError, StartError,
 from runtime.messages.requests import SessionParams
 
 Checkpoint = Callable[[str], Path]
-SMALL: dict[str, Any] = {"num_threads": 1, "context_length": 256, "max_total_tokens": 2048, "dtype": "float32"}
+SMALL: dict[str, Any] = {
+    "num_threads": 1,
+    "context_length": 256,
+    "max_total_tokens": 2048,
+    "dtype": "float32",
+}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 
 
@@ -56,7 +61,8 @@ async def test_pause_flush_and_abort(checkpoint: Checkpoint) -> None:
         assert await engine.flush_cache() > 0
         await engine.continue_generation()
         deltas += [delta async for delta in stream]
-        assert [i for delta in deltas for i in delta.token_ids] == whole.token_ids  # computed again without the cache
+        # computed again without the cache
+        assert [i for delta in deltas for i in delta.token_ids] == whole.token_ids
         stream = engine.stream("Hello", max_new_tokens=200, ignore_eos=True, rid="mine")
         await anext(stream)
         assert engine.abort_request("mi") == 1 and engine.abort_request("") == 0
@@ -71,7 +77,9 @@ async def test_a_session_goes_on_where_it_was(checkpoint: Checkpoint) -> None:
     async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
         session = engine.open_session(1000)
         first = await engine.generate([1, 2, 3], rid="one", session=SessionParams(id=session), **GREEDY)
-        second = await engine.generate([4, 5], rid="two", session=SessionParams(id=session, rid="one"), **GREEDY)
+        second = await engine.generate(
+            [4, 5], rid="two", session=SessionParams(id=session, rid="one"), **GREEDY
+        )
         whole = await engine.generate([1, 2, 3, *first.token_ids, 4, 5], **GREEDY)
         assert second.token_ids == whole.token_ids
         engine.close_session(session)
@@ -83,30 +91,49 @@ async def test_log_probabilities_of_chosen_tokens(checkpoint: Checkpoint) -> Non
     picks = [7, 3, 90]
     async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as engine:
         all_ids = engine._core.model.vocab_size
-        everything = await engine.generate([1, 2, 3, 4], logprobs=True, top_logprobs=all_ids, prompt_logprobs=all_ids, **GREEDY)
+        everything = await engine.generate(
+            [1, 2, 3, 4], logprobs=True, top_logprobs=all_ids, prompt_logprobs=all_ids, **GREEDY
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: engine.generate([5, 6], logprobs=True, top_logprobs=9, **GREEDY))
-            chosen = await engine.generate([1, 2, 3, 4], logprobs=True, top_logprobs=2, prompt_logprobs=1, logprob_ids=picks, **GREEDY)
+            chosen = await engine.generate(
+                [1, 2, 3, 4], logprobs=True, top_logprobs=2, prompt_logprobs=1, logprob_ids=picks, **GREEDY
+            )
         alone = await engine.generate([1, 2, 3, 4], logprobs=True, logprob_ids=picks, **GREEDY)
     assert chosen.token_ids == everything.token_ids and alone.prompt_logprobs is None
-    pairs = [*zip(chosen.logprobs, everything.logprobs, strict=True), *zip(alone.logprobs, everything.logprobs, strict=True),
-             *zip((chosen.prompt_logprobs or [])[1:], (everything.prompt_logprobs or [])[1:], strict=True)]
+    pairs = [
+        *zip(chosen.logprobs, everything.logprobs, strict=True),
+        *zip(alone.logprobs, everything.logprobs, strict=True),
+        *zip((chosen.prompt_logprobs or [])[1:], (everything.prompt_logprobs or [])[1:], strict=True),
+    ]
     assert len(pairs) == 6 + 6 + 3
     for one, all_of_them in pairs:
         known = dict(all_of_them.top)
-        assert [i for i, _ in one.picked] == picks and [i for i, _ in one.top] == [i for i, _ in all_of_them.top[:len(one.top)]]
+        assert [i for i, _ in one.picked] == picks and [i for i, _ in one.top] == [
+            i for i, _ in all_of_them.top[: len(one.top)]
+        ]
         for token, logprob in one.picked:
             assert logprob == pytest.approx(known[token], abs=1e-5)
 
 
 @pytest.mark.anyio
 async def test_two_engines_share_a_process_and_touch_nothing(checkpoint: Checkpoint) -> None:
-    before = [signal.getsignal(s) for s in signal.valid_signals()], logging.root.handlers[:], asyncio.get_event_loop_policy()
-    async with runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as one, \
-               runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as two:
+    before = (
+        [signal.getsignal(s) for s in signal.valid_signals()],
+        logging.root.handlers[:],
+        asyncio.get_event_loop_policy(),
+    )
+    async with (
+        runtime.Engine(model_path=str(checkpoint("qwen2")), **SMALL) as one,
+        runtime.Engine(model_path=str(checkpoint("llama")), **SMALL) as two,
+    ):
         answers = [await one.generate("Hello", **GREEDY), await two.generate("Hello", **GREEDY)]
         assert answers[0].token_ids != answers[1].token_ids
-        assert ([signal.getsignal(s) for s in signal.valid_signals()], logging.root.handlers[:], asyncio.get_event_loop_policy()) == before
+        assert (
+            [signal.getsignal(s) for s in signal.valid_signals()],
+            logging.root.handlers[:],
+            asyncio.get_event_loop_policy(),
+        ) == before
 
 
 @pytest.mark.anyio
@@ -123,7 +150,9 @@ async def test_errors_have_names(checkpoint: Checkpoint) -> None:
             await engine.generate("x", temperature=-1)
         with pytest.raises(InvalidRequest, match="prompt"):
             await engine.generate([1] * 500)
-        with pytest.raises(InvalidRequest, match="max_tokens is not a known field; did you mean max_new_tokens"):
+        with pytest.raises(
+            InvalidRequest, match="max_tokens is not a known field; did you mean max_new_tokens"
+        ):
             await engine.generate("x", max_tokens=5)
         assert (await engine.generate("x", **GREEDY, stop="none of it")).token_ids
     with pytest.raises(InvalidRequest, match="temperature"):  # and no group of it
@@ -132,7 +161,9 @@ async def test_errors_have_names(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.anyio
-async def test_ranks_that_cannot_be_started_again_fail_the_requests_and_not_the_app(checkpoint: Checkpoint, tmp_path: Path) -> None:
+async def test_ranks_that_cannot_be_started_again_fail_the_requests_and_not_the_app(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     folder = shutil.copytree(checkpoint("llama"), tmp_path / "model")
     async with runtime.Engine(model_path=str(folder), **SMALL) as engine:
         stream = engine.stream("x", max_new_tokens=200, ignore_eos=True)
@@ -178,7 +209,9 @@ def test_blocking_in_another_thread(checkpoint: Checkpoint) -> None:
 @pytest.mark.anyio
 async def test_mounted_under_a_prefix(checkpoint: Checkpoint) -> None:
     async with runtime.Engine(model_path=str(checkpoint("qwen3")), **SMALL) as engine:
-        app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("mine")), Mount("/llm", engine.asgi())])
+        app = Starlette(
+            routes=[Route("/", lambda _: PlainTextResponse("mine")), Mount("/llm", engine.asgi())]
+        )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
             assert (await client.get("/")).text == "mine"
             assert (await client.get("/llm/health")).json()["state"] == "ready"
@@ -192,7 +225,10 @@ async def test_mounted_under_a_prefix(checkpoint: Checkpoint) -> None:
 async def test_an_app_with_its_own_engine(checkpoint: Checkpoint) -> None:
     llm = runtime.asgi(model_path=str(checkpoint("qwen3")), **SMALL)
     app = Starlette(routes=[Mount("/llm", llm)], lifespan=llm.lifespan)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client,
+    ):
         assert (await client.get("/llm/health")).json()["state"] == "ready"
 
 

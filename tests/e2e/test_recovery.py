@@ -1,4 +1,5 @@
-"""kill -9 of ranks that compute a real model: every answer is the one of an undisturbed run, streamed or whole, greedy or sampled."""
+"""kill -9 of ranks that compute a real model: every answer is the one of an undisturbed run, streamed or
+whole, greedy or sampled."""
 
 import os
 import signal
@@ -17,18 +18,30 @@ from tests.metrics.read import sample
 pytestmark = pytest.mark.anyio
 
 NEW_TOKENS = 60
-OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "context_length": 256, "max_total_tokens": 4096}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 256,
+    "max_total_tokens": 4096,
+}
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "top_p": 0.9},
-    {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+    {
+        "temperature": 1.2,
+        "top_k": 40,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.3,
+        "repetition_penalty": 1.2,
+    },
     {"temperature": 0, "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 0, "repetition_penalty": 1.3, "min_new_tokens": 50, "n": 2},
 ]
 
 
 class Run:
-    """16 requests at once, half of them streamed; ranks are killed when so many deltas have come to the streams."""
+    """16 requests at once, half of them streamed; ranks are killed when so many deltas have come to the
+    streams."""
 
     def __init__(self, engine: Engine, kills: list[int]) -> None:
         self.engine = engine
@@ -53,16 +66,24 @@ class Run:
     async def all(self) -> list[list[Answer]]:
         async with anyio.create_task_group() as tasks:
             for i in range(len(self.answers)):
-                wishes = SAMPLING[i % len(SAMPLING)] | {"seed": i, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+                wishes = SAMPLING[i % len(SAMPLING)] | {
+                    "seed": i,
+                    "max_new_tokens": NEW_TOKENS,
+                    "ignore_eos": True,
+                }
                 tasks.start_soon(self.stream if i % 2 else self.whole, i, [i, *range(10, 20 + 3 * i)], wishes)
         return self.answers
 
 
 def close(one: list[Any] | None, other: list[Any] | None) -> bool:
-    """The same tokens with log probabilities that differ by rounding only: what was decoded once is a prompt the second time."""
+    """The same tokens with log probabilities that differ by rounding only: what was decoded once is a prompt
+    the second time."""
     return (one is None) == (other is None) and all(
-        a.token_id == b.token_id and a.logprob == pytest.approx(b.logprob, abs=1e-4) and [i for i, _ in a.top] == [i for i, _ in b.top]
-        for a, b in zip(one or [], other or [], strict=True))
+        a.token_id == b.token_id
+        and a.logprob == pytest.approx(b.logprob, abs=1e-4)
+        and [i for i, _ in a.top] == [i for i, _ in b.top]
+        for a, b in zip(one or [], other or [], strict=True)
+    )
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
@@ -78,19 +99,28 @@ async def test_kills_change_no_answer(tp_size: int, checkpoint: Callable[[str], 
         assert load.running == load.waiting == 0 and load.used_pages == load.cached_pages
     for mine, theirs in zip(answers, expected, strict=True):
         assert [(a.token_ids, a.text, a.finish and a.finish.reason) for a in mine] == [
-            (a.token_ids, a.text, a.finish and a.finish.reason) for a in theirs]
-        assert all(close(a.logprobs, b.logprobs) and close(a.prompt_logprobs, b.prompt_logprobs) for a, b in zip(mine, theirs, strict=True))
+            (a.token_ids, a.text, a.finish and a.finish.reason) for a in theirs
+        ]
+        assert all(
+            close(a.logprobs, b.logprobs) and close(a.prompt_logprobs, b.prompt_logprobs)
+            for a, b in zip(mine, theirs, strict=True)
+        )
     assert len({tuple(a.token_ids) for some in answers for a in some}) > 12, "they are different answers"
 
 
-async def test_a_rank_that_hangs_is_replaced(checkpoint: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_rank_that_hangs_is_replaced(
+    checkpoint: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     wishes: dict[str, Any] = {"temperature": 0, "max_new_tokens": 100, "ignore_eos": True}
-    async with Engine(model_path=str(checkpoint("llama")), tensor_parallel_size=2, watchdog_timeout=3, **OPTIONS) as engine:
+    async with Engine(
+        model_path=str(checkpoint("llama")), tensor_parallel_size=2, watchdog_timeout=3, **OPTIONS
+    ) as engine:
         expected = (await engine.generate([1, 2, 3], **wishes)).token_ids
         got: list[int] = []
         async for delta in engine.stream([1, 2, 3], **wishes):
             got += delta.token_ids
             if len(got) == 20:
-                os.kill(engine._core._supervisor.ranks.pids[1], signal.SIGSTOP)  # rank 0 waits for it in a collective
+                # rank 0 waits for it in a collective
+                os.kill(engine._core._supervisor.ranks.pids[1], signal.SIGSTOP)
         assert got == expected and engine._core._supervisor.generation == 2
     assert "collectives.py" in capfd.readouterr().err, "the stack of rank 0 tells where it waited"

@@ -1,4 +1,5 @@
-"""Ranks die under load, over HTTP: 64 clients of three dialects, half of them streaming, and each gets what an undisturbed server says."""
+"""Ranks die under load, over HTTP: 64 clients of three dialects, half of them streaming, and each gets what
+an undisturbed server says."""
 
 import json
 import os
@@ -17,9 +18,20 @@ from tests.metrics.read import sample
 
 pytestmark = pytest.mark.anyio
 
-FIRST = 71  # token of the letter a in the embedded vocabulary: every token of an answer can be seen in its text
-NULL = ("--device", "null", "--served-model-name", "null", "--max-total-tokens", "65536", "--null-step-s", "0.01",
-        "--null-first-token", str(FIRST))
+# token of the letter a in the embedded vocabulary: every token of an answer can be seen in its text
+FIRST = 71
+NULL = (
+    "--device",
+    "null",
+    "--served-model-name",
+    "null",
+    "--max-total-tokens",
+    "65536",
+    "--null-step-s",
+    "0.01",
+    "--null-first-token",
+    str(FIRST),
+)
 NEW_TOKENS = 120
 CLIENTS = 64
 STREAMED = CLIENTS // 2 * NEW_TOKENS  # characters
@@ -42,13 +54,26 @@ class Client:
 
     def body(self) -> dict[str, Any]:
         if self.path == "/generate":
-            return {"input_ids": self.prompt, "stream": self.is_stream,
-                    "sampling_params": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True, "sampling_seed": self.seed}}
+            return {
+                "input_ids": self.prompt,
+                "stream": self.is_stream,
+                "sampling_params": {
+                    "max_new_tokens": NEW_TOKENS,
+                    "ignore_eos": True,
+                    "sampling_seed": self.seed,
+                },
+            }
         if self.path == "/v1/completions":
             what: dict[str, Any] = {"prompt": self.prompt}
         else:
             what = {"messages": [{"role": "user", "content": "say the alphabet" + "!" * self.seed}]}
-        return {"model": "null", "max_tokens": NEW_TOKENS, "ignore_eos": True, "seed": self.seed, "stream": self.is_stream} | what
+        return {
+            "model": "null",
+            "max_tokens": NEW_TOKENS,
+            "ignore_eos": True,
+            "seed": self.seed,
+            "stream": self.is_stream,
+        } | what
 
     async def ask(self, http: httpx.AsyncClient, came: Callable[[int], None] = lambda _: None) -> None:
         """`came` is told how many characters a stream has brought."""
@@ -90,9 +115,12 @@ def alphabet(begin: int) -> str:
 
 
 class Trouble:
-    """Hurts a rank each time the streams have brought so many characters, and sees what /health says until all is well again."""
+    """Hurts a rank each time the streams have brought so many characters, and sees what /health says until
+    all is well again."""
 
-    def __init__(self, server: Server, http: httpx.AsyncClient, number: signal.Signals, points: list[int]) -> None:
+    def __init__(
+        self, server: Server, http: httpx.AsyncClient, number: signal.Signals, points: list[int]
+    ) -> None:
         self.server, self.http, self.number, self.points = server, http, number, points
         self.random = Random(sum(points))
         self.num_chars = 0
@@ -109,7 +137,8 @@ class Trouble:
             await self.reached.wait()
             self.points.pop(0)
             self.reached = anyio.Event()
-            ranks = self.server.rank_pids()  # only one of the null device's ranks is waited for when it hangs: the first, which reports
+            # only one of the null device's ranks is waited for when it hangs: the first, which reports
+            ranks = self.server.rank_pids()
             self.hurt.append(self.random.choice(ranks) if self.number == signal.SIGKILL else ranks[0])
             os.kill(self.hurt[-1], self.number)
             await self.health("recovering", 503)
@@ -125,7 +154,9 @@ class Trouble:
                 return
 
 
-async def load(server: Server, number: signal.Signals = signal.SIGKILL, points: tuple[int, ...] = ()) -> tuple[list[str], Trouble]:
+async def load(
+    server: Server, number: signal.Signals = signal.SIGKILL, points: tuple[int, ...] = ()
+) -> tuple[list[str], Trouble]:
     """64 clients at once. -> what they were told, each of them well and once"""
     clients = [Client(i) for i in range(CLIENTS)]
     limits = httpx.Limits(max_connections=CLIENTS + 1)
@@ -136,7 +167,9 @@ async def load(server: Server, number: signal.Signals = signal.SIGKILL, points: 
                 tasks.start_soon(trouble.run)
                 for client in clients:
                     tasks.start_soon(client.ask, http, trouble.came)
-    assert {(client.status, client.num_finishes, len(client.text)) for client in clients} == {(200, 1, NEW_TOKENS)}
+    assert {(client.status, client.num_finishes, len(client.text)) for client in clients} == {
+        (200, 1, NEW_TOKENS)
+    }
     return [client.text for client in clients], trouble
 
 
@@ -153,31 +186,51 @@ def nothing_is_left(server: Server, num_fds: int) -> None:
     assert server.load()["num_used_tokens"] == 0
     server.wait(lambda: descriptors(server) <= num_fds)
     metrics = server.get("/metrics").content
-    assert sample(metrics, "runtime_failed_requests_total") == sample(metrics, "runtime_cache_leaks_total") == 0
+    assert (
+        sample(metrics, "runtime_failed_requests_total") == sample(metrics, "runtime_cache_leaks_total") == 0
+    )
 
 
-@pytest.mark.parametrize("tp_size, number, options", [
-    (1, signal.SIGKILL, ()), (2, signal.SIGKILL, ()), (2, signal.SIGSTOP, ("--watchdog-timeout", "1"))], ids=["1-dies", "2-die", "2-hang"])
-async def test_ranks_die_under_load_and_no_client_is_told_anything_else(tp_size: int, number: signal.Signals,
-                                                                       options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "tp_size, number, options",
+    [(1, signal.SIGKILL, ()), (2, signal.SIGKILL, ()), (2, signal.SIGSTOP, ("--watchdog-timeout", "1"))],
+    ids=["1-dies", "2-die", "2-hang"],
+)
+async def test_ranks_die_under_load_and_no_client_is_told_anything_else(
+    tp_size: int, number: signal.Signals, options: tuple[str, ...]
+) -> None:
     with serve(*NULL, "--tp-size", str(tp_size), *options) as server:
         expected, _ = await load(server)
-        assert [expected[i] for i in (1, 2, 3 * 7 + 1)] == [alphabet(11 + 1 + 1), alphabet(11 + 2 + 2), alphabet(11 + 22 + 22)]
+        assert [expected[i] for i in (1, 2, 3 * 7 + 1)] == [
+            alphabet(11 + 1 + 1),
+            alphabet(11 + 2 + 2),
+            alphabet(11 + 22 + 22),
+        ]
         server.wait(lambda: server.load()["num_total_reqs"] == 0)
         num_fds, random = descriptors(server), Random(tp_size)
-        points = random.randrange(STREAMED // 20, STREAMED // 3), random.randrange(STREAMED // 2, STREAMED * 3 // 4)
+        points = (
+            random.randrange(STREAMED // 20, STREAMED // 3),
+            random.randrange(STREAMED // 2, STREAMED * 3 // 4),
+        )
         told, trouble = await load(server, number, points)
         assert told == expected
-        assert len(trouble.hurt) == 2 and all(map(is_gone, trouble.hurt)) and len(server.rank_pids()) == tp_size
+        assert (
+            len(trouble.hurt) == 2 and all(map(is_gone, trouble.hurt)) and len(server.rank_pids()) == tp_size
+        )
         metrics = server.get("/metrics").content
-        assert sample(metrics, "runtime_rank_restarts_total") >= 2 and sample(metrics, "runtime_recovered_requests_total") >= 2
+        assert (
+            sample(metrics, "runtime_rank_restarts_total") >= 2
+            and sample(metrics, "runtime_recovered_requests_total") >= 2
+        )
         nothing_is_left(server, num_fds)
         ranks = server.rank_pids()
     assert all(map(is_gone, ranks))
 
 
 async def test_a_request_that_kills_ranks_fails_alone_beside_twenty_streams() -> None:
-    with serve(*NULL, "--null-poison-token", str(POISON), "--null-poison", "kill", "--tp-size", "2") as server:
+    with serve(
+        *NULL, "--null-poison-token", str(POISON), "--null-poison", "kill", "--tp-size", "2"
+    ) as server:
         innocents, guilty = [Client(6 * k + k % 3) for k in range(20)], Client(0, [1, 2, POISON])
         async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
             begun, num_chars = anyio.Event(), [0]
@@ -197,7 +250,9 @@ async def test_a_request_that_kills_ranks_fails_alone_beside_twenty_streams() ->
                     for client in innocents:
                         tasks.start_soon(client.ask, http, came)
             assert guilty.status == 500 and "this request" in guilty.error["message"] and guilty.text == ""
-            assert {(client.is_stream, client.status, client.num_finishes) for client in innocents} == {(True, 200, 1)}
+            assert {(client.is_stream, client.status, client.num_finishes) for client in innocents} == {
+                (True, 200, 1)
+            }
             disturbed = [client.text for client in innocents]
             again = [Client(6 * k + k % 3) for k in range(20)]
             async with anyio.create_task_group() as tasks:

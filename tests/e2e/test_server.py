@@ -47,12 +47,27 @@ class Server:
             time.sleep(0.01)
 
     def rank_pids(self) -> list[int]:
-        return [int(p) for p in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(p)
+            for p in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
 
 
 @contextmanager
 def serve(*options: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "runtime", "serve", "--port", "0", "--num-threads", "1", "--log-format", "json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "serve",
+        "--port",
+        "0",
+        "--num-threads",
+        "1",
+        "--log-format",
+        "json",
+        *options,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -73,16 +88,31 @@ def serve(*options: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[[str], Path]) -> Iterator[Server]:
-    with serve("--model-path", str(checkpoint("qwen3")), "--dtype", "float32", "--served-model-name", "tiny") as running:
+    with serve(
+        "--model-path", str(checkpoint("qwen3")), "--dtype", "float32", "--served-model-name", "tiny"
+    ) as running:
         yield running
 
 
 def test_chat_streams_what_it_says_at_once(server: Server) -> None:
     messages: Any = [{"role": "user", "content": "Hello!"}]
-    whole = server.client.chat.completions.create(model="tiny", messages=messages, max_tokens=20, temperature=0)
-    chunks = list(server.client.chat.completions.create(model="tiny", messages=messages, max_tokens=20, temperature=0, stream=True,
-                                                        stream_options={"include_usage": True}))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    whole = server.client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=20, temperature=0
+    )
+    chunks = list(
+        server.client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            max_tokens=20,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        == whole.choices[0].message.content
+    )
     assert chunks[-1].usage is not None and whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
@@ -90,8 +120,14 @@ def test_chat_streams_what_it_says_at_once(server: Server) -> None:
 
 def test_completion_equals_transformers(server: Server, reference: Generate) -> None:
     prompt = list(range(20, 60))
-    answer = httpx.post(server.url + "/generate", timeout=WAIT_S, json={
-        "input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}).json()
+    answer = httpx.post(
+        server.url + "/generate",
+        timeout=WAIT_S,
+        json={
+            "input_ids": prompt,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+        },
+    ).json()
     assert answer["output_ids"] == reference("qwen3", prompt, 8)
 
 
@@ -102,20 +138,42 @@ def test_the_loop_process_has_no_torch(server: Server) -> None:
 
 def test_stop_strings_and_seeds(server: Server) -> None:
     def text(**more: Any) -> str:
-        return server.client.completions.create(model="tiny", prompt="abc", max_tokens=30, seed=5, temperature=1.5, **more).choices[0].text
+        return (
+            server.client.completions.create(
+                model="tiny", prompt="abc", max_tokens=30, seed=5, temperature=1.5, **more
+            )
+            .choices[0]
+            .text
+        )
 
     whole = text(extra_body={"ignore_eos": True})
     assert text(extra_body={"ignore_eos": True}) == whole
     stop = whole[10]
-    assert text(stop=stop, extra_body={"ignore_eos": True}) == whole[:whole.index(stop)]
+    assert text(stop=stop, extra_body={"ignore_eos": True}) == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize("field, value", [
-    ("n", 5_000_000), ("seed", 2**64), ("top_logprobs", 100_000), ("logit_bias", {"5": 1e300}), ("max_tokens", -1), ("temperature", -0.5),
-    ("stop", [""]), ("messages", []), ("frequency_penalty", 1e9),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("n", 5_000_000),
+        ("seed", 2**64),
+        ("top_logprobs", 100_000),
+        ("logit_bias", {"5": 1e300}),
+        ("max_tokens", -1),
+        ("temperature", -0.5),
+        ("stop", [""]),
+        ("messages", []),
+        ("frequency_penalty", 1e9),
+    ],
+)
 def test_a_bad_number_names_its_field_and_harms_nobody(server: Server, field: str, value: Any) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "logprobs": True, field: value}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 4,
+        "logprobs": True,
+        field: value,
+    }
     answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=WAIT_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(field)
@@ -136,13 +194,22 @@ def test_clients_that_leave_leave_nothing(server: Server) -> None:
 
 
 async def storm(url: str) -> None:
-    """64 clients, each of which leaves at a random moment: while sending, while waiting, while reading, or not at all."""
+    """64 clients, each of which leaves at a random moment: while sending, while waiting, while reading, or
+    not at all."""
     random = Random(0)
     host, port = re.findall(r"//(.*):(\d+)", url)[0]
 
     async def client(i: int) -> None:
         is_stream = i % 2 == 0
-        body = json.dumps({"model": "tiny", "prompt": [i, *range(30)], "max_tokens": 60, "stream": is_stream, "ignore_eos": True}).encode()
+        body = json.dumps(
+            {
+                "model": "tiny",
+                "prompt": [i, *range(30)],
+                "max_tokens": 60,
+                "stream": is_stream,
+                "ignore_eos": True,
+            }
+        ).encode()
         request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         cut = len(request) if i % 5 else random.randrange(len(request))
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -161,8 +228,13 @@ async def storm(url: str) -> None:
 
 def test_a_signal_drains(checkpoint: Callable[[str], Path]) -> None:
     with serve("--model-path", str(checkpoint("llama"))) as server:
-        stream = server.client.completions.create(model=server.client.models.list().data[0].id, prompt="abc", max_tokens=200, stream=True,
-                                                  extra_body={"ignore_eos": True})
+        stream = server.client.completions.create(
+            model=server.client.models.list().data[0].id,
+            prompt="abc",
+            max_tokens=200,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
         next(iter(stream))
         ranks = server.rank_pids()
         server.process.send_signal(signal.SIGTERM)
@@ -173,9 +245,16 @@ def test_a_signal_drains(checkpoint: Callable[[str], Path]) -> None:
 
 def test_a_dead_rank_is_a_pause(checkpoint: Callable[[str], Path]) -> None:
     with serve("--model-path", str(checkpoint("llama")), "--dtype", "float32") as server:
+
         def ask(**more: Any) -> Any:
-            return server.client.completions.create(model="default", prompt="abc", max_tokens=200, temperature=0,
-                                                    extra_body={"ignore_eos": True}, **more)
+            return server.client.completions.create(
+                model="default",
+                prompt="abc",
+                max_tokens=200,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+                **more,
+            )
 
         expected = ask().choices[0].text
         stream = ask(stream=True)
@@ -185,7 +264,11 @@ def test_a_dead_rank_is_a_pause(checkpoint: Callable[[str], Path]) -> None:
         server.wait(lambda: server.get("/health").status_code == 503)
         assert server.get("/health").json()["state"] == "recovering"
         late = ask()  # waits, and is answered
-        assert text + "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == late.choices[0].text == expected
+        assert (
+            text + "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+            == late.choices[0].text
+            == expected
+        )
         assert server.get("/health").status_code == 200 and dead not in server.rank_pids()
         assert sample(server.get("/metrics").content, "runtime_rank_restarts_total") == 1
 
@@ -200,12 +283,16 @@ def test_ranks_that_die_again_and_again_end_the_server(checkpoint: Callable[[str
         assert server.process.wait(WAIT_S) == 1
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda path: path / "nowhere", "is not a folder"),
-    (lambda path: path, "has no config.json"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [(lambda path: path / "nowhere", "is not a folder"), (lambda path: path, "has no config.json")],
+)
 def test_a_wrong_folder_is_one_line(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "runtime", "serve", "--model-path", str(make(tmp_path))], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", "serve", "--model-path", str(make(tmp_path))],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
@@ -213,6 +300,22 @@ def test_missing_weights_are_one_line(checkpoint: Callable[[str], Path], tmp_pat
     for file in checkpoint("llama").iterdir():
         if file.suffix == ".json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    done = subprocess.run([sys.executable, "-m", "runtime", "serve", "--port", "0", "--log-level", "error", "--model-path", str(tmp_path)],
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and "safetensors" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "runtime",
+            "serve",
+            "--port",
+            "0",
+            "--log-level",
+            "error",
+            "--model-path",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 2 and "safetensors" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    )

@@ -1,4 +1,5 @@
-"""Prefixes outlive the server: what one engine computed, the next one reads from files, and its tokens are those of transformers."""
+"""Prefixes outlive the server: what one engine computed, the next one reads from files, and its tokens are
+those of transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,20 @@ FULL = 96
 
 
 def options(folder: Path, model: Path, policy: str = "wait_complete", **more: Any) -> dict[str, Any]:
-    return {"model_path": str(model), "num_threads": 1, "context_length": 256, "max_total_tokens": 1024, "dtype": "float32",
-            "page_size": 16, "enable_hierarchical_cache": True, "hicache_mem_layout": "page_first",
-            "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": policy,
-            "hicache_storage_backend_extra_config": {"dir": str(folder), "prefetch_threshold": 16}, **more}
+    return {
+        "model_path": str(model),
+        "num_threads": 1,
+        "context_length": 256,
+        "max_total_tokens": 1024,
+        "dtype": "float32",
+        "page_size": 16,
+        "enable_hierarchical_cache": True,
+        "hicache_mem_layout": "page_first",
+        "hicache_storage_backend": "file",
+        "hicache_storage_prefetch_policy": policy,
+        "hicache_storage_backend_extra_config": {"dir": str(folder), "prefetch_threshold": 16},
+        **more,
+    }
 
 
 async def ask(engine: runtime.Engine, prompt: list[int] = PROMPT) -> tuple[list[int], int]:
@@ -45,8 +56,12 @@ def metric(engine: runtime.Engine, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-@pytest.mark.parametrize("more", [{}, {"hicache_mem_layout": "layer_first", "tensor_parallel_size": 2}], ids=["", "two ranks"])
-async def test_a_prefix_outlives_the_server(checkpoint: Checkpoint, reference: Generate, tmp_path: Path, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"hicache_mem_layout": "layer_first", "tensor_parallel_size": 2}], ids=["", "two ranks"]
+)
+async def test_a_prefix_outlives_the_server(
+    checkpoint: Checkpoint, reference: Generate, tmp_path: Path, more: dict[str, Any]
+) -> None:
     expected = reference("llama", PROMPT, 6)
     said = options(tmp_path, checkpoint("llama"), **more)
     async with runtime.Engine(**said) as first:
@@ -74,7 +89,9 @@ async def test_damaged_files_are_misses(checkpoint: Checkpoint, reference: Gener
         assert metric(second, 'runtime_storage_pages_total{event="corrupt"}') >= 1
 
 
-async def test_tokens_are_right_whatever_came_in_time(checkpoint: Checkpoint, reference: Generate, tmp_path: Path) -> None:
+async def test_tokens_are_right_whatever_came_in_time(
+    checkpoint: Checkpoint, reference: Generate, tmp_path: Path
+) -> None:
     expected = reference("llama", PROMPT, 6)
     async with runtime.Engine(**options(tmp_path, checkpoint("llama"), "best_effort")) as first:
         await ask(first)
@@ -96,5 +113,7 @@ async def test_what_cannot_work_is_said_at_the_start(checkpoint: Checkpoint, tmp
         runtime.Engine(**said | {"enable_hierarchical_cache": False})
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match='"dir"'):
-        async with runtime.Engine(**said | {"hicache_storage_backend_extra_config": {"dir": str(tmp_path / "file")}}):
+        async with runtime.Engine(
+            **said | {"hicache_storage_backend_extra_config": {"dir": str(tmp_path / "file")}}
+        ):
             pass

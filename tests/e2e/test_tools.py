@@ -1,4 +1,5 @@
-"""Tool calls, thoughts and what else completions can ask for, with the openai client and the embedded model."""
+"""Tool calls, thoughts and what else completions can ask for, with the openai client and the embedded
+model."""
 
 import json
 from collections.abc import Iterator
@@ -9,12 +10,32 @@ import pytest
 
 from tests.e2e.test_server import Server, serve
 
-WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"], "additionalProperties": False}}}
-TIME: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
-ASK: dict[str, Any] = {"model": "pocket", "messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0,
-                       "max_completion_tokens": 200}
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 12},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: Any = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
+ASK: dict[str, Any] = {
+    "model": "pocket",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "temperature": 0,
+    "max_completion_tokens": 200,
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +60,11 @@ def streamed(server: Server, **fields: Any) -> tuple[Any, ...]:
                 names.append(call.function.name)
                 arguments.append("")
             arguments[call.index] += call.function.arguments
-    return content, thoughts or None, [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
+    return (
+        content,
+        thoughts or None,
+        [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)],
+    )
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
@@ -49,31 +74,56 @@ def test_a_demanded_call_keeps_to_the_schema(server: Server, choice: Any) -> Non
     content, _, calls = told(answer.message)
     assert answer.finish_reason == "tool_calls" and calls and not content
     for name, arguments in calls:
-        jsonschema.validate(arguments, {"get_weather": WEATHER, "get_time": TIME}[name]["function"]["parameters"])
+        jsonschema.validate(
+            arguments, {"get_weather": WEATHER, "get_time": TIME}[name]["function"]["parameters"]
+        )
     assert streamed(server, **fields) == told(answer.message)
 
 
 def test_a_strict_function_keeps_to_its_schema_where_the_model_calls_it_by_itself(server: Server) -> None:
-    """Its days are many, which the model does not know; thoughts and text stand before the call as the model likes."""
+    """Its days are many, which the model does not know; thoughts and text stand before the call as the model
+    likes."""
     schema = WEATHER["function"]["parameters"]
     days = {"type": "integer", "minimum": 41, "maximum": 49}
-    tool = {"type": "function", "function": WEATHER["function"] | {
-        "strict": True, "parameters": schema | {"properties": schema["properties"] | {"days": days}}}}
+    tool = {
+        "type": "function",
+        "function": WEATHER["function"]
+        | {"strict": True, "parameters": schema | {"properties": schema["properties"] | {"days": days}}},
+    }
     for effort in ("none", "high"):
         fields = {"tools": [tool, TIME], "reasoning_effort": effort, "parallel_tool_calls": False}
-        content, thoughts, calls = told(server.client.chat.completions.create(**ASK | fields).choices[0].message)
-        assert calls and calls[0][0] == "get_weather" and 41 <= calls[0][1]["days"] <= 49 and bool(thoughts) == (effort == "high")
+        content, thoughts, calls = told(
+            server.client.chat.completions.create(**ASK | fields).choices[0].message
+        )
+        assert (
+            calls
+            and calls[0][0] == "get_weather"
+            and 41 <= calls[0][1]["days"] <= 49
+            and bool(thoughts) == (effort == "high")
+        )
         assert streamed(server, **fields) == (content, thoughts, calls)
-    assert not told(server.client.chat.completions.create(**ASK | {"tools": [tool], "messages": [
-        {"role": "user", "content": "Count from 1 to 5."}]}).choices[0].message)[2]
+    assert not told(
+        server.client.chat.completions.create(
+            **ASK | {"tools": [tool], "messages": [{"role": "user", "content": "Count from 1 to 5."}]}
+        )
+        .choices[0]
+        .message
+    )[2]
 
 
-@pytest.mark.parametrize(("fields", "thinks", "calls"), [
-    ({"tools": [WEATHER]}, False, ["get_weather"]), ({"reasoning_effort": "high"}, True, []),
-    ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, True, []),
-    ({"tools": [TIME], "reasoning_effort": "high"}, True, ["get_time"]), ({"reasoning_effort": "none"}, False, []),
-])
-def test_what_the_model_does_by_itself(server: Server, fields: dict[str, Any], thinks: bool, calls: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "thinks", "calls"),
+    [
+        ({"tools": [WEATHER]}, False, ["get_weather"]),
+        ({"reasoning_effort": "high"}, True, []),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, True, []),
+        ({"tools": [TIME], "reasoning_effort": "high"}, True, ["get_time"]),
+        ({"reasoning_effort": "none"}, False, []),
+    ],
+)
+def test_what_the_model_does_by_itself(
+    server: Server, fields: dict[str, Any], thinks: bool, calls: list[str]
+) -> None:
     answer = server.client.chat.completions.create(**ASK | fields)
     content, thoughts, called = told(answer.choices[0].message)
     assert streamed(server, **fields) == (content, thoughts, called)
@@ -88,12 +138,26 @@ def test_completions_as_evaluations_ask_for_them(server: Server) -> None:
     scored = server.client.completions.create(**ask, echo=True, max_tokens=0, logprobs=2)
     assert [choice.text for choice in scored.choices] == ask["prompt"] and scored.usage.completion_tokens == 0
     for choice in scored.choices:
-        assert choice.logprobs.token_logprobs[0] is None and all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+        assert choice.logprobs.token_logprobs[0] is None and all(
+            value <= 0 for value in choice.logprobs.token_logprobs[1:]
+        )
         assert "".join(choice.logprobs.tokens) == choice.text
-    told = server.client.completions.create(**ask, max_tokens=6, extra_body={"return_token_ids": True, "prompt_logprobs": 1})
-    again = server.client.completions.create(model="pocket", prompt=[told.choices[0].prompt_token_ids], max_tokens=1)
-    assert again.usage.prompt_tokens == len(told.choices[0].prompt_logprobs) == len(told.choices[0].prompt_token_ids)
-    every = server.client.completions.create(**ask | {"prompt": "Once"}, n=3, seed=5, max_tokens=6, logprobs=0)
+    told = server.client.completions.create(
+        **ask, max_tokens=6, extra_body={"return_token_ids": True, "prompt_logprobs": 1}
+    )
+    again = server.client.completions.create(
+        model="pocket", prompt=[told.choices[0].prompt_token_ids], max_tokens=1
+    )
+    assert (
+        again.usage.prompt_tokens
+        == len(told.choices[0].prompt_logprobs)
+        == len(told.choices[0].prompt_token_ids)
+    )
+    every = server.client.completions.create(
+        **ask | {"prompt": "Once"}, n=3, seed=5, max_tokens=6, logprobs=0
+    )
     best = server.client.completions.create(**ask | {"prompt": "Once"}, best_of=3, seed=5, max_tokens=6)
-    means = [sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs) for choice in every.choices]
+    means = [
+        sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs) for choice in every.choices
+    ]
     assert best.choices[0].text == every.choices[means.index(max(means))].text

@@ -1,4 +1,5 @@
-"""Models that mix full layers and layers with a sliding window, or have the latter only: greedy output equals transformers."""
+"""Models that mix full layers and layers with a sliding window, or have the latter only: greedy output equals
+transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,41 @@ from tests.models.reference import Reference
 pytestmark = pytest.mark.anyio
 
 SHARED = [(i * 37) % 250 for i in range(90)]
-PROMPTS = [[*SHARED, 60, 61], [*SHARED, 70], list(range(100, 105)), [*SHARED[:40], 7, 8, 9], [5], list(range(30, 100))]
+PROMPTS = [
+    [*SHARED, 60, 61],
+    [*SHARED, 70],
+    list(range(100, 105)),
+    [*SHARED[:40], 7, 8, 9],
+    [5],
+    list(range(30, 100)),
+]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed": ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}),
     "all": ("mistral", {}),
 }
-OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "context_length": 256, "max_running_requests": 8, "page_size": 4,
-                           "chunked_prefill_size": 16, "max_total_tokens": 2048}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "num_threads": 1,
+    "context_length": 256,
+    "max_running_requests": 8,
+    "page_size": 4,
+    "chunked_prefill_size": 16,
+    "max_total_tokens": 2048,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "few window pages": {"swa_full_tokens_ratio": 0.01, "chunked_prefill_size": 7, "max_running_requests": 4},
-    "few pages of both": {"swa_full_tokens_ratio": 0.2, "max_total_tokens": 160, "schedule_conservativeness": 0.0},
+    "few pages of both": {
+        "swa_full_tokens_ratio": 0.2,
+        "max_total_tokens": 160,
+        "schedule_conservativeness": 0.0,
+    },
     "one pool": {"disable_hybrid_swa_memory": True},
-    "no prefix cache, one step in flight": {"disable_radix_cache": True, "disable_overlap_schedule": True, "page_size": 1},
+    "no prefix cache, one step in flight": {
+        "disable_radix_cache": True,
+        "disable_overlap_schedule": True,
+        "page_size": 1,
+    },
 }
 
 
@@ -42,7 +65,9 @@ async def test_tokens(setting: str, folder: Path) -> None:
     expected = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
     async with Engine(model_path=str(folder), **(OPTIONS | SETTINGS[setting])) as engine:
         assert await run_all(engine, PROMPTS) == expected
-        assert await run_all(engine, PROMPTS) == expected, "with what the first round left in the prefix cache"
+        assert await run_all(engine, PROMPTS) == expected, (
+            "with what the first round left in the prefix cache"
+        )
         assert await run_all(engine, PROMPTS[:1]) == expected[:1]
         load = engine.load()
         assert load.used_pages == load.cached_pages and load.used_window_pages == load.cached_window_pages

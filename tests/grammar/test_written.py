@@ -1,4 +1,5 @@
-"""How forced texts are written with the embedded model's tokenizer: no token of them would be another if more came."""
+"""How forced texts are written with the embedded model's tokenizer: no token of them would be another if more
+came."""
 
 from pathlib import Path
 
@@ -18,15 +19,19 @@ def encode(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def writer() -> Writer:
-    tokens = [TOKENIZER.decode([i], skip_special_tokens=False).encode() for i in range(TOKENIZER.get_vocab_size())]
+    tokens = [
+        TOKENIZER.decode([i], skip_special_tokens=False).encode() for i in range(TOKENIZER.get_vocab_size())
+    ]
     return Writer(Terms(tokens=tokens, encode=encode, eos_ids=(0,), is_compact=False))
 
 
-@pytest.mark.parametrize("text", ['{"name": "get_weather", "arguments": {', '"arguments": ', '{"city": "', '"days": 4', "[[1, "])
+@pytest.mark.parametrize(
+    "text", ['{"name": "get_weather", "arguments": {', '"arguments": ', '{"city": "', '"days": 4', "[[1, "]
+)
 def test_what_is_forced_stays_whatever_follows(writer: Writer, text: str) -> None:
     written = writer.write(text)
     for more in ('"', '"city": 1', "x", " y", "7", "}", "]", "\n", ", "):
-        assert encode(text + more)[:len(written)] == written
+        assert encode(text + more)[: len(written)] == written
 
 
 def test_a_long_text_is_mostly_forced(writer: Writer) -> None:

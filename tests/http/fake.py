@@ -1,7 +1,7 @@
 """A small scripted Service: what it says is decided by the prompt, when it says it by the test.
 
-    echo      the answer to a text or chat is "<n>: " and words of the prompt, one token a word
-    held      with `hold=True` nothing is said until `step()` or `run()` is called
+echo      the answer to a text or chat is "<n>: " and words of the prompt, one token a word
+held      with `hold=True` nothing is said until `step()` or `run()` is called
 """
 
 import json
@@ -34,7 +34,7 @@ from runtime.parsing.detect import Formats
 from runtime.service import AdapterCard, Health, Load, ModelCard
 
 VOCAB = 1000
-WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", " \"fox\"", "\n", " end"]
+WORDS = ["Hello", " wörld", ",", " 你好", " 😀", " the", " quick", ' "fox"', "\n", " end"]
 
 
 def words(prompt: Prompt, index: int, count: int) -> list[tuple[int, str]]:
@@ -110,7 +110,14 @@ class FakeControls:
         self.tell((wish, folder))
         return ExpertCounts(1, (1, 3), np.arange(4), 7, "x/y.safetensors" if wish == "dump" else "")
 
-    def open_session(self, capacity: int, session_id: str | None = None, idle_s: float | None = None, *, is_line: bool = False) -> str:
+    def open_session(
+        self,
+        capacity: int,
+        session_id: str | None = None,
+        idle_s: float | None = None,
+        *,
+        is_line: bool = False,
+    ) -> str:
         self.tell(("open", capacity, session_id, idle_s, is_line))
         return session_id or "drawn"
 
@@ -144,7 +151,14 @@ class FakeMemorySaver:
         self.released = tuple(part for part in self.released if parts is not None and part not in parts)
         return self.released
 
-    async def update_weights(self, model_path: str, load_format: str | None = None, version: str | None = None, *, flushes: bool = True) -> None:
+    async def update_weights(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        version: str | None = None,
+        *,
+        flushes: bool = True,
+    ) -> None:
         self.controls.tell(("renew", model_path, load_format, version, flushes))
 
 
@@ -169,7 +183,9 @@ class FakeService:
     hold: bool = False
     refuse: RequestError | None = None  # raised by submit
     fail_after: int | None = None  # tokens after which the sink fails
-    fail_with: RequestError = field(default_factory=lambda: InvalidRequest("the template failed", param="prompt"))
+    fail_with: RequestError = field(
+        default_factory=lambda: InvalidRequest("the template failed", param="prompt")
+    )
     defaults: dict[str, Any] = field(default_factory=dict)
     preferred: dict[str, Any] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
@@ -191,11 +207,21 @@ class FakeService:
 
     @property
     def card(self) -> ModelCard:
-        limits = Limits(vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000, hidden_size=2, shows_hidden=True)
-        return ModelCard(name="org/fake", created=1_700_000_000, limits=limits, sampling_defaults=self.defaults | self.preferred,
-                         preferred=self.preferred, formats=self.formats, has_tags=self.has_tags,
-                         adapters=self.adapters.cards if self.adapters is not None else {},
-                         storage=self.storage, has_cache_report=self.has_cache_report)
+        limits = Limits(
+            vocab_size=VOCAB, context_len=100_000, pool_tokens=100_000, hidden_size=2, shows_hidden=True
+        )
+        return ModelCard(
+            name="org/fake",
+            created=1_700_000_000,
+            limits=limits,
+            sampling_defaults=self.defaults | self.preferred,
+            preferred=self.preferred,
+            formats=self.formats,
+            has_tags=self.has_tags,
+            adapters=self.adapters.cards if self.adapters is not None else {},
+            storage=self.storage,
+            has_cache_report=self.has_cache_report,
+        )
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         if self.refuse is not None:
@@ -243,15 +269,37 @@ class FakeService:
         is_first = at == 0
         prompt = None
         if is_first and params.prompt_logprobs is not None:
-            prompt = [logprob(i, None if at == 0 else -0.25, params.prompt_logprobs) for at, i in enumerate(prompt_ids)]
+            prompt = [
+                logprob(i, None if at == 0 else -0.25, params.prompt_logprobs)
+                for at, i in enumerate(prompt_ids)
+            ]
         finish = None
         if is_last:
-            reason = FinishReason.LENGTH if self.says is None or at + 1 < len(self.says) else FinishReason.STOP
-            finish = Finish(reason, None, prompt_tokens=len(prompt_ids), completion_tokens=at + 1, cached_tokens=3, loaded=self.loaded)
+            reason = (
+                FinishReason.LENGTH if self.says is None or at + 1 < len(self.says) else FinishReason.STOP
+            )
+            finish = Finish(
+                reason,
+                None,
+                prompt_tokens=len(prompt_ids),
+                completion_tokens=at + 1,
+                cached_tokens=3,
+                loaded=self.loaded,
+            )
         told = [logprob(token_id, -0.5, params.top_logprobs, params.logprob_ids)] if params.logprobs else None
-        return Delta(index, word, [token_id], told,
-                     prompt, finish, len(prompt_ids) if is_first else 0, 3 if is_first else 0, prompt_ids if is_first else None,
-                     loaded=self.loaded if is_first else NO_SOURCES, hidden=hidden(params.hidden_states, len(prompt_ids), at, is_last))
+        return Delta(
+            index,
+            word,
+            [token_id],
+            told,
+            prompt,
+            finish,
+            len(prompt_ids) if is_first else 0,
+            3 if is_first else 0,
+            prompt_ids if is_first else None,
+            loaded=self.loaded if is_first else NO_SOURCES,
+            hidden=hidden(params.hidden_states, len(prompt_ids), at, is_last),
+        )
 
     @property
     def memory_saver(self) -> FakeMemorySaver:
@@ -265,8 +313,16 @@ class FakeService:
         return Health(self.state, "as the test says")
 
     def load(self) -> Load:
-        return Load(running=len(self.running), waiting=0, used_pages=4, cached_pages=1, total_pages=10, page_size=16, steps=5,
-                    tokens_per_s=1.5)
+        return Load(
+            running=len(self.running),
+            waiting=0,
+            used_pages=4,
+            cached_pages=1,
+            total_pages=10,
+            page_size=16,
+            steps=5,
+            tokens_per_s=1.5,
+        )
 
     def server_info(self) -> dict[str, Any]:
         return {"version": "0", "options": {"port": 1}}
@@ -293,5 +349,9 @@ def hidden(wish: str | None, prompt_len: int, at: int, is_last: bool) -> list[np
 
 
 def logprob(token_id: int, value: float | None, width: int, picks: tuple[int, ...] = ()) -> TokenLogprob:
-    return TokenLogprob(token_id, value, [((token_id + i) % VOCAB, -0.5 - i) for i in range(width)] if value is not None else [],
-                        [(i, -2.0) for i in picks])
+    return TokenLogprob(
+        token_id,
+        value,
+        [((token_id + i) % VOCAB, -0.5 - i) for i in range(width)] if value is not None else [],
+        [(i, -2.0) for i in picks],
+    )

@@ -15,8 +15,9 @@ from tests.http.fake import FakeService
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s: float = 5.0,
-                  **more: Any) -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s: float = 5.0, **more: Any
+) -> AsyncIterator[tuple[str, int]]:
     """Address of a server of `app`."""
     if isinstance(app, FakeService):
         app = http_app(app)
@@ -24,7 +25,9 @@ async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s:
     address = sockets[0].getsockname()
     shutdown = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: serve(app, sockets=sockets, shutdown=shutdown, stuck_s=stuck_s, grace_s=grace_s, **more))
+        tasks.start_soon(
+            lambda: serve(app, sockets=sockets, shutdown=shutdown, stuck_s=stuck_s, grace_s=grace_s, **more)
+        )
         try:
             yield address
         finally:
@@ -34,6 +37,7 @@ async def serving(app: ASGIApp | FakeService, *, stuck_s: float = 30.0, grace_s:
 @asynccontextmanager
 async def stepping(service: FakeService) -> AsyncIterator[None]:
     """A held service says a token whenever the loop has been round."""
+
     async def run() -> None:
         while True:
             await anyio.sleep(0.001)
@@ -54,7 +58,9 @@ class Raw:
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, address: tuple[str, int], receive_buffer: int | None = None) -> AsyncIterator["Raw"]:
+    async def connected(
+        cls, address: tuple[str, int], receive_buffer: int | None = None
+    ) -> AsyncIterator["Raw"]:
         with socket.socket() as sock:
             if receive_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -65,7 +71,9 @@ class Raw:
     async def say(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
-    async def send(self, path: str, body: bytes, *, declared: int | None = None, version: str = "1.1", more: str = "") -> None:
+    async def send(
+        self, path: str, body: bytes, *, declared: int | None = None, version: str = "1.1", more: str = ""
+    ) -> None:
         length = len(body) if declared is None else declared
         head = f"POST {path} HTTP/{version}\r\nhost: test\r\ncontent-length: {length}\r\n{more}\r\n"
         await self.say(head.encode() + body)

@@ -25,12 +25,19 @@ def lines() -> Iterator[io.StringIO]:
     log.silence()
 
 
-@pytest.mark.parametrize(("level", "told"), [("info", ["/generate", "/generate", "/nowhere"]), ("warning", ["/nowhere"]), (None, [])])
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [("info", ["/generate", "/generate", "/nowhere"]), ("warning", ["/nowhere"]), (None, [])],
+)
 async def test_requests_are_told(level: str | None, told: list[str], lines: io.StringIO) -> None:
     app = http_app(FakeService(), HttpSettings(access_level=level, unlogged_paths=("/health", "/metrics")))
     async with serving(app) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
         for is_stream in (False, True):
-            answer = await http.post("/generate?key=secret", json={"text": "hi", "stream": is_stream}, headers={"x-request-id": "mine"})
+            answer = await http.post(
+                "/generate?key=secret",
+                json={"text": "hi", "stream": is_stream},
+                headers={"x-request-id": "mine"},
+            )
             assert answer.status_code == 200 and len(answer.text) > 10
         await http.get("/health")
         await http.get("/nowhere")
@@ -38,9 +45,20 @@ async def test_requests_are_told(level: str | None, told: list[str], lines: io.S
     assert [line["path"] for line in found] == told and "secret" not in lines.getvalue()
     if level == "info":
         first = found[0]
-        assert (first["status"], first["method"], first["id"], first["client"]) == (200, "POST", "mine", "127.0.0.1")
+        assert (first["status"], first["method"], first["id"], first["client"]) == (
+            200,
+            "POST",
+            "mine",
+            "127.0.0.1",
+        )
         assert (found[2]["status"], found[2]["level"]) == (404, "warning") and first["seconds"] > 0
 
 
 def test_levels() -> None:
-    assert [level_of(status) for status in (200, 304, 401, 499, 503)] == ["info", "info", "warning", "info", "error"]
+    assert [level_of(status) for status in (200, 304, 401, 499, 503)] == [
+        "info",
+        "info",
+        "warning",
+        "info",
+        "error",
+    ]

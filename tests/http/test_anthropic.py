@@ -1,4 +1,5 @@
-"""The anthropic client against our own server, and how its requests become chats and answers become blocks."""
+"""The anthropic client against our own server, and how its requests become chats and answers become
+blocks."""
 
 import json
 from typing import Any
@@ -28,8 +29,19 @@ from tests.http.serving import serving, stepping
 pytestmark = pytest.mark.anyio
 
 ASK: dict[str, Any] = {"model": "org/fake", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
-CALLS: list[Event] = [Reasoning("I "), Reasoning("think"), Content("Well, "), Content("so"), CallBegin(0, "add", "c1"),
-                      Arguments(0, '{"a":'), Arguments(0, "1}"), CallEnd(0), CallBegin(1, "now"), Arguments(1, "{}"), CallEnd(1)]
+CALLS: list[Event] = [
+    Reasoning("I "),
+    Reasoning("think"),
+    Content("Well, "),
+    Content("so"),
+    CallBegin(0, "add", "c1"),
+    Arguments(0, '{"a":'),
+    Arguments(0, "1}"),
+    CallEnd(0),
+    CallBegin(1, "now"),
+    Arguments(1, "{}"),
+    CallEnd(1),
+]
 IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 
 
@@ -42,31 +54,54 @@ async def test_a_message_streams_what_it_says_whole() -> None:
     async with stepping(service), serving(service) as address, client(address) as api:
         whole = await api.messages.create(**ASK)
         assert whole.content[0].type == "text" and whole.content[0].text and whole.stop_reason == "max_tokens"
-        assert (whole.usage.output_tokens, whole.usage.cache_read_input_tokens) == (8, 3) and whole.usage.input_tokens > 3
+        assert (whole.usage.output_tokens, whole.usage.cache_read_input_tokens) == (
+            8,
+            3,
+        ) and whole.usage.input_tokens > 3
         assert whole.id.startswith("msg_") and whole.model == "org/fake" and whole.role == "assistant"
         async with api.messages.stream(**ASK) as stream:
             texts = [text async for text in stream.text_stream]
             final = await stream.get_final_message()
         assert len(texts) > 1 and "".join(texts) == whole.content[0].text
-        assert (final.content[0].text, final.stop_reason, final.usage) == (whole.content[0].text, whole.stop_reason, whole.usage)
+        assert (final.content[0].text, final.stop_reason, final.usage) == (
+            whole.content[0].text,
+            whole.stop_reason,
+            whole.usage,
+        )
 
 
 async def test_the_events_of_a_stream_come_in_anthropics_order() -> None:
     service = FakeService(hold=True)
     async with stepping(service), serving(service) as address, client(address) as api:
         kinds = [event.type async for event in await api.messages.create(**ASK, stream=True)]
-        assert kinds == ["message_start", "content_block_start", *["content_block_delta"] * 8, "content_block_stop", "message_delta",
-                         "message_stop"]
+        assert kinds == [
+            "message_start",
+            "content_block_start",
+            *["content_block_delta"] * 8,
+            "content_block_stop",
+            "message_delta",
+            "message_stop",
+        ]
         async with httpx.AsyncClient() as http:
-            answer = await http.post(f"http://{address[0]}:{address[1]}/v1/messages", json=ASK | {"stream": True})
+            answer = await http.post(
+                f"http://{address[0]}:{address[1]}/v1/messages", json=ASK | {"stream": True}
+            )
         events = [event.split("\n") for event in answer.text.strip().split("\n\n")]
-        assert all(json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ") for name, data in events)
-        assert events[2][0] == "event: ping" and answer.headers["content-type"].startswith("text/event-stream")
+        assert all(
+            json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+            for name, data in events
+        )
+        assert events[2][0] == "event: ping" and answer.headers["content-type"].startswith(
+            "text/event-stream"
+        )
 
 
 async def test_the_blocking_client() -> None:
     def talk(url: str) -> str:
-        with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as api, api.messages.stream(**ASK) as stream:
+        with (
+            anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as api,
+            api.messages.stream(**ASK) as stream,
+        ):
             return stream.get_final_text()
 
     async with serving(FakeService()) as (host, port):
@@ -75,28 +110,45 @@ async def test_the_blocking_client() -> None:
 
 async def test_errors_arrive_as_the_clients_own() -> None:
     service = FakeService()
-    async with serving(http_app(service, HttpSettings(keys=Keys(("k",))))) as address, client(address, "k") as api:
+    async with (
+        serving(http_app(service, HttpSettings(keys=Keys(("k",))))) as address,
+        client(address, "k") as api,
+    ):
         with pytest.raises(anthropic.NotFoundError) as missing:
             await api.messages.create(**ASK | {"model": "claude-x"})
         assert missing.value.body["error"]["type"] == "not_found_error"
         wrongs: list[tuple[dict[str, Any], str]] = [
-            ({"temperature": -1.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"stop_sequences": [""]}, "stop_sequences"),
-            ({"max_token": 1}, "max_tokens"), ({"thinking": {"type": "enabled", "budget_tokens": 8}}, "budget_tokens"),
-            ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"), ({"tools": [{"name": "f"}]}, "input_schema")]
-        for block in (IMAGE, {"type": "tool_use", "id": "x", "name": "f", "input": {}}, {"type": "poem"},
-                      {"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]}):
+            ({"temperature": -1.0}, "temperature"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"stop_sequences": [""]}, "stop_sequences"),
+            ({"max_token": 1}, "max_tokens"),
+            ({"thinking": {"type": "enabled", "budget_tokens": 8}}, "budget_tokens"),
+            ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+            ({"tools": [{"name": "f"}]}, "input_schema"),
+        ]
+        for block in (
+            IMAGE,
+            {"type": "tool_use", "id": "x", "name": "f", "input": {}},
+            {"type": "poem"},
+            {"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]},
+        ):
             wrongs.append(({"messages": [{"role": "user", "content": [block]}]}, "messages[0].content[0]"))
         for wrong, said in wrongs:
             with pytest.raises(anthropic.BadRequestError) as error:
                 await api.messages.create(**ASK, extra_body=wrong)
-            assert error.value.body["error"]["type"] == "invalid_request_error" and said in error.value.message, wrong
+            assert (
+                error.value.body["error"]["type"] == "invalid_request_error" and said in error.value.message
+            ), wrong
         service.refuse = Overloaded("full")
         with pytest.raises(anthropic.RateLimitError) as busy:
             await api.messages.create(**ASK)
         assert busy.value.response.headers["retry-after"] == "1"
         with pytest.raises(anthropic.AuthenticationError) as keyless:
             await api.with_options(api_key="wrong").messages.create(**ASK)
-        assert keyless.value.body["type"] == "error" and keyless.value.body["error"]["type"] == "authentication_error"
+        assert (
+            keyless.value.body["type"] == "error"
+            and keyless.value.body["error"]["type"] == "authentication_error"
+        )
 
 
 async def test_a_failure_in_mid_stream_is_an_event() -> None:
@@ -111,7 +163,11 @@ async def test_a_failure_in_mid_stream_is_an_event() -> None:
 async def test_models_are_listed_for_this_client_too() -> None:
     async with serving(FakeService()) as address, client(address) as api:
         (model,) = [model async for model in api.models.list()]
-        assert model.id == model.display_name == "org/fake" and model.type == "model" and model.created_at.year == 2023
+        assert (
+            model.id == model.display_name == "org/fake"
+            and model.type == "model"
+            and model.created_at.year == 2023
+        )
         assert (model.max_input_tokens, model.max_tokens) == (99_999, 100_000)
         assert (await api.models.retrieve("org/fake")).id == "org/fake"
 
@@ -119,38 +175,101 @@ async def test_models_are_listed_for_this_client_too() -> None:
 async def test_tokens_are_counted_of_what_would_be_sent() -> None:
     service = FakeService()
     async with serving(service) as address, client(address) as api:
-        ask = {"system": "be kind", "messages": ASK["messages"], "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+        ask = {
+            "system": "be kind",
+            "messages": ASK["messages"],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        }
         counted = await api.messages.count_tokens(model="org/fake", **ask)
         await api.messages.create(**ASK | ask)
     assert service.controls.told == [service.asks[0].prompt] and counted.input_tokens > 0
 
 
 def test_a_conversation_becomes_a_chat() -> None:
-    body = msgspec.convert({
-        **ASK, "system": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind", "cache_control": {"type": "ephemeral"}}],
-        "messages": [
-            {"role": "user", "content": "add"},
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "So:"},
-                                              {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]},
-                                         {"type": "tool_result", "tool_use_id": "c2", "content": "bad", "is_error": True},
-                                         {"type": "text", "text": "And?"}]},
-            {"role": "assistant", "content": "It is"}],
-        "tools": [{"name": "add", "description": "adds", "input_schema": {"type": "object"}}],
-        "thinking": {"type": "enabled", "budget_tokens": 3},
-        "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True}, "stop_sequences": ["."],
-        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}}}, MessagesBody)
+    body = msgspec.convert(
+        {
+            **ASK,
+            "system": [
+                {"type": "text", "text": "be"},
+                {"type": "text", "text": "kind", "cache_control": {"type": "ephemeral"}},
+            ],
+            "messages": [
+                {"role": "user", "content": "add"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "hm", "signature": "s"},
+                        {"type": "text", "text": "So:"},
+                        {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "c1",
+                            "content": [{"type": "text", "text": "2"}],
+                        },
+                        {"type": "tool_result", "tool_use_id": "c2", "content": "bad", "is_error": True},
+                        {"type": "text", "text": "And?"},
+                    ],
+                },
+                {"role": "assistant", "content": "It is"},
+            ],
+            "tools": [{"name": "add", "description": "adds", "input_schema": {"type": "object"}}],
+            "thinking": {"type": "enabled", "budget_tokens": 3},
+            "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+            "stop_sequences": ["."],
+            "output_config": {
+                "effort": "low",
+                "format": {"type": "json_schema", "schema": {"type": "object"}},
+            },
+        },
+        MessagesBody,
+    )
     chat = chat_body(body)
     said = [(m.role, m.content, m.tool_call_id) for m in chat.messages]
-    assert said == [("system", "be\nkind", None), ("user", "add", None), ("assistant", "So:", None), ("tool", "2", "c1"),
-                    ("tool", "Error: bad", "c2"), ("user", "And?", None), ("assistant", "It is", None)]
+    assert said == [
+        ("system", "be\nkind", None),
+        ("user", "add", None),
+        ("assistant", "So:", None),
+        ("tool", "2", "c1"),
+        ("tool", "Error: bad", "c2"),
+        ("user", "And?", None),
+        ("assistant", "It is", None),
+    ]
     (call,) = chat.messages[2].tool_calls or []
-    assert (call.id, call.function.name, call.function.arguments, chat.messages[2].reasoning_content) == ("c1", "add", '{"a":1}', "hm")
-    assert chat.continue_final_message and chat.add_generation_prompt is False and chat.stop == ["."] and chat.max_tokens == 8
-    assert chat.tools == [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
-    assert chat.tool_choice == {"type": "function", "function": {"name": "add"}} and chat.parallel_tool_calls is False
-    assert chat.chat_template_kwargs == {"enable_thinking": True, "thinking": True, "thinking_budget": 3} and chat.reasoning_effort == "low"
-    assert chat.response_format == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    assert (call.id, call.function.name, call.function.arguments, chat.messages[2].reasoning_content) == (
+        "c1",
+        "add",
+        '{"a":1}',
+        "hm",
+    )
+    assert (
+        chat.continue_final_message
+        and chat.add_generation_prompt is False
+        and chat.stop == ["."]
+        and chat.max_tokens == 8
+    )
+    assert chat.tools == [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
+        }
+    ]
+    assert (
+        chat.tool_choice == {"type": "function", "function": {"name": "add"}}
+        and chat.parallel_tool_calls is False
+    )
+    assert (
+        chat.chat_template_kwargs == {"enable_thinking": True, "thinking": True, "thinking_budget": 3}
+        and chat.reasoning_effort == "low"
+    )
+    assert chat.response_format == {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "object"}},
+    }
 
 
 async def test_who_asks_for_no_thoughts_gets_none() -> None:
@@ -172,9 +291,19 @@ def test_events_and_content_say_the_same(sizes: list[int]) -> None:
         payloads += writer.add(rest[:size])
         rest = rest[size:]
     payloads += writer.close()
-    assert [block["type"] for block in content] == ["thinking", "text", "tool_use", "tool_use"] and writer.has_calls
+    assert [block["type"] for block in content] == [
+        "thinking",
+        "text",
+        "tool_use",
+        "tool_use",
+    ] and writer.has_calls
     assert content[0]["thinking"] == "I think" and content[1]["text"] == "Well, so"
-    assert (content[2]["id"], content[2]["name"], content[2]["input"], content[3]["input"]) == ("c1", "add", {"a": 1}, {})
+    assert (content[2]["id"], content[2]["name"], content[2]["input"], content[3]["input"]) == (
+        "c1",
+        "add",
+        {"a": 1},
+        {},
+    )
     grown: list[dict[str, Any]] = []
     for payload in payloads:
         if payload["type"] == "content_block_start":
@@ -182,7 +311,9 @@ def test_events_and_content_say_the_same(sizes: list[int]) -> None:
             grown.append(dict(payload["content_block"]) | {"json": ""})
         elif payload["type"] == "content_block_delta":
             delta = payload["delta"]
-            field = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "json"}[delta["type"]]
+            field = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "json"}[
+                delta["type"]
+            ]
             grown[payload["index"]][field] += delta["partial_json" if field == "json" else field]
     for block in grown:
         if text := block.pop("json"):
@@ -198,28 +329,47 @@ def test_a_call_that_was_cut_off_has_no_arguments() -> None:
     assert content[0]["input"] == {} and not writer.has_calls and content[0]["id"].startswith("toolu_")
 
 
-@pytest.mark.parametrize(("reason", "matched", "said"), [
-    (FinishReason.STOP, None, ("end_turn", None)), (FinishReason.STOP, 7, ("end_turn", None)),
-    (FinishReason.STOP, ".", ("stop_sequence", ".")), (FinishReason.LENGTH, None, ("max_tokens", None)),
-    (FinishReason.ABORT, None, ("end_turn", None))])
+@pytest.mark.parametrize(
+    ("reason", "matched", "said"),
+    [
+        (FinishReason.STOP, None, ("end_turn", None)),
+        (FinishReason.STOP, 7, ("end_turn", None)),
+        (FinishReason.STOP, ".", ("stop_sequence", ".")),
+        (FinishReason.LENGTH, None, ("max_tokens", None)),
+        (FinishReason.ABORT, None, ("end_turn", None)),
+    ],
+)
 def test_why_it_stopped(reason: FinishReason, matched: Any, said: tuple[str, str | None]) -> None:
     output = Output()
     output.text, output.finish = "x", Finish(reason, matched, 9, 4, 5)
     message = MessageAnswerFormat("msg_1", "m", 4).body([output])
     assert (message["stop_reason"], message["stop_sequence"]) == said
-    assert message["usage"] == {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 4,
-                                "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard"}
+    assert message["usage"] == {
+        "input_tokens": 4,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 5,
+        "output_tokens": 4,
+        "output_tokens_details": {"thinking_tokens": 0},
+        "service_tier": "standard",
+    }
     cut = MessageAnswerFormat("msg_1", "m", 5).body([output])
     assert (cut["stop_reason"] == "model_context_window_exceeded") == (reason == "length")
 
 
 async def test_what_newer_clients_send_and_look_for() -> None:
     service = FakeService(formats=HERMES, says=SAYS, has_tags=True)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+    ) as http:
         body: dict[str, Any] = {
-            "model": "default", "max_tokens": 60, "messages": [{"role": "user", "content": "hi"}], "diagnostics": {},
-            "user_profile_id": "u", "thinking": {"type": "enabled", "budget_tokens": 9},
-            "tools": [{"name": "add", "input_schema": {"type": "object"}, "strict": True}]}
+            "model": "default",
+            "max_tokens": 60,
+            "messages": [{"role": "user", "content": "hi"}],
+            "diagnostics": {},
+            "user_profile_id": "u",
+            "thinking": {"type": "enabled", "budget_tokens": 9},
+            "tools": [{"name": "add", "input_schema": {"type": "object"}, "strict": True}],
+        }
         told = await http.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
         assert told.headers["request-id"] == told.headers["x-request-id"] == "mine"
         assert isinstance(service.asks[-1].params.constraint, StructuralTag)  # strict
@@ -227,7 +377,10 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
         assert message["stop_details"] is None and message["usage"]["service_tier"] == "standard"
         assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-        for wish in ({"type": "enabled", "budget_tokens": 9, "display": "omitted"}, {"type": "adaptive", "display": "omitted"}):
+        for wish in (
+            {"type": "enabled", "budget_tokens": 9, "display": "omitted"},
+            {"type": "adaptive", "display": "omitted"},
+        ):
             whole = (await http.post("/v1/messages", json=body | {"thinking": wish})).json()
             assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
             stream = (await http.post("/v1/messages", json=body | {"thinking": wish, "stream": True})).text
@@ -235,30 +388,50 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         count = {name: body[name] for name in ("model", "messages", "tools", "thinking", "user_profile_id")}
         counted = await http.post("/v1/messages/count_tokens", json=count)
         assert counted.status_code == 200 and counted.json()["input_tokens"] > 0
-        missing = await http.post("/v1/messages", json={"model": "none", "max_tokens": 1, "messages": body["messages"]})
-        assert missing.status_code == 404 and missing.headers["request-id"] and missing.json()["type"] == "error"
+        missing = await http.post(
+            "/v1/messages", json={"model": "none", "max_tokens": 1, "messages": body["messages"]}
+        )
+        assert (
+            missing.status_code == 404 and missing.headers["request-id"] and missing.json()["type"] == "error"
+        )
         assert "request-id" not in (await http.get("/health")).headers
         assert (await http.head("/")).status_code == 200
 
 
-@pytest.mark.parametrize(("edits", "reasoning"), [
-    ([], ["a", None, "b", "c"]), ([{"type": "clear_thinking_20251015", "keep": "all"}], ["a", None, "b", "c"]),
-    ([{"type": "clear_thinking_20251015"}], [None, None, None, "c"]),
-    ([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}], [None, None, "b", "c"]),
-    ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], ["a", None, "b", "c"]),
-])
+@pytest.mark.parametrize(
+    ("edits", "reasoning"),
+    [
+        ([], ["a", None, "b", "c"]),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], ["a", None, "b", "c"]),
+        ([{"type": "clear_thinking_20251015"}], [None, None, None, "c"]),
+        (
+            [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}],
+            [None, None, "b", "c"],
+        ),
+        ([{"type": "clear_thinking_20251015", "keep": {"type": "all"}}], ["a", None, "b", "c"]),
+    ],
+)
 def test_thoughts_of_older_answers_are_left_out(edits: list[Any], reasoning: list[str | None]) -> None:
     """Claude Code sends the second of these with everything."""
     turns: list[Any] = []
     for text in ("a", None, "b", "c"):
         thought = [] if text is None else [{"type": "thinking", "thinking": text, "signature": ""}]
-        turns += [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [*thought, {"type": "text", "text": "so"}]}]
+        turns += [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [*thought, {"type": "text", "text": "so"}]},
+        ]
     turns.append({"role": "user", "content": "and?"})
     body = msgspec.convert(ASK | {"messages": turns, "context_management": {"edits": edits}}, MessagesBody)
-    assert [message.reasoning_content for message in chat_body(body).messages if message.role == "assistant"] == reasoning
+    assert [
+        message.reasoning_content for message in chat_body(body).messages if message.role == "assistant"
+    ] == reasoning
 
 
 async def test_other_edits_are_refused() -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test") as http:
-        told = await http.post("/v1/messages", json=ASK | {"context_management": {"edits": [{"type": "compact_20260112"}]}})
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
+    ) as http:
+        told = await http.post(
+            "/v1/messages", json=ASK | {"context_management": {"edits": [{"type": "compact_20260112"}]}}
+        )
     assert told.status_code == 400 and "compact_20260112" in told.json()["error"]["message"]

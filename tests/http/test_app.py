@@ -35,7 +35,10 @@ async def test_two_services_under_two_prefixes() -> None:
         for prefix in ("/one", "/deep/two"):
             stream = await http.post(f"{prefix}/v1/completions", json={"prompt": "hi", "stream": True})
             whole = await http.post(f"{prefix}/v1/completions", json={"prompt": "hi"})
-            assert "".join(e["choices"][0]["text"] for e in events(stream.text)) == whole.json()["choices"][0]["text"]
+            assert (
+                "".join(e["choices"][0]["text"] for e in events(stream.text))
+                == whole.json()["choices"][0]["text"]
+            )
             assert stream.text.endswith("data: [DONE]\n\n")
             missing = await http.get(f"{prefix}/v1/nothing")
             assert missing.status_code == 404 and missing.json()["error"]["code"] == "not_found"
@@ -48,7 +51,15 @@ async def test_a_foreign_server_reports_that_the_client_left(is_stream: bool) ->
     service = FakeService(hold=True)
     gone = anyio.Event()
     sent: list[Any] = []
-    bodies = iter([{"type": "http.request", "body": json.dumps({"text": "x", "stream": is_stream}).encode(), "more_body": False}])
+    bodies = iter(
+        [
+            {
+                "type": "http.request",
+                "body": json.dumps({"text": "x", "stream": is_stream}).encode(),
+                "more_body": False,
+            }
+        ]
+    )
 
     async def receive() -> Any:
         if (message := next(bodies, None)) is not None:
@@ -60,8 +71,19 @@ async def test_a_foreign_server_reports_that_the_client_left(is_stream: bool) ->
         sent.append(message)
         gone.set()
 
-    scope = {"type": "http", "method": "POST", "path": "/generate", "raw_path": b"/generate", "query_string": b"", "headers": [],
-             "http_version": "1.1", "scheme": "http", "root_path": "", "client": None, "server": None}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/generate",
+        "raw_path": b"/generate",
+        "query_string": b"",
+        "headers": [],
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "client": None,
+        "server": None,
+    }
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(http_app(service), scope, receive, send)
         while not service.running:
@@ -77,7 +99,15 @@ async def test_a_foreign_server_reports_that_the_client_left(is_stream: bool) ->
 async def test_a_slow_foreign_server_gets_deltas_in_one_piece() -> None:
     service = FakeService(hold=True)
     sent: list[bytes] = []
-    bodies = iter([{"type": "http.request", "body": b'{"prompt": "x", "stream": true, "max_tokens": 9}', "more_body": False}])
+    bodies = iter(
+        [
+            {
+                "type": "http.request",
+                "body": b'{"prompt": "x", "stream": true, "max_tokens": 9}',
+                "more_body": False,
+            }
+        ]
+    )
 
     async def receive() -> Any:
         return next(bodies, None) or await anyio.sleep_forever()
@@ -88,8 +118,19 @@ async def test_a_slow_foreign_server_gets_deltas_in_one_piece() -> None:
         for _ in range(4):  # while one send is under way, more comes
             service.step()
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"", "query_string": b"", "headers": [],
-             "http_version": "1.1", "scheme": "http", "root_path": "", "client": None, "server": None}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"",
+        "query_string": b"",
+        "headers": [],
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "client": None,
+        "server": None,
+    }
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(http_app(service), scope, receive, send)
         while not service.running:
@@ -102,7 +143,9 @@ async def test_a_slow_foreign_server_gets_deltas_in_one_piece() -> None:
     assert "".join(texts) == whole["choices"][0]["text"]
 
 
-@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("loading", 503), ("draining", 503), ("failed", 503)])
+@pytest.mark.parametrize(
+    ("state", "status"), [("ready", 200), ("loading", 503), ("draining", 503), ("failed", 503)]
+)
 async def test_health_is_the_state(state: str, status: int) -> None:
     async with client(http_app(FakeService(state=state))) as http:
         response = await http.get("/health")
@@ -116,10 +159,14 @@ async def test_what_operators_ask() -> None:
         assert probe.status_code == 200 and len(probe.json()["output_ids"]) == 1
         assert service.asks[0].params.max_new_tokens == 1
         load = (await http.get("/v1/loads")).json()["loads"][0]
-        assert (load["num_used_tokens"], load["num_cached_tokens"], load["max_total_num_tokens"]) == (48, 16, 160)
+        assert (load["num_used_tokens"], load["num_cached_tokens"], load["max_total_num_tokens"]) == (
+            48,
+            16,
+            160,
+        )
         assert (await http.get("/server_info")).json().items() >= service.server_info().items()
         metrics = await http.get("/metrics")
-        assert metrics.text == service.metrics().decode() and metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert metrics.text == service.metrics().decode() and metrics.headers["content-type"].startswith(
+            "text/plain; version=0.0.4"
+        )
         assert (await http.head("/health")).status_code == 200
-
-

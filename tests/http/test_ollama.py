@@ -34,8 +34,12 @@ async def test_a_chat_streams_what_it_says_whole() -> None:
     service = FakeService(hold=True)
     async with stepping(service), serving(service) as address, client(address) as api:
         whole = await api.chat("org/fake", MESSAGES, options=SHORT)
-        lines = [line async for line in await api.chat("org/fake:latest", MESSAGES, options=SHORT, stream=True)]
-    assert whole.message.content and whole.message.content == "".join(line.message.content or "" for line in lines)
+        lines = [
+            line async for line in await api.chat("org/fake:latest", MESSAGES, options=SHORT, stream=True)
+        ]
+    assert whole.message.content and whole.message.content == "".join(
+        line.message.content or "" for line in lines
+    )
     assert [line.done for line in lines] == [False] * 6 + [True]
     for last in (whole, lines[-1]):
         assert last.done_reason == "length" and last.eval_count == 6 and (last.prompt_eval_count or 0) > 0
@@ -47,7 +51,9 @@ async def test_generations_go_through_the_template_unless_they_are_raw() -> None
     service = FakeService()
     async with serving(service) as address, client(address) as api:
         plain = await api.generate("org/fake", "hi", system="be kind", options=SHORT)
-        lines = [line async for line in await api.generate("org/fake", "hi", raw=True, options=SHORT, stream=True)]
+        lines = [
+            line async for line in await api.generate("org/fake", "hi", raw=True, options=SHORT, stream=True)
+        ]
         await api.generate("org/fake", "a(", suffix="):", options=SHORT)
     assert plain.response and "".join(line.response or "" for line in lines) and lines[-1].eval_count == 6
     chat, raw, gap = (ask.prompt for ask in service.asks)
@@ -57,21 +63,59 @@ async def test_generations_go_through_the_template_unless_they_are_raw() -> None
 
 async def test_options_decide_how_tokens_are_chosen() -> None:
     service = FakeService()
-    options = {"num_predict": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 4,
-               "stop": ["x"], "presence_penalty": 0.3,
-               "frequency_penalty": 0.4, "num_ctx": 4096, "num_gpu": 1, "mirostat": 0, "typical_p": 1.0}
+    options = {
+        "num_predict": 3,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "repeat_penalty": 1.2,
+        "seed": 4,
+        "stop": ["x"],
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.4,
+        "num_ctx": 4096,
+        "num_gpu": 1,
+        "mirostat": 0,
+        "typical_p": 1.0,
+    }
     async with serving(service) as address, client(address) as api:
-        told = await api.chat("org/fake", MESSAGES, options=options, think="low", format={"type": "object"}, keep_alive="5m", logprobs=True,
-                              top_logprobs=2)
+        told = await api.chat(
+            "org/fake",
+            MESSAGES,
+            options=options,
+            think="low",
+            format={"type": "object"},
+            keep_alive="5m",
+            logprobs=True,
+            top_logprobs=2,
+        )
         await api.generate("org/fake", "hi", options={"num_predict": -1}, format="json", think=False)
     first, second = service.asks
     params = first.params
-    assert (params.max_new_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (3, 0.5, 7, 0.8, 0.1)
+    assert (params.max_new_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (
+        3,
+        0.5,
+        7,
+        0.8,
+        0.1,
+    )
     assert (params.repetition_penalty, params.seed, params.stop) == (1.2, 4, ("x",))
     assert (params.presence_penalty, params.frequency_penalty) == (0.3, 0.4)
-    assert type(params.constraint).__name__ == "JsonSchema" and type(second.params.constraint).__name__ == "JsonObject"
-    assert isinstance(first.prompt, Chat) and isinstance(second.prompt, Chat) and second.params.max_new_tokens is None
-    assert first.prompt.template_args == {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
+    assert (
+        type(params.constraint).__name__ == "JsonSchema"
+        and type(second.params.constraint).__name__ == "JsonObject"
+    )
+    assert (
+        isinstance(first.prompt, Chat)
+        and isinstance(second.prompt, Chat)
+        and second.params.max_new_tokens is None
+    )
+    assert first.prompt.template_args == {
+        "enable_thinking": True,
+        "thinking": True,
+        "reasoning_effort": "low",
+    }
     assert second.prompt.template_args == {"enable_thinking": False, "thinking": False}
     assert told.logprobs and len(told.logprobs) == 3 and len(told.logprobs[0].top_logprobs or ()) == 2
 
@@ -80,30 +124,54 @@ async def test_a_conversation_with_calls_becomes_a_chat() -> None:
     service = FakeService()
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
     async with serving(service) as address, client(address) as api:
-        await api.chat("org/fake", [*MESSAGES, {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call]},
-                                                {"role": "tool", "content": "2", "tool_name": "add"}], options=SHORT,
-                                   tools=[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
+        await api.chat(
+            "org/fake",
+            [
+                *MESSAGES,
+                {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call]},
+                {"role": "tool", "content": "2", "tool_name": "add"},
+            ],
+            options=SHORT,
+            tools=[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+        )
     (ask,) = service.asks
     assert isinstance(ask.prompt, Chat) and ask.prompt.tools
     said, result = ask.prompt.messages[1:]
-    assert said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}} and said["reasoning_content"] == "hm"
+    assert (
+        said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+        and said["reasoning_content"] == "hm"
+    )
     assert result == {"role": "tool", "content": "2", "name": "add"}
 
 
 async def test_what_is_not_served_says_so() -> None:
-    async with serving(FakeService()) as address, httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http, \
-            client(address) as api:
+    async with (
+        serving(FakeService()) as address,
+        httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http,
+        client(address) as api,
+    ):
         with pytest.raises(ollama.ResponseError) as missing:
             await api.chat("llama3", MESSAGES)
         assert missing.value.status_code == 404 and "llama3" in missing.value.error
         wrongs: list[tuple[dict[str, Any], str]] = [
-            ({"options": {"mirostat": 1}}, "mirostat"), ({"options": {"temprature": 1}}, "temprature"), ({"format": "yaml"}, "format"),
-            ({"options": {"top_p": 5}}, "options.top_p"), ({"template": "x"}, "--chat-template"), ({"context": [1]}, "/api/chat"),
-            ({"images": ["x"]}, "images"), ({"raw": True, "system": "x"}, "system"), ({"nonsense": 1}, "nonsense"),
-            ({"options": {"num_predict": 2**40}}, "options.num_predict")]
+            ({"options": {"mirostat": 1}}, "mirostat"),
+            ({"options": {"temprature": 1}}, "temprature"),
+            ({"format": "yaml"}, "format"),
+            ({"options": {"top_p": 5}}, "options.top_p"),
+            ({"template": "x"}, "--chat-template"),
+            ({"context": [1]}, "/api/chat"),
+            ({"images": ["x"]}, "images"),
+            ({"raw": True, "system": "x"}, "system"),
+            ({"nonsense": 1}, "nonsense"),
+            ({"options": {"num_predict": 2**40}}, "options.num_predict"),
+        ]
         for wrong, said in wrongs:
             answer = await http.post("/api/generate", json={"model": "org/fake", "prompt": "hi"} | wrong)
-            assert answer.status_code == 400 and list(answer.json()) == ["error"] and said in answer.json()["error"], (wrong, answer.text)
+            assert (
+                answer.status_code == 400
+                and list(answer.json()) == ["error"]
+                and said in answer.json()["error"]
+            ), (wrong, answer.text)
         for path in ("/api/pull", "/api/push", "/api/create", "/api/copy"):
             answer = await http.post(path, json={"model": "x"})
             assert answer.status_code == 400 and path in answer.json()["error"]
@@ -114,7 +182,11 @@ async def test_what_is_not_served_says_so() -> None:
 async def test_models_are_told() -> None:
     async with serving(FakeService()) as address, client(address) as api:
         (listed,), (running,) = (await api.list()).models, (await api.ps()).models
-        assert listed.model == running.model == "org/fake" and running.context_length == 100_000 and listed.digest
+        assert (
+            listed.model == running.model == "org/fake"
+            and running.context_length == 100_000
+            and listed.digest
+        )
         shown = await api.show("org/fake:latest")
         assert shown.capabilities and shown.modelinfo and shown.modelinfo["unknown.context_length"] == 100_000
         with pytest.raises(ollama.ResponseError, match="not found"):
@@ -133,12 +205,23 @@ async def test_a_failure_in_mid_stream_is_a_line() -> None:
 
 def test_the_blocking_client_is_answered_in_lines() -> None:
     """Its parsing of lines is another one."""
-    first: list[Event] = [Reasoning("hm"), Content("So"), CallBegin(0, "add", "c1"), Arguments(0, '{"a":'), Arguments(0, "1}")]
+    first: list[Event] = [
+        Reasoning("hm"),
+        Content("So"),
+        CallBegin(0, "add", "c1"),
+        Arguments(0, '{"a":'),
+        Arguments(0, "1}"),
+    ]
     finish = Finish(FinishReason.STOP, None, 5, 2, 0)
     answer_format = LinesAnswerFormat(FakeService(), Writer("m", 0, is_chat=True))
-    lines = [json.loads(line) for line in (answer_format.events(0, Delta(0, "x", [1], events=first))
-                                           + answer_format.events(0, Delta(0, "", [2], finish=finish, events=[CallEnd(0)]))
-                                           + answer_format.tail()).splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (
+            answer_format.events(0, Delta(0, "x", [1], events=first))
+            + answer_format.events(0, Delta(0, "", [2], finish=finish, events=[CallEnd(0)]))
+            + answer_format.tail()
+        ).splitlines()
+    ]
     call = {"id": "c1", "function": {"index": 0, "name": "add", "arguments": {"a": 1}}}
     assert lines[0]["message"] == {"role": "assistant", "content": "So", "thinking": "hm"}
     assert lines[1]["message"] == {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -146,7 +229,10 @@ def test_the_blocking_client_is_answered_in_lines() -> None:
     output = Output()
     output.text, output.finish, output.events = "x", finish, [*first, CallEnd(0)]
     whole = LinesAnswerFormat(FakeService(), Writer("m", 0, is_chat=True)).body([output])
-    assert whole["message"] == {"role": "assistant", "content": "So", "thinking": "hm", "tool_calls": [call]} and whole["done"]
+    assert (
+        whole["message"] == {"role": "assistant", "content": "So", "thinking": "hm", "tool_calls": [call]}
+        and whole["done"]
+    )
     assert ollama.ChatResponse(**whole | {"created_at": "now"}).message.tool_calls
 
 

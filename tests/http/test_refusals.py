@@ -27,67 +27,152 @@ OPENAI = (CHAT, COMPLETIONS)
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 RAW = [
-    b"", b"{", b"[]", b"null", b'"text"', b"{}{}", b"\xff\xfe", b"{'a': 1}", b'{"temperature": NaN}', b'{"temperature": Infinity}',
-    b'{"model": "\\ud800"}', b'{"user": "\xc3\x28"}', DEEP, b'{"metadata": {"a": ' + DEEP + b"}}", b'{"x":' + b'{"x":' * 100_000,
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"{}{}",
+    b"\xff\xfe",
+    b"{'a': 1}",
+    b'{"temperature": NaN}',
+    b'{"temperature": Infinity}',
+    b'{"model": "\\ud800"}',
+    b'{"user": "\xc3\x28"}',
+    DEEP,
+    b'{"metadata": {"a": ' + DEEP + b"}}",
+    b'{"x":' + b'{"x":' * 100_000,
 ]
 
 # fields, param: on both OpenAI routes
 SHARED: list[tuple[dict[str, Any], str]] = [
-    ({"n": 5_000_000}, "n"), ({"n": 0}, "n"), ({"n": -1}, "n"), ({"n": 1.5}, "n"), ({"n": "2"}, "n"), ({"n": 10**40}, "n"),
-    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -5}, "max_tokens"), ({"max_tokens": 2**40}, "max_tokens"),
-    ({"min_tokens": -1}, "min_tokens"), ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
-    ({"temperature": -0.1}, "temperature"), ({"temperature": "hot"}, "temperature"), ({"temperature": [1]}, "temperature"),
-    ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"),
-    ({"frequency_penalty": 3}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"seed": 2**63}, "seed"), ({"seed": -(2**63) - 1}, "seed"), ({"seed": 1.5}, "seed"),
-    ({"logit_bias": {"1": 1e39}}, "logit_bias"), ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"),
-    ({"logit_bias": {"1000": 1}}, "logit_bias"), ({"logit_bias": {str(2**70): 1}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"),
-    ({"stop": ["a"] * 65}, "stop"), ({"stop": [1]}, "stop[0]"), ({"stop": {}}, "stop"), ({"stop_token_ids": [1000]}, "stop_token_ids"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"), ({"stream": "yes"}, "stream"),
+    ({"n": 5_000_000}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": 10**40}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": 2**40}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"frequency_penalty": 3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": -(2**63) - 1}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"logit_bias": {"1": 1e39}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1000": 1}}, "logit_bias"),
+    ({"logit_bias": {str(2**70): 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": {}}, "stop"),
+    ({"stop_token_ids": [1000]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"), ({"model": "gpt-4"}, "model"), ({"model": 7}, "model"),
-    ({"temprature": 1}, "temprature"), ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"regex": "a*", "ebnf": "root ::= x"}, "ebnf"), ({"regex": 3}, "regex"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"model": "gpt-4"}, "model"),
+    ({"model": 7}, "model"),
+    ({"temprature": 1}, "temprature"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"regex": "a*", "ebnf": "root ::= x"}, "ebnf"),
+    ({"regex": 3}, "regex"),
 ]
 # route, fields, param
 OWN: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": []}, "messages"), (CHAT, {"messages": "hi"}, "messages"), (CHAT, {"messages": [1]}, "messages[0]"),
-    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"), (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": [1]}, "messages[0]"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-     "messages[0].tool_calls[0].function.arguments"),
-    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP.decode()}}]}]},
-     "messages[0].tool_calls[0].function.arguments"),
-    (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"logprobs": True, "top_logprobs": 5000}, "top_logprobs"),
-    (CHAT, {"logprobs": True, "top_logprobs": 1001}, "top_logprobs"), (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"), (CHAT, {"tool_choice": "required"}, "tool_choice"),
-    (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"), (CHAT, {"tools": [1]}, "tools[0]"),
-    (CHAT, {"continue_final_message": True}, "continue_final_message"), (CHAT, {"modalities": ["audio"]}, "modalities[0]"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        CHAT,
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP.decode()}}]}
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 5000}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 1001}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (CHAT, {"tools": [1]}, "tools[0]"),
+    (CHAT, {"continue_final_message": True}, "continue_final_message"),
+    (CHAT, {"modalities": ["audio"]}, "modalities[0]"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
-    (COMPLETIONS, {"prompt": None}, "prompt"), (COMPLETIONS, {"prompt": []}, "prompt"), (COMPLETIONS, {"prompt": ""}, "prompt"),
-    (COMPLETIONS, {"prompt": [[]]}, "prompt"), (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"), (COMPLETIONS, {"prompt": [-1]}, "prompt"),
-    (COMPLETIONS, {"prompt": [1000]}, "prompt"), (COMPLETIONS, {"prompt": [10**40]}, "prompt"),
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, "prompt"),
+    (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+    (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+    (COMPLETIONS, {"prompt": [1000]}, "prompt"),
+    (COMPLETIONS, {"prompt": [10**40]}, "prompt"),
     (COMPLETIONS, {"prompt": [1.5]}, "prompt[0]"),
-    (COMPLETIONS, {"prompt": [1000], "echo": True}, "prompt"), (COMPLETIONS, {"prompt": ["a"] * 1025}, "prompt"),
-    (COMPLETIONS, {"prompt": "a" * 200_000}, "prompt"), (COMPLETIONS, {"best_of": 1, "n": 2}, "best_of"),
-    (COMPLETIONS, {"best_of": 5000}, "best_of"), (COMPLETIONS, {"rid": ["a", "b"]}, "rid"), (COMPLETIONS, {"rid": ""}, "rid"),
-    (COMPLETIONS, {"prompt": ["a", "b"], "rid": ["c", "c"]}, "rid"), (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
-    (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs"), (COMPLETIONS, {"logprob_token_ids": [1]}, "logprob_token_ids"),
-    (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids"), (CHAT, {"logprobs": True, "logprob_token_ids": [1000]}, "logprob_token_ids"),
-    (CHAT, {"stream_interval": 0}, "stream_interval"), (CHAT, {"input_ids": []}, "input_ids"), (CHAT, {"input_ids": [1000]}, "input_ids"),
-    (CHAT, {"chat_template": "x"}, "chat_template"), (CHAT, {"echo": True}, "echo"),
-    (COMPLETIONS, {"length_penalty": 2}, "length_penalty"), (CHAT, {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+    (COMPLETIONS, {"prompt": [1000], "echo": True}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a"] * 1025}, "prompt"),
+    (COMPLETIONS, {"prompt": "a" * 200_000}, "prompt"),
+    (COMPLETIONS, {"best_of": 1, "n": 2}, "best_of"),
+    (COMPLETIONS, {"best_of": 5000}, "best_of"),
+    (COMPLETIONS, {"rid": ["a", "b"]}, "rid"),
+    (COMPLETIONS, {"rid": ""}, "rid"),
+    (COMPLETIONS, {"prompt": ["a", "b"], "rid": ["c", "c"]}, "rid"),
+    (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs"),
+    (COMPLETIONS, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+    (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+    (CHAT, {"logprobs": True, "logprob_token_ids": [1000]}, "logprob_token_ids"),
+    (CHAT, {"stream_interval": 0}, "stream_interval"),
+    (CHAT, {"input_ids": []}, "input_ids"),
+    (CHAT, {"input_ids": [1000]}, "input_ids"),
+    (CHAT, {"chat_template": "x"}, "chat_template"),
+    (CHAT, {"echo": True}, "echo"),
+    (COMPLETIONS, {"length_penalty": 2}, "length_penalty"),
+    (CHAT, {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
     (COMPLETIONS, {"prompt": [1, 2], "suffix": "x"}, "suffix"),
-    (COMPLETIONS, {"logprobs": -1}, "logprobs"), (COMPLETIONS, {"logprobs": 1001}, "logprobs"),
+    (COMPLETIONS, {"logprobs": -1}, "logprobs"),
+    (COMPLETIONS, {"logprobs": 1001}, "logprobs"),
     (COMPLETIONS, {"logprobs": True}, "logprobs"),
-    (GENERATE, {"text": None}, "text"), (GENERATE, {"input_ids": [1]}, "text"), (GENERATE, {"text": []}, "text"),
+    (GENERATE, {"text": None}, "text"),
+    (GENERATE, {"input_ids": [1]}, "text"),
+    (GENERATE, {"text": []}, "text"),
     (GENERATE, {"text": ""}, "text"),
-    (GENERATE, {"text": None, "input_ids": [1000]}, "input_ids"), (GENERATE, {"text": None, "input_ids": [1, [2]]}, "input_ids"),
-    (GENERATE, {"text": None, "input_ids": ["a"]}, "input_ids[0]"), (GENERATE, {"rid": ["a", "b"]}, "rid"), (GENERATE, {"rid": ""}, "rid"),
+    (GENERATE, {"text": None, "input_ids": [1000]}, "input_ids"),
+    (GENERATE, {"text": None, "input_ids": [1, [2]]}, "input_ids"),
+    (GENERATE, {"text": None, "input_ids": ["a"]}, "input_ids[0]"),
+    (GENERATE, {"rid": ["a", "b"]}, "rid"),
+    (GENERATE, {"rid": ""}, "rid"),
     (GENERATE, {"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
     (GENERATE, {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
     (GENERATE, {"sampling_params": {"n": 5_000_000}}, "sampling_params.n"),
@@ -98,20 +183,28 @@ OWN: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"sampling_params": {"stop_token_ids": [1000]}}, "sampling_params.stop_token_ids"),
     (GENERATE, {"sampling_params": {"json_schema": "{}", "regex": "a"}}, "sampling_params.regex"),
     (GENERATE, {"return_logprob": True, "top_logprobs_num": 1001}, "top_logprobs_num"),
-    (GENERATE, {"logprob_start_len": -2}, "logprob_start_len"), (GENERATE, {"image_data": "x"}, "image_data"),
+    (GENERATE, {"logprob_start_len": -2}, "logprob_start_len"),
+    (GENERATE, {"image_data": "x"}, "image_data"),
     (GENERATE, {"txt": "x"}, "txt"),
 ]
 CASES = [(path, fields, param) for path in OPENAI for fields, param in SHARED] + OWN
 
 
 def client(service: FakeService, settings: HttpSettings = DEFAULT) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, settings)), base_url="http://test")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service, settings)), base_url="http://test"
+    )
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"] and error["code"]
+    assert (
+        set(error) == {"message", "type", "param", "code"}
+        and error["message"]
+        and error["type"]
+        and error["code"]
+    )
     return error
 
 
@@ -130,7 +223,9 @@ async def test_wrong_fields_are_named(path: str, is_stream: bool) -> None:
     async with client(service) as http:
         for _, fields, param in [case for case in CASES if case[0] == path]:
             wish = BASE[path] | ({"stream": is_stream} if "stream_options" not in fields else {}) | fields
-            response = await http.post(path, content=json.dumps({k: v for k, v in wish.items() if v is not None or k in fields}))
+            response = await http.post(
+                path, content=json.dumps({k: v for k, v in wish.items() if v is not None or k in fields})
+            )
             error = error_of(response, 404 if fields.get("model") == "gpt-4" else 400)
             assert error["param"] == param, (fields, error)
         assert service.running == {} and service.aborted == []
@@ -143,18 +238,33 @@ async def test_unknown_fields_suggest_the_nearest() -> None:
     assert "did you mean temperature?" in error["message"]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [
-    ("GET", CHAT, 405), ("DELETE", GENERATE, 405), ("POST", "/health", 405), ("POST", "/v1/models", 405), ("GET", "/nowhere", 404),
-    ("POST", "/v1/nothing", 404), ("GET", "/v1/models/gpt-4", 404), ("POST", "/", 405),
-])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("DELETE", GENERATE, 405),
+        ("POST", "/health", 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/nowhere", 404),
+        ("POST", "/v1/nothing", 404),
+        ("GET", "/v1/models/gpt-4", 404),
+        ("POST", "/", 405),
+    ],
+)
 async def test_wrong_routes(method: str, path: str, status: int) -> None:
     async with client(FakeService()) as http:
         error_of(await http.request(method, path), status)
 
 
-@pytest.mark.parametrize(("error", "status"), [
-    (Overloaded("full"), 429), (Unavailable("loading"), 503), (InvalidRequest("no", param="prompt"), 400), (NotFound("no"), 404),
-])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Overloaded("full"), 429),
+        (Unavailable("loading"), 503),
+        (InvalidRequest("no", param="prompt"), 400),
+        (NotFound("no"), 404),
+    ],
+)
 async def test_what_the_service_raises(error: RequestError, status: int) -> None:
     async with client(FakeService(refuse=error)) as http:
         for path, wish in BASE.items():
@@ -195,7 +305,9 @@ async def test_bodies_over_the_limit_on_the_wire() -> None:
                 if declared:
                     await raw.send(CHAT, b"x" * 1000, declared=20_000_000)
                 else:
-                    await raw.say(f"POST {CHAT} HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+                    await raw.say(
+                        f"POST {CHAT} HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+                    )
                     with anyio.move_on_after(20):
                         piece = b"x" * 2**20
                         for _ in range(17):
@@ -214,4 +326,5 @@ async def test_the_limit_is_an_option() -> None:
 
 def test_error_objects_have_the_four_fields() -> None:
     assert msgspec.to_builtins(error_object(TooLarge("m", param="p"))) == {
-        "error": {"message": "m", "type": "invalid_request_error", "param": "p", "code": "request_too_large"}}
+        "error": {"message": "m", "type": "invalid_request_error", "param": "p", "code": "request_too_large"}
+    }

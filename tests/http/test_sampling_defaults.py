@@ -20,13 +20,21 @@ TEXT = ("/v1/completions", {"prompt": "x"})
 NATIVE = ("/generate", {"text": "x"})
 
 
-@pytest.mark.parametrize(("route", "body", "want"), [
-    (*CHAT, {"temperature": 0.1, "max_new_tokens": 5, "top_k": 7}),
-    (*TEXT, {"temperature": 0.1, "max_new_tokens": 5, "top_k": 7}),
-    (TEXT[0], TEXT[1] | {"temperature": 0.5, "max_tokens": 2}, {"temperature": 0.5, "max_new_tokens": 2, "top_k": 7}),
-    (*NATIVE, {"max_new_tokens": 5, "top_k": 7}),  # what the model would like is for OpenAI's routes, as in SGLang
-    (NATIVE[0], NATIVE[1] | {"sampling_params": {"top_k": 3}}, {"max_new_tokens": 5, "top_k": 3}),
-])
+@pytest.mark.parametrize(
+    ("route", "body", "want"),
+    [
+        (*CHAT, {"temperature": 0.1, "max_new_tokens": 5, "top_k": 7}),
+        (*TEXT, {"temperature": 0.1, "max_new_tokens": 5, "top_k": 7}),
+        (
+            TEXT[0],
+            TEXT[1] | {"temperature": 0.5, "max_tokens": 2},
+            {"temperature": 0.5, "max_new_tokens": 2, "top_k": 7},
+        ),
+        # what the model would like is for OpenAI's routes, as in SGLang
+        (*NATIVE, {"max_new_tokens": 5, "top_k": 7}),
+        (NATIVE[0], NATIVE[1] | {"sampling_params": {"top_k": 3}}, {"max_new_tokens": 5, "top_k": 3}),
+    ],
+)
 async def test_the_client_then_the_server_then_the_model(route: str, body: Any, want: dict[str, Any]) -> None:
     service = FakeService(defaults={"temperature": 0.1}, preferred={"max_new_tokens": 5, "top_k": 7})
     async with serving(service) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
@@ -35,7 +43,10 @@ async def test_the_client_then_the_server_then_the_model(route: str, body: Any, 
 
 
 def test_preferences_are_checked_at_the_start() -> None:
-    options = {"model_path": "runtime/pocket", "preferred_sampling_params": {"temperature": 0.3, "stop": ["x"]}}
+    options = {
+        "model_path": "runtime/pocket",
+        "preferred_sampling_params": {"temperature": 0.3, "stop": ["x"]},
+    }
     assert preferred_sampling(plan_for(from_values(options))) == options["preferred_sampling_params"]
     with pytest.raises(OptionsError, match="temprature"):
         preferred_sampling(plan_for(from_values(options | {"preferred_sampling_params": {"temprature": 1}})))

@@ -1,4 +1,5 @@
-"""The shell on raw sockets: clients that leave, read slowly or not at all, pipeline, and servers that stop."""
+"""The shell on raw sockets: clients that leave, read slowly or not at all, pipeline, and servers that
+stop."""
 
 import json
 import socket
@@ -67,7 +68,8 @@ async def test_a_client_that_closes_its_side_only_is_answered(path: str, is_stre
     async with serving(service) as address, Raw.connected(address) as client:
         await client.send(path, body(path, stream=is_stream))
         client.sock.shutdown(socket.SHUT_WR)
-        await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")  # the server wants to know whether anybody is there
+        # the server wants to know whether anybody is there
+        await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")
         assert service.running
         service.run()
         answer = await client.to_end()
@@ -83,9 +85,17 @@ async def test_a_client_that_asks_twice_and_closes_its_side_is_answered_twice() 
         assert (await client.to_end()).count(b"HTTP/1.1 200") == 2
 
 
-@pytest.mark.parametrize(("target", "status"), [
-    ("http://elsewhere.example/health", 200), ("HTTP://h:1/v1/models?x=1", 200), ("http://h", 200), ("http://h/v1/nothing", 404),
-    ("ftp://h/health", 404), ("/health", 200)])
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://elsewhere.example/health", 200),
+        ("HTTP://h:1/v1/models?x=1", 200),
+        ("http://h", 200),
+        ("http://h/v1/nothing", 404),
+        ("ftp://h/health", 404),
+        ("/health", 200),
+    ],
+)
 async def test_targets_may_name_scheme_and_host(target: str, status: int) -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
         await client.say(f"GET {target} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
@@ -105,7 +115,8 @@ async def test_long_heads_are_refused(size: int, is_target: bool) -> None:
             assert size > 2 * MAX_HEAD_BYTES  # the end of the connection, while more came than is ever read
         else:
             assert answer.startswith(b"HTTP/1.1 431 ")
-            assert (b"x-request-id: " in answer) == (size < 2 * MAX_HEAD_BYTES)  # longer ones are refused before they are a request
+            # longer ones are refused before they are a request
+            assert (b"x-request-id: " in answer) == (size < 2 * MAX_HEAD_BYTES)
 
 
 async def test_a_client_that_leaves_with_a_request_in_the_pipeline_is_aborted() -> None:
@@ -213,7 +224,9 @@ async def test_a_reader_that_takes_nothing_is_bounded_by_tokens(monkeypatch: pyt
     monkeypatch.setattr(streams, "MAX_WAITING_TOKENS", 100)
     service = FakeService(hold=True)
     async with serving(service) as address, Raw.connected(address, receive_buffer=4096) as client:
-        await client.send("/generate", body("/generate", stream=True, sampling_params={"max_new_tokens": 50_000}))
+        await client.send(
+            "/generate", body("/generate", stream=True, sampling_params={"max_new_tokens": 50_000})
+        )
         await until(lambda: bool(service.running))
         while service.running:
             service.step()
@@ -225,7 +238,10 @@ async def test_a_reader_that_takes_nothing_is_bounded_by_tokens(monkeypatch: pyt
 
 async def test_a_reader_that_takes_nothing_is_bounded_by_time() -> None:
     service = FakeService(hold=True)
-    async with serving(service, stuck_s=0.05) as address, Raw.connected(address, receive_buffer=4096) as client:
+    async with (
+        serving(service, stuck_s=0.05) as address,
+        Raw.connected(address, receive_buffer=4096) as client,
+    ):
         await client.send("/v1/completions", body("/v1/completions", stream=True, max_tokens=15_000))
         await until(lambda: bool(service.running))
         service.step()
@@ -249,7 +265,10 @@ async def test_http_2_takes_the_ordinary_path() -> None:
     async with serving(FakeService()) as address, Raw.connected(address) as client:
         wire = h2.connection.H2Connection(h2.config.H2Configuration())
         wire.initiate_connection()
-        wire.send_headers(1, [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "test")])
+        wire.send_headers(
+            1,
+            [(":method", "POST"), (":path", "/v1/completions"), (":scheme", "http"), (":authority", "test")],
+        )
         wire.send_data(1, body("/v1/completions", stream=True), end_stream=True)
         await client.say(wire.data_to_send())
         data, is_over = b"", False
@@ -310,6 +329,7 @@ async def test_a_stopping_server_cuts_answers_after_the_grace() -> None:
 
 async def test_a_wrapped_send_is_never_bypassed() -> None:
     """A middleware of the host application that changes bodies must see all of them."""
+
     async def shouting(scope: object, receive: object, send: Callable[..., object]) -> None:
         async def send_loud(message: dict[str, bytes]) -> None:
             await send(message | {"body": message["body"].upper()} if "body" in message else message)

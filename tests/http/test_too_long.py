@@ -21,22 +21,35 @@ CHAT = [{"role": "user", "content": TEXT}]
 SAID = "tokens > 99999 maximum; this model's maximum context length is 100000 tokens here, with at least one token of output"
 
 
-@pytest.mark.parametrize(("path", "body", "param"), [
-    ("/v1/chat/completions", {"messages": CHAT}, "messages"), ("/v1/completions", {"prompt": TEXT}, "prompt"),
-    ("/v1/responses", {"input": TEXT}, "input"), ("/generate", {"text": TEXT}, "text"),
-    ("/v1/messages", {"model": "default", "max_tokens": 9, "messages": CHAT}, None),
-    ("/api/chat", {"model": "default", "messages": CHAT}, None),
-])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT}, "messages"),
+        ("/v1/completions", {"prompt": TEXT}, "prompt"),
+        ("/v1/responses", {"input": TEXT}, "input"),
+        ("/generate", {"text": TEXT}, "text"),
+        ("/v1/messages", {"model": "default", "max_tokens": 9, "messages": CHAT}, None),
+        ("/api/chat", {"model": "default", "messages": CHAT}, None),
+    ],
+)
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_in_all_dialects(path: str, body: dict[str, Any], param: str | None, is_stream: bool) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
+    ) as http:
         told = await http.post(path, json=body | {"stream": is_stream})
     error = told.json()["error"]
     message = error if isinstance(error, str) else error["message"]
-    assert told.status_code == 400 and message.startswith("prompt is too long: 100") and message.endswith(SAID)
+    assert (
+        told.status_code == 400 and message.startswith("prompt is too long: 100") and message.endswith(SAID)
+    )
     assert ExceptionCheckers.is_error_str_context_window_exceeded(message)
     if param is not None:
-        assert (error["code"], error["param"], error["type"]) == ("context_length_exceeded", param, "invalid_request_error")
+        assert (error["code"], error["param"], error["type"]) == (
+            "context_length_exceeded",
+            param,
+            "invalid_request_error",
+        )
 
 
 async def test_langchain_knows_it() -> None:

@@ -30,10 +30,13 @@ pytestmark = pytest.mark.anyio
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "hi", "max_tokens": 5},
-    "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 5}}, "/v1/messages": CHAT | {"model": "default"},
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "hi", "max_tokens": 5},
+    "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 5}},
+    "/v1/messages": CHAT | {"model": "default"},
     "/api/chat": {"model": "org/fake", "messages": CHAT["messages"], "options": {"num_predict": 5}},
-    "/api/generate": {"model": "org/fake", "prompt": "hi", "options": {"num_predict": 5}}}
+    "/api/generate": {"model": "org/fake", "prompt": "hi", "options": {"num_predict": 5}},
+}
 
 
 @asynccontextmanager
@@ -66,8 +69,13 @@ async def test_events_are_those_of_the_http_route(path: str) -> None:
         assert [without_names(event) for event in said] == [without_names(event) for event in wanted]
         await say(connection, id="a", path=path, body=BODIES[path] | {"stream": False})
         whole = (await hear(connection))["answer"]
-        assert without_names(whole) == without_names((await http.post(f"http://{address[0]}:{address[1]}{path}",
-                                                                      json=BODIES[path] | {"stream": False})).json())
+        assert without_names(whole) == without_names(
+            (
+                await http.post(
+                    f"http://{address[0]}:{address[1]}{path}", json=BODIES[path] | {"stream": False}
+                )
+            ).json()
+        )
 
 
 def without_names(value: Any) -> Any:
@@ -75,8 +83,11 @@ def without_names(value: Any) -> Any:
     if isinstance(value, list):
         return [without_names(one) for one in value]
     if isinstance(value, dict):
-        return {name: without_names(one) for name, one in value.items() if name not in ("id", "created", "created_at", "e2e_latency")
-                and not name.endswith("_duration")}
+        return {
+            name: without_names(one)
+            for name, one in value.items()
+            if name not in ("id", "created", "created_at", "e2e_latency") and not name.endswith("_duration")
+        }
     return value
 
 
@@ -84,7 +95,12 @@ async def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
     service = FakeService(hold=True)
     async with serving(service) as address, socket(address) as connection:
         for name, count in (("a", 6), ("b", 2), ("c", 100)):
-            await say(connection, id=name, path="/v1/completions", body={"prompt": name, "max_tokens": count, "stream": True})
+            await say(
+                connection,
+                id=name,
+                path="/v1/completions",
+                body={"prompt": name, "max_tokens": count, "stream": True},
+            )
         while len(service.running) < 3:
             await anyio.sleep(0.001)
         async with stepping(service):
@@ -97,7 +113,9 @@ async def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
                         await say(connection, id="c", abort=True)
                 else:
                     texts[message["id"]] += 1
-        assert ends == ["b", "a", "c"] and min(texts.values()) > 0 and texts["c"] < 100 and not service.running
+        assert (
+            ends == ["b", "a", "c"] and min(texts.values()) > 0 and texts["c"] < 100 and not service.running
+        )
         assert len(service.aborted) == 1
 
 
@@ -106,7 +124,9 @@ async def test_who_leaves_aborts_what_is_open() -> None:
     async with serving(service) as address:
         async with socket(address) as connection:
             for name in "abc":
-                await say(connection, id=name, path="/v1/completions", body={"prompt": name, "stream": name != "c"})
+                await say(
+                    connection, id=name, path="/v1/completions", body={"prompt": name, "stream": name != "c"}
+                )
             while len(service.running) < 3:
                 await anyio.sleep(0.001)
         with anyio.fail_after(20):
@@ -117,14 +137,25 @@ async def test_who_leaves_aborts_what_is_open() -> None:
 
 async def test_what_is_wrong_is_answered_and_harms_nobody() -> None:
     service = FakeService()
-    async with serving(http_app(service, HttpSettings(max_body_bytes=1000))) as address, socket(address) as connection:
+    async with (
+        serving(http_app(service, HttpSettings(max_body_bytes=1000))) as address,
+        socket(address) as connection,
+    ):
         for message, status, said in (
-                ('{"id": "x", "path": "/nowhere", "body": {}}', 400, "path"), ("nonsense", 400, "JSON"),
-                ('{"path": "/generate"}', 400, "id"),
-                ('{"id": "x", "path": "/generate", "nonsense": 1}', 400, "nonsense"), ('{"id": "x", "path": "/generate"}', 400, "text"),
-                ('{"id": "x", "path": "/v1/completions", "body": {"prompt": "x", "temperature": -1}}', 400, "temperature"),
-                ('{"id": "x", "path": "/v1/completions", "body": {"prompt": "x", "model": "y"}}', 404, "model"),
-                ('{"id": "x", "path": "/v1/completions", "body": "' + "x" * 1000 + '"}', 413, "bytes"), ("[" * 900, 400, "")):
+            ('{"id": "x", "path": "/nowhere", "body": {}}', 400, "path"),
+            ("nonsense", 400, "JSON"),
+            ('{"path": "/generate"}', 400, "id"),
+            ('{"id": "x", "path": "/generate", "nonsense": 1}', 400, "nonsense"),
+            ('{"id": "x", "path": "/generate"}', 400, "text"),
+            (
+                '{"id": "x", "path": "/v1/completions", "body": {"prompt": "x", "temperature": -1}}',
+                400,
+                "temperature",
+            ),
+            ('{"id": "x", "path": "/v1/completions", "body": {"prompt": "x", "model": "y"}}', 404, "model"),
+            ('{"id": "x", "path": "/v1/completions", "body": "' + "x" * 1000 + '"}', 413, "bytes"),
+            ("[" * 900, 400, ""),
+        ):
             await connection.send(message)
             refused = await hear(connection)
             assert refused["status"] == status and said in refused["error"]["message"], refused
@@ -183,6 +214,7 @@ async def test_streams_tell_calls_as_over_http() -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/tokenize"])
 async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
     """While the end waits to be sent, the next request of that id may be here already."""
+
     class Slow:
         scope: dict[str, Any] = {}
 
@@ -203,10 +235,18 @@ async def test_an_id_is_free_before_its_end_is_told(path: str) -> None:
     assert len(ends) == 3 and ends == [{}] * 3 and carrier.num_serving == 0
 
 
-@pytest.mark.parametrize(("headers", "origin", "is_let_in"), [
-    ({}, None, False), ({"authorization": "Bearer k"}, None, True), ({"x-api-key": "k"}, None, True), ({"x-api-key": "k2"}, None, False),
-    ({"x-api-key": "k"}, "https://page.example", True), ({"x-api-key": "k"}, "https://other.example", False),
-    ({"x-api-key": "k", "x-request-timeout": "soon"}, None, False)])
+@pytest.mark.parametrize(
+    ("headers", "origin", "is_let_in"),
+    [
+        ({}, None, False),
+        ({"authorization": "Bearer k"}, None, True),
+        ({"x-api-key": "k"}, None, True),
+        ({"x-api-key": "k2"}, None, False),
+        ({"x-api-key": "k"}, "https://page.example", True),
+        ({"x-api-key": "k"}, "https://other.example", False),
+        ({"x-api-key": "k", "x-request-timeout": "soon"}, None, False),
+    ],
+)
 async def test_who_may_come_in(headers: dict[str, str], origin: Any, is_let_in: bool) -> None:
     app = http_app(FakeService(), HttpSettings(keys=Keys(("k",)), cors_origins=("https://page.example",)))
     async with serving(app) as address:

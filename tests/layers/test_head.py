@@ -20,7 +20,14 @@ def test_a_wide_head_computes_in_float32(is_tied: bool, tmp_path: Path) -> None:
         executor, ready = start(folder, dtype="bfloat16", has_wide_head=is_wide)
         model = executor.loaded.model
         with torch.inference_mode():
-            found.append((model.logits(hidden.clone()), model.norm.forward(hidden.clone()), model.embed_tokens.weight.tensor, ready))
+            found.append(
+                (
+                    model.logits(hidden.clone()),
+                    model.norm.forward(hidden.clone()),
+                    model.embed_tokens.weight.tensor,
+                    ready,
+                )
+            )
     (narrow, _, _, before), (wide, normed, embedded, after) = found
     assert wide.dtype == narrow.dtype == torch.float32 and normed.dtype == embedded.dtype == torch.bfloat16
     assert torch.equal(narrow, narrow.bfloat16().float()) and not torch.equal(wide, wide.bfloat16().float())

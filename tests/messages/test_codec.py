@@ -18,21 +18,73 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-SAMPLING = SlotSampling(temperature=0.5, top_p=0.9, top_k=5, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0,
-                        repetition_penalty=1.0, seed=-2**63, bias_ids=[3], bias_values=[1.5], stop_ids=[2], min_len=4,
-                        top_logprobs=-1, prompt_logprobs=-1)
-START = StartRank(device="null", model_path="/m", dtype="auto", load_format="auto", tp_size=2, page_size=16, max_slots=4, max_len=64,
-                  max_step_tokens=64, memory_fraction=0.5, max_total_tokens=None, num_threads=1, rendezvous="r", seed=1,
-                  device_options={"step_s": 0.5, "script": [1, 2]})
-PLAN = StepPlan(7, 1, [Admit(0, SAMPLING, 3, ints(1, 2, 3)), Admit(1, SAMPLING, 1, ints())], ints(0, 1), ints(5, 0), ints(1, 3),
-                np.array([1, 0], np.uint8), ints(4, 5, 6), ints(1), ints(0), ints(9), ints())
-RESULT = StepResult(7, ints(11), 2, np.array([-0.5], np.float32), ints(1, 2), np.array([-0.1, np.nan], np.float32),
-                    [PromptLogprobs(1, 0, np.array([-1.0], np.float32), ints(), np.array([], np.float32))], 0.25)
+SAMPLING = SlotSampling(
+    temperature=0.5,
+    top_p=0.9,
+    top_k=5,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    repetition_penalty=1.0,
+    seed=-(2**63),
+    bias_ids=[3],
+    bias_values=[1.5],
+    stop_ids=[2],
+    min_len=4,
+    top_logprobs=-1,
+    prompt_logprobs=-1,
+)
+START = StartRank(
+    device="null",
+    model_path="/m",
+    dtype="auto",
+    load_format="auto",
+    tp_size=2,
+    page_size=16,
+    max_slots=4,
+    max_len=64,
+    max_step_tokens=64,
+    memory_fraction=0.5,
+    max_total_tokens=None,
+    num_threads=1,
+    rendezvous="r",
+    seed=1,
+    device_options={"step_s": 0.5, "script": [1, 2]},
+)
+PLAN = StepPlan(
+    7,
+    1,
+    [Admit(0, SAMPLING, 3, ints(1, 2, 3)), Admit(1, SAMPLING, 1, ints())],
+    ints(0, 1),
+    ints(5, 0),
+    ints(1, 3),
+    np.array([1, 0], np.uint8),
+    ints(4, 5, 6),
+    ints(1),
+    ints(0),
+    ints(9),
+    ints(),
+)
+RESULT = StepResult(
+    7,
+    ints(11),
+    2,
+    np.array([-0.5], np.float32),
+    ints(1, 2),
+    np.array([-0.1, np.nan], np.float32),
+    [PromptLogprobs(1, 0, np.array([-1.0], np.float32), ints(), np.array([], np.float32))],
+    0.25,
+)
 
 TO_RANK = [START, PLAN, StopRank()]
-FROM_RANK = [LoadProgress(0, "weights", 0.5),
-             RankReady(rank=0, num_pages=3, weights_bytes=1, pages_bytes=2, device_name="null", phases_s={"load": 0.5}),
-             RankFailed(1, "no", True), RESULT]
+FROM_RANK = [
+    LoadProgress(0, "weights", 0.5),
+    RankReady(
+        rank=0, num_pages=3, weights_bytes=1, pages_bytes=2, device_name="null", phases_s={"load": 0.5}
+    ),
+    RankFailed(1, "no", True),
+    RESULT,
+]
 
 
 def plain(value: Any) -> Any:
@@ -44,8 +96,11 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("union,message", [(ToRank, m) for m in TO_RANK] + [(FromRank, m) for m in FROM_RANK],
-                         ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "union,message",
+    [(ToRank, m) for m in TO_RANK] + [(FromRank, m) for m in FROM_RANK],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_message_comes_out_as_it_went_in(union: Any, message: Any) -> None:
     body = Wire[Any](union).encode(message)
     assert plain(Wire[Any](union).decode(body)) == plain(message)
@@ -63,7 +118,9 @@ class Holder(msgspec.Struct, array_like=True):
 
 
 @given(st.sampled_from(KINDS), st.lists(st.integers(0, 100), max_size=40), st.sampled_from(KINDS))
-def test_arrays_of_every_kind_are_aligned(dtype: np.dtype[Any], values: list[int], other: np.dtype[Any]) -> None:
+def test_arrays_of_every_kind_are_aligned(
+    dtype: np.dtype[Any], values: list[int], other: np.dtype[Any]
+) -> None:
     wire = Wire[Holder](Holder)
     decoded = wire.decode(bytearray(wire.encode(Holder(np.array(values, dtype), np.array([1], other)))))
     assert decoded.array.dtype == dtype and decoded.array.tolist() == values
@@ -73,7 +130,12 @@ def test_arrays_of_every_kind_are_aligned(dtype: np.dtype[Any], values: list[int
 
 def test_a_strided_array_is_sent_by_its_values() -> None:
     wire = Wire[Holder](Holder)
-    assert wire.decode(wire.encode(Holder(np.arange(10, dtype=np.int32)[::3], ints()))).array.tolist() == [0, 3, 6, 9]
+    assert wire.decode(wire.encode(Holder(np.arange(10, dtype=np.int32)[::3], ints()))).array.tolist() == [
+        0,
+        3,
+        6,
+        9,
+    ]
 
 
 def test_arrays_are_views_of_the_body() -> None:
@@ -84,8 +146,18 @@ def test_arrays_are_views_of_the_body() -> None:
     assert decoded.other.tolist() == [77]
 
 
-@pytest.mark.parametrize("array", [np.zeros((2, 2), np.int32), np.array(["text"]), np.array([1j]), np.array([None]), object(),
-                                   np.zeros(2, ">i4")], ids=["2-d", "text", "complex", "objects", "no array", "big endian"])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((2, 2), np.int32),
+        np.array(["text"]),
+        np.array([1j]),
+        np.array([None]),
+        object(),
+        np.zeros(2, ">i4"),
+    ],
+    ids=["2-d", "text", "complex", "objects", "no array", "big endian"],
+)
 def test_what_cannot_be_sent_is_refused(array: Any) -> None:
     with pytest.raises(RingError, match="cannot hold"):
         Wire[Holder](Holder).encode(Holder(array, ints()))
@@ -97,20 +169,24 @@ def with_header(header: Any, arrays: bytes = b"") -> bytes:
     return body + bytes(-len(body) % 8) + arrays
 
 
-@pytest.mark.parametrize("body,message", [
-    (b"", "too short"),
-    (b"\xff\xff\xff\xff", "ends at byte"),
-    (with_header([1 << 4, 0]), "an array ends"),
-    (with_header([2**50 << 4, 0]), "an array ends"),
-    (with_header([0, 0], bytes(8)), "arrays end at byte"),
-    (with_header([15, 0]), "kind 15"),
-    (with_header([-1, 0]), "no array"),
-    (with_header([True, 0]), "no array"),
-    (with_header([None, 0]), "not valid"),
-    (with_header([0]), "not valid"),
-    (with_header({"array": 0}), "not valid"),
-    (b"\1\0\0\0\xc1\0\0\0", "not valid"),
-], ids=range(12))
+@pytest.mark.parametrize(
+    "body,message",
+    [
+        (b"", "too short"),
+        (b"\xff\xff\xff\xff", "ends at byte"),
+        (with_header([1 << 4, 0]), "an array ends"),
+        (with_header([2**50 << 4, 0]), "an array ends"),
+        (with_header([0, 0], bytes(8)), "arrays end at byte"),
+        (with_header([15, 0]), "kind 15"),
+        (with_header([-1, 0]), "no array"),
+        (with_header([True, 0]), "no array"),
+        (with_header([None, 0]), "not valid"),
+        (with_header([0]), "not valid"),
+        (with_header({"array": 0}), "not valid"),
+        (b"\1\0\0\0\xc1\0\0\0", "not valid"),
+    ],
+    ids=range(12),
+)
 def test_bytes_that_no_encoder_made_are_refused(body: bytes, message: str) -> None:
     with pytest.raises(RingError, match=message):
         Wire[Holder](Holder).decode(body)

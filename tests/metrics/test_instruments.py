@@ -9,7 +9,10 @@ from runtime.metrics.instruments import Counter, Gauge, Histogram, Labelled, ren
 
 def test_text_form() -> None:
     counter, gauge = Counter("a_total", "A."), Gauge("b", "B.")
-    labelled, histogram = Labelled("c_total", "C.", label="reason", values=("stop",)), Histogram("d_s", "D.", (0.1, 1))
+    labelled, histogram = (
+        Labelled("c_total", "C.", label="reason", values=("stop",)),
+        Histogram("d_s", "D.", (0.1, 1)),
+    )
     counter.add()
     counter.add(2)
     gauge.set(1.5)
@@ -18,11 +21,24 @@ def test_text_form() -> None:
     histogram.observe(0.5, times=2)
     histogram.observe(7)
     assert render([counter, gauge, labelled, histogram]).decode().splitlines() == [
-        "# HELP a_total A.", "# TYPE a_total counter", "a_total 3",
-        "# HELP b B.", "# TYPE b gauge", "b 1.5",
-        "# HELP c_total C.", "# TYPE c_total counter", 'c_total{reason="stop"} 0', 'c_total{reason="a \\"b\\"\\n\\\\"} 1',
-        "# HELP d_s D.", "# TYPE d_s histogram", 'd_s_bucket{le="0.1"} 1', 'd_s_bucket{le="1"} 3', 'd_s_bucket{le="+Inf"} 4',
-        "d_s_sum 8.1", "d_s_count 4"]
+        "# HELP a_total A.",
+        "# TYPE a_total counter",
+        "a_total 3",
+        "# HELP b B.",
+        "# TYPE b gauge",
+        "b 1.5",
+        "# HELP c_total C.",
+        "# TYPE c_total counter",
+        'c_total{reason="stop"} 0',
+        'c_total{reason="a \\"b\\"\\n\\\\"} 1',
+        "# HELP d_s D.",
+        "# TYPE d_s histogram",
+        'd_s_bucket{le="0.1"} 1',
+        'd_s_bucket{le="1"} 3',
+        'd_s_bucket{le="+Inf"} 4',
+        "d_s_sum 8.1",
+        "d_s_count 4",
+    ]
 
 
 @given(st.lists(st.floats(min_value=0, max_value=10), max_size=50))

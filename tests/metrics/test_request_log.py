@@ -43,8 +43,12 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 async def test_a_line_at_each_end_of_a_request(level: int, tmp_path: Path) -> None:
-    async with running(log_requests=True, log_requests_level=level, log_requests_format="json",
-                       log_requests_target=[str(tmp_path / "log")]) as core:
+    async with running(
+        log_requests=True,
+        log_requests_level=level,
+        log_requests_format="json",
+        log_requests_target=[str(tmp_path / "log")],
+    ) as core:
         sink = ask(core, "one", max_new_tokens=4, temperature=0.5, stop=("secret",), n=2)
         await until(lambda: len(sink.finishes) == 2)
         gone = ask(core, "gone", max_new_tokens=1000)
@@ -52,12 +56,25 @@ async def test_a_line_at_each_end_of_a_request(level: int, tmp_path: Path) -> No
         core.abort("gone")
         await anyio.sleep(0.01)
     received, finished, _, left = read(tmp_path / "log")
-    assert [(line["event"], line["rid"]) for line in (received, finished)] == [("request.received", "one"), ("request.finished", "one")]
-    assert (finished["prompt_tokens"], finished["completion_tokens"], finished["finish_reasons"]) == (3, 8, ["length"] * 2)
+    assert [(line["event"], line["rid"]) for line in (received, finished)] == [
+        ("request.received", "one"),
+        ("request.finished", "one"),
+    ]
+    assert (finished["prompt_tokens"], finished["completion_tokens"], finished["finish_reasons"]) == (
+        3,
+        8,
+        ["length"] * 2,
+    )
     assert 0 < finished["ttft_s"] <= finished["e2e_s"] and left["finish_reasons"] == ["abort"]
     params = received.get("sampling_params")
-    assert params == [None, {"n": 2, "max_new_tokens": 4, "temperature": 0.5, "stop": "(hidden)"}, *[
-        {"n": 2, "max_new_tokens": 4, "temperature": 0.5, "stop": ["secret"]}] * 2][level]
+    assert (
+        params
+        == [
+            None,
+            {"n": 2, "max_new_tokens": 4, "temperature": 0.5, "stop": "(hidden)"},
+            *[{"n": 2, "max_new_tokens": 4, "temperature": 0.5, "stop": ["secret"]}] * 2,
+        ][level]
+    )
     assert ("input" in received) == ("output" in finished) == (level >= 2)
     if level >= 2:
         assert received["input"] == [1, 2, 3] and [len(text) for text in finished["output"]] == [4, 4]
@@ -66,18 +83,28 @@ async def test_a_line_at_each_end_of_a_request(level: int, tmp_path: Path) -> No
 async def test_without_the_options_a_sink_is_what_it_was() -> None:
     async with running() as core:
         sink = ask(core, "one", max_new_tokens=4)
-        assert core._request_logs.records.watch(Ask(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink) is sink
+        assert (
+            core._request_logs.records.watch(
+                Ask(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink
+            )
+            is sink
+        )
         assert not core._request_logs.records.open
 
 
-@pytest.mark.parametrize(("prompt", "beginning", "whole"), [
-    (Text("x" * 3000), "x" * BEGINNING + "...", "x" * 3000),
-    (Infill("a", "b"), ["a", "b"], ["a", "b"]),
-    (Tokens(list(range(3000))), list(range(BEGINNING)), list(range(3000))),
-    (Chat([{"role": "user", "content": "hi"}]), *['{"messages":[{"role":"user","content":"hi"}]}'] * 2),
-])
+@pytest.mark.parametrize(
+    ("prompt", "beginning", "whole"),
+    [
+        (Text("x" * 3000), "x" * BEGINNING + "...", "x" * 3000),
+        (Infill("a", "b"), ["a", "b"], ["a", "b"]),
+        (Tokens(list(range(3000))), list(range(BEGINNING)), list(range(3000))),
+        (Chat([{"role": "user", "content": "hi"}]), *['{"messages":[{"role":"user","content":"hi"}]}'] * 2),
+    ],
+)
 def test_words_only_where_the_level_says_so(prompt: Prompt, beginning: Any, whole: Any) -> None:
-    record = Record(Ask(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0, cache_salt="salt", tenant="who"))
+    record = Record(
+        Ask(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0, cache_salt="salt", tenant="who")
+    )
     found = [record.asked(level) for level in range(4)]
     assert [told.get("input") for told in found] == [None, None, beginning, whole]
     assert not any("salt" in json.dumps(told) or "who" in json.dumps(told) for told in found)
@@ -92,14 +119,23 @@ async def test_what_ran_when_a_rank_died_is_written(tmp_path: Path, lines: io.St
     crash, *requests = read(tmp_path)
     assert (crash["event"], crash["rank"], crash["exit_code"]) == ("crash", 0, -9)
     assert [(each["rid"], each["state"], each["input"]) for each in requests] == [
-        ("first", "ended", [1, 2, 3]), ("lives", "running", [1, 2, 3])]
+        ("first", "ended", [1, 2, 3]),
+        ("lives", "running", [1, 2, 3]),
+    ]
     assert requests[1]["output"][0] and "the last requests were written" in lines.getvalue()
 
 
 async def test_figures_in_files_lines_and_histograms(tmp_path: Path, lines: io.StringIO) -> None:
-    async with running(export_metrics_to_file=True, export_metrics_to_file_dir=str(tmp_path), enable_request_time_stats_logging=True,
-                       collect_tokens_histogram=True, prompt_tokens_buckets=("custom", "2", "3"), decode_log_interval=3,
-                       bucket_e2e_request_latency=(1.0, 60.0), extra_metric_labels={"zone": 'a"b'}) as core:
+    async with running(
+        export_metrics_to_file=True,
+        export_metrics_to_file_dir=str(tmp_path),
+        enable_request_time_stats_logging=True,
+        collect_tokens_histogram=True,
+        prompt_tokens_buckets=("custom", "2", "3"),
+        decode_log_interval=3,
+        bucket_e2e_request_latency=(1.0, 60.0),
+        extra_metric_labels={"zone": 'a"b'},
+    ) as core:
         sink = ask(core, "one", max_new_tokens=6, stop=("words",))
         await until(lambda: sink.finishes)
         text = core.metrics().decode()
@@ -111,13 +147,30 @@ async def test_figures_in_files_lines_and_histograms(tmp_path: Path, lines: io.S
     assert 'runtime_prompt_length_tokens_bucket{zone="a\\"b",le="2"} 0' in text
     assert 'runtime_prompt_length_tokens_bucket{zone="a\\"b",le="3"} 1' in text
     assert 'runtime_answer_length_tokens_sum{zone="a\\"b"} 6' in text
-    assert [line.split('le="')[1].split('"')[0] for line in text.splitlines() if line.startswith("runtime_request_seconds_bucket")] == [
-        "1", "60", "+Inf"]
+    assert [
+        line.split('le="')[1].split('"')[0]
+        for line in text.splitlines()
+        if line.startswith("runtime_request_seconds_bucket")
+    ] == ["1", "60", "+Inf"]
 
 
 def test_bounds_in_words() -> None:
-    assert bounds_of(None) is None and bounds_of(("default",)) is None and bounds_of(("custom", "7", "2")) == (7, 2)
-    assert sorted(bounds_of(("tse", "1000", "2", "8")) or ()) == [984, 992, 996, 998, 1000, 1002, 1004, 1008, 1016]
+    assert (
+        bounds_of(None) is None
+        and bounds_of(("default",)) is None
+        and bounds_of(("custom", "7", "2")) == (7, 2)
+    )
+    assert sorted(bounds_of(("tse", "1000", "2", "8")) or ()) == [
+        984,
+        992,
+        996,
+        998,
+        1000,
+        1002,
+        1004,
+        1008,
+        1016,
+    ]
 
 
 @pytest.mark.parametrize("wish", [{"le": "x"}, {"a-b": "x"}, {"zone": 3}], ids=str)

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of each family, made by transformers from fixed seeds, in the layout that real ones have."""
+"""Tiny random checkpoints of each family, made by transformers from fixed seeds, in the layout that real ones
+have."""
 
 import json
 from pathlib import Path
@@ -24,29 +25,75 @@ from transformers import (
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 256 + len(SPECIALS)
-CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 SIZES = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 258,
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 256,
+    "eos_token_id": 258,
 }
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 LATENT = {
-    "num_key_value_heads": 4, "num_hidden_layers": 3, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
-    "v_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
 }
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "deepseek_v2": (DeepseekV2Config, LATENT | {"n_shared_experts": 2, "routed_scaling_factor": 1.5}),
     "deepseek_v3": (DeepseekV3Config, LATENT | {"n_group": 4, "topk_group": 2}),
-    "gemma2": (Gemma2Config, {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 7, "attn_logit_softcapping": 4.0,
-                              "final_logit_softcapping": 6.0, "tie_word_embeddings": True, "num_hidden_layers": 3}),
-    "gpt_oss": (GptOssConfig, {"head_dim": 16, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2,
-                               "intermediate_size": 24, "num_hidden_layers": 3, "rms_norm_eps": 1e-5,
-                               "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False,
-                                                   "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 128}}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 7,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 6.0,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "truncate": False,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
@@ -56,8 +103,16 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 }
 
 
-def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0, shard_size: str = "1GB", dtype: str = "float32",
-                    stacked: bool = False, **overrides: Any) -> Path:
+def make_checkpoint(
+    family: str,
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    shard_size: str = "1GB",
+    dtype: str = "float32",
+    stacked: bool = False,
+    **overrides: Any,
+) -> Path:
     """Writes a checkpoint with a byte-level tokenizer to `folder`; `overrides` go to the config class.
 
     A small `shard_size` makes several files of it; `stacked` writes the experts of a layer as one tensor.
@@ -94,7 +149,14 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIALS))
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|endoftext|>",
-        "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
-    }))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "bos_token": "<|endoftext|>",
+                "clean_up_tokenization_spaces": False,
+                "chat_template": CHAT_TEMPLATE,
+            }
+        )
+    )

@@ -1,4 +1,5 @@
-"""Adapters with random numbers as PEFT writes them, and the model that each of them makes of a checkpoint, with its weights merged."""
+"""Adapters with random numbers as PEFT writes them, and the model that each of them makes of a checkpoint,
+with its weights merged."""
 
 import json
 import shutil
@@ -12,22 +13,46 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 
-def make_adapter(base: Path, folder: Path, *, seed: int, targets: tuple[str, ...] = ALL, rank: int = 4, alpha: float = 8.0,
-                 prefix: str = "base_model.model.", **config: Any) -> Path:
-    """Changes the `targets` of all layers, but not those of experts, by about as much as their weights are."""
+def make_adapter(
+    base: Path,
+    folder: Path,
+    *,
+    seed: int,
+    targets: tuple[str, ...] = ALL,
+    rank: int = 4,
+    alpha: float = 8.0,
+    prefix: str = "base_model.model.",
+    **config: Any,
+) -> Path:
+    """Changes the `targets` of all layers, but not those of experts, by about as much as their weights
+    are."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in load_file(base / "model.safetensors").items():
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in targets and name.endswith(".weight") and ".experts." not in name:
             own = config.get("rank_pattern", {}).get(module.rpartition(".")[2], rank)
-            tensors[f"{prefix}{module}.lora_A.weight"] = torch.randn(own, weight.shape[1], generator=generator) * 0.15
-            tensors[f"{prefix}{module}.lora_B.weight"] = torch.randn(weight.shape[0], own, generator=generator) * 0.15
+            tensors[f"{prefix}{module}.lora_A.weight"] = (
+                torch.randn(own, weight.shape[1], generator=generator) * 0.15
+            )
+            tensors[f"{prefix}{module}.lora_B.weight"] = (
+                torch.randn(weight.shape[0], own, generator=generator) * 0.15
+            )
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({
-        "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(targets), "bias": "none", "modules_to_save": None,
-        **config}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(
+            {
+                "peft_type": "LORA",
+                "r": rank,
+                "lora_alpha": alpha,
+                "target_modules": list(targets),
+                "bias": "none",
+                "modules_to_save": None,
+                **config,
+            }
+        )
+    )
     return folder
 
 

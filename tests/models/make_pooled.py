@@ -27,15 +27,33 @@ from tests.models.make import SIZES as DECODER_SIZES
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]")
 VOCAB_SIZE = 256 + len(SPECIALS)
 PAD, CLS, SEP = 256, 257, 258
-SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "max_position_embeddings": 128, "pad_token_id": 0}
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
 ROBERTA = SIZES | {"pad_token_id": 1, "max_position_embeddings": 130, "type_vocab_size": 1}
-DISTIL = {"vocab_size": VOCAB_SIZE, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 128}
+DISTIL = {
+    "vocab_size": VOCAB_SIZE,
+    "dim": 32,
+    "hidden_dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 128,
+}
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
-    "bert": (BertConfig, SIZES), "roberta": (RobertaConfig, ROBERTA), "xlm-roberta": (XLMRobertaConfig, ROBERTA),
+    "bert": (BertConfig, SIZES),
+    "roberta": (RobertaConfig, ROBERTA),
+    "xlm-roberta": (XLMRobertaConfig, ROBERTA),
     "distilbert": (DistilBertConfig, DISTIL),
-    "llama": (LlamaConfig, DECODER_SIZES), "mistral": (MistralConfig, DECODER_SIZES | {"sliding_window": None}),
-    "qwen2": (Qwen2Config, DECODER_SIZES), "qwen3": (Qwen3Config, DECODER_SIZES | {"head_dim": 32}),
+    "llama": (LlamaConfig, DECODER_SIZES),
+    "mistral": (MistralConfig, DECODER_SIZES | {"sliding_window": None}),
+    "qwen2": (Qwen2Config, DECODER_SIZES),
+    "qwen3": (Qwen3Config, DECODER_SIZES | {"head_dim": 32}),
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
@@ -72,16 +90,28 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIALS))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)])
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"})
+    )
 
 
 def write_modules(folder: Path, mode: str, *, normalize: bool = True, **more: Any) -> None:
     """The files that sentence-transformers adds to a model's folder."""
     types = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    modules = [{"idx": i, "name": str(i), "path": "" if i == 0 else f"{i}_{name}", "type": f"sentence_transformers.models.{name}"}
-               for i, name in enumerate(types)]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": "" if i == 0 else f"{i}_{name}",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(types)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     names = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken", "max": "max_tokens"}

@@ -1,6 +1,8 @@
-"""A small quantiser: rewrites a plain checkpoint in each of the formats that there are, and says what its weights then stand for.
+"""A small quantiser: rewrites a plain checkpoint in each of the formats that there are, and says what its
+weights then stand for.
 
-Formulas are those of the formats' own tools, written down a second time: nothing here is imported from the runtime.
+Formulas are those of the formats' own tools, written down a second time: nothing here is imported from the
+runtime.
 """
 
 import json
@@ -57,10 +59,16 @@ def words(codes: Tensor, order: tuple[int, ...], bits: int) -> Tensor:
     out = torch.zeros(*codes.shape[:-1], codes.shape[-1] // per_word, dtype=torch.int64)
     for index, column in enumerate(order):
         out |= codes.long()[..., column::per_word] << index * bits
-    return out.to(torch.int32) if bits * per_word < 32 else (out & 0xFFFFFFFF).sub(2**32 * (out >= 2**31)).to(torch.int32)
+    return (
+        out.to(torch.int32)
+        if bits * per_word < 32
+        else (out & 0xFFFFFFFF).sub(2**32 * (out >= 2**31)).to(torch.int32)
+    )
 
 
-def grouped(weight: Tensor, bits: int, group: int, symmetric: bool, of: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def grouped(
+    weight: Tensor, bits: int, group: int, symmetric: bool, of: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes [out, in], scales and zeros [out, groups], and the group of each input."""
     size = weight.shape[1]
     of = torch.arange(size) // group if of is None else of
@@ -69,8 +77,20 @@ def grouped(weight: Tensor, bits: int, group: int, symmetric: bool, of: Tensor |
     for index in range(int(of.max()) + 1):
         part = weight[:, of == index]
         low, high = part.amin(1, keepdim=True).clamp(max=0), part.amax(1, keepdim=True).clamp(min=0)
-        scale = (part.abs().amax(1, keepdim=True) / 2 ** (bits - 1) if symmetric else (high - low) / (2**bits - 1)).half().float()
-        zero = torch.full_like(scale, 2 ** (bits - 1)) if symmetric else (-low / scale).round().clamp(1, 2**bits - 1)
+        scale = (
+            (
+                part.abs().amax(1, keepdim=True) / 2 ** (bits - 1)
+                if symmetric
+                else (high - low) / (2**bits - 1)
+            )
+            .half()
+            .float()
+        )
+        zero = (
+            torch.full_like(scale, 2 ** (bits - 1))
+            if symmetric
+            else (-low / scale).round().clamp(1, 2**bits - 1)
+        )
         code = (part / scale + zero).round().clamp(0, 2**bits - 1)
         codes[:, of == index], means[:, of == index] = code.long(), (code - zero) * scale
         scales.append(scale)
@@ -81,9 +101,14 @@ def grouped(weight: Tensor, bits: int, group: int, symmetric: bool, of: Tensor |
 def write_fp8(weight: Tensor, how: str) -> Written:
     if how == "block":
         rows, columns = (-(-size // SQUARE) for size in weight.shape)
-        squares = [[weight[r * SQUARE : (r + 1) * SQUARE, c * SQUARE : (c + 1) * SQUARE] for c in range(columns)] for r in range(rows)]
+        squares = [
+            [weight[r * SQUARE : (r + 1) * SQUARE, c * SQUARE : (c + 1) * SQUARE] for c in range(columns)]
+            for r in range(rows)
+        ]
         scale = torch.tensor([[square.abs().max() / 448 for square in line] for line in squares])
-        spread = scale.repeat_interleave(SQUARE, 0).repeat_interleave(SQUARE, 1)[: weight.shape[0], : weight.shape[1]]
+        spread = scale.repeat_interleave(SQUARE, 0).repeat_interleave(SQUARE, 1)[
+            : weight.shape[0], : weight.shape[1]
+        ]
         codes = fp8(weight / spread)
         return Written({"weight": codes, "weight_scale_inv": scale}, codes.float() * spread, block_fp8)
     scale = weight.abs().max() / 448
@@ -91,7 +116,11 @@ def write_fp8(weight: Tensor, how: str) -> Written:
     tensors = {"weight": codes, "weight_scale": scale.reshape(())}
     if how == "dynamic":
         return Written(tensors, codes.float() * scale, token_fp8)
-    return Written(tensors | {"input_scale": torch.tensor(0.01)}, codes.float() * scale, lambda x: fp8(x / 0.01).float() * 0.01)
+    return Written(
+        tensors | {"input_scale": torch.tensor(0.01)},
+        codes.float() * scale,
+        lambda x: fp8(x / 0.01).float() * 0.01,
+    )
 
 
 def write_channel(weight: Tensor, kind: str, activations: str) -> Written:
@@ -101,17 +130,28 @@ def write_channel(weight: Tensor, kind: str, activations: str) -> Written:
     codes = fp8(weight / scale) if kind == "float" else (weight / scale).round().to(torch.int8)
     tensors = {"weight": codes, "weight_scale": scale}
     if activations == "static":
-        tensors |= {"input_scale": torch.tensor([0.03]), "input_zero_point": torch.tensor([5], dtype=torch.int8)}
+        tensors |= {
+            "input_scale": torch.tensor([0.03]),
+            "input_zero_point": torch.tensor([5], dtype=torch.int8),
+        }
         return Written(tensors, codes.float() * scale, static(0.03, 5, -128, 127))
     rounds: dict[str, Round] = {"float": token_fp8, "int": token_int8}
     return Written(tensors, codes.float() * scale, rounds[kind] if activations == "dynamic" else lambda x: x)
 
 
 def write_packed(weight: Tensor, bits: int, symmetric: bool, order: bool) -> Written:
-    of = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(weight.shape[1])) // GROUP if order else None
+    of = (
+        torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(weight.shape[1])) // GROUP
+        if order
+        else None
+    )
     codes, scales, zeros, means = grouped(weight, bits, GROUP, symmetric, of)
     line = tuple(range(32 // bits))
-    tensors = {"weight_packed": words(codes, line, bits), "weight_scale": scales.half(), "weight_shape": torch.tensor(weight.shape)}
+    tensors = {
+        "weight_packed": words(codes, line, bits),
+        "weight_scale": scales.half(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
     if not symmetric:
         tensors["weight_zero_point"] = words(zeros.T, line, bits).T.contiguous()
     if of is not None:
@@ -121,8 +161,14 @@ def write_packed(weight: Tensor, bits: int, symmetric: bool, order: bool) -> Wri
 
 def write_awq(weight: Tensor) -> Written:
     codes, scales, zeros, means = grouped(weight, 4, GROUP, False)
-    return Written({"qweight": words(codes.T.contiguous(), AWQ_ORDER, 4), "qzeros": words(zeros.T.contiguous(), AWQ_ORDER, 4),
-                    "scales": scales.T.half().contiguous()}, means)
+    return Written(
+        {
+            "qweight": words(codes.T.contiguous(), AWQ_ORDER, 4),
+            "qzeros": words(zeros.T.contiguous(), AWQ_ORDER, 4),
+            "scales": scales.T.half().contiguous(),
+        },
+        means,
+    )
 
 
 def write_gptq(weight: Tensor, bits: int, symmetric: bool, order: bool, less: int) -> Written:
@@ -131,21 +177,41 @@ def write_gptq(weight: Tensor, bits: int, symmetric: bool, order: bool, less: in
         of = of[torch.randperm(len(of), generator=torch.Generator().manual_seed(len(of)))]
     codes, scales, zeros, means = grouped(weight, bits, GROUP, symmetric, of)
     line = tuple(range(32 // bits))
-    return Written({"qweight": words(codes, line, bits).T.contiguous(), "qzeros": words(zeros.T.contiguous() - less, line, bits),
-                    "scales": scales.T.half().contiguous(), "g_idx": of.int()}, means)
+    return Written(
+        {
+            "qweight": words(codes, line, bits).T.contiguous(),
+            "qzeros": words(zeros.T.contiguous() - less, line, bits),
+            "scales": scales.T.half().contiguous(),
+            "g_idx": of.int(),
+        },
+        means,
+    )
 
 
 def write_modelslim(weight: Tensor, kind: str, bias: Tensor | None) -> Written:
     scale = weight.abs().amax(1, keepdim=True) / (7 if kind.startswith("W4") else 127)
     codes = (weight / scale).round().to(torch.int8)
     means = codes.float() * scale
-    tensors: dict[str, Tensor] = {"weight": codes, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    tensors: dict[str, Tensor] = {
+        "weight": codes,
+        "weight_scale": scale,
+        "weight_offset": torch.zeros_like(scale),
+    }
     if kind == "W8A8":
         total = codes.sum(1, dtype=torch.int32)
         extra = torch.zeros(len(codes)) if bias is None else bias / (scale[:, 0] * 0.03)
-        tensors |= {"input_scale": torch.tensor([0.03]), "input_offset": torch.tensor([-7.0]), "deq_scale": scale[:, 0] * 0.03,
-                    "quant_bias": (7 * total + extra.round()).to(torch.int32)}
-        return Written(tensors, means, static(0.03, -7, -128, 127), None if bias is None else extra.round() * scale[:, 0] * 0.03)
+        tensors |= {
+            "input_scale": torch.tensor([0.03]),
+            "input_offset": torch.tensor([-7.0]),
+            "deq_scale": scale[:, 0] * 0.03,
+            "quant_bias": (7 * total + extra.round()).to(torch.int32),
+        }
+        return Written(
+            tensors,
+            means,
+            static(0.03, -7, -128, 127),
+            None if bias is None else extra.round() * scale[:, 0] * 0.03,
+        )
     if kind == "W4A8_DYNAMIC":  # two outputs in a byte
         tensors["weight"] = (codes[::2] & 15 | codes[1::2] << 4).to(torch.int8)
         tensors["scale_bias"] = 8 * means.sum(1, keepdim=True)
@@ -156,47 +222,115 @@ def write_second(weight: Tensor, bias: Tensor | None) -> Written:
     """W4A8 with a scale for each output and another for each group, one code in a byte."""
     codes, scales, _, means = grouped(weight, 4, GROUP, True)
     first = scales.amax(1, keepdim=True)
-    second = (scales / first)
-    tensors = {"weight": (codes - 8).to(torch.int8), "weight_scale": first, "weight_offset": torch.zeros_like(first),
-               "weight_scale_second": second, "weight_offset_second": torch.zeros_like(second)}
+    second = scales / first
+    tensors = {
+        "weight": (codes - 8).to(torch.int8),
+        "weight_scale": first,
+        "weight_offset": torch.zeros_like(first),
+        "weight_scale_second": second,
+        "weight_offset_second": torch.zeros_like(second),
+    }
     return Written(tensors, means, token_int8)
 
 
-def config(format_: str, kind: str, bits: int, strategy: str, inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+def config(
+    format_: str, kind: str, bits: int, strategy: str, inputs: dict[str, Any] | None, **more: Any
+) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy} | more
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     ignore = ["lm_head", "re:.*mlp.gate$"]
-    return {"quant_method": "compressed-tensors", "format": format_, "ignore": ignore, "config_groups": {"group_0": group}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "ignore": ignore,
+        "config_groups": {"group_0": group},
+    }
 
 
 def inputs(kind: str, dynamic: bool, symmetric: bool = True) -> dict[str, Any]:
-    return {"num_bits": 8, "type": kind, "dynamic": dynamic, "strategy": "token" if dynamic else "tensor", "symmetric": symmetric}
+    return {
+        "num_bits": 8,
+        "type": kind,
+        "dynamic": dynamic,
+        "strategy": "token" if dynamic else "tensor",
+        "symmetric": symmetric,
+    }
 
 
 Write = Callable[[Tensor, Tensor | None], Written]
 # name -> how a weight is written, and quantization_config; a string instead: what modelslim calls it
 FORMATS: dict[str, tuple[Write, dict[str, Any] | str]] = {
     "fp8": (lambda w, b: write_fp8(w, "dynamic"), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
-    "fp8 static": (lambda w, b: write_fp8(w, "static"), {"quant_method": "fp8", "activation_scheme": "static"}),
-    "fp8 block": (lambda w, b: write_fp8(w, "block"), {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
-                                                       "weight_block_size": [SQUARE, SQUARE]}),
-    "ct fp8": (lambda w, b: write_channel(w, "float", "dynamic"), config("float-quantized", "float", 8, "channel", inputs("float", True))),
-    "ct fp8 weights": (lambda w, b: write_channel(w, "float", "none"), config("float-quantized", "float", 8, "channel", None)),
-    "ct int8": (lambda w, b: write_channel(w, "int", "dynamic"), config("int-quantized", "int", 8, "channel", inputs("int", True))),
-    "ct int8 static": (lambda w, b: write_channel(w, "int", "static"),
-                       config("int-quantized", "int", 8, "channel", inputs("int", False, False))),
-    "ct int4": (lambda w, b: write_packed(w, 4, True, False), config("pack-quantized", "int", 4, "group", None, group_size=GROUP)),
-    "ct int4 zeros": (lambda w, b: write_packed(w, 4, False, False),
-                      config("pack-quantized", "int", 4, "group", None, group_size=GROUP, symmetric=False)),
-    "ct int8 order": (lambda w, b: write_packed(w, 8, True, True),
-                      config("pack-quantized", "int", 8, "group", None, group_size=GROUP, actorder="group")),
-    "awq": (lambda w, b: write_awq(w), {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm",
-                                        "modules_to_not_convert": ["gate"]}),
-    "gptq": (lambda w, b: write_gptq(w, 4, True, False, 1), {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}),
-    "gptq order": (lambda w, b: write_gptq(w, 4, False, True, 1),
-                   {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}),
-    "gptq 8 v2": (lambda w, b: write_gptq(w, 8, False, False, 0),
-                  {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "desc_act": False, "checkpoint_format": "gptq_v2"}),
+    "fp8 static": (
+        lambda w, b: write_fp8(w, "static"),
+        {"quant_method": "fp8", "activation_scheme": "static"},
+    ),
+    "fp8 block": (
+        lambda w, b: write_fp8(w, "block"),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [SQUARE, SQUARE],
+        },
+    ),
+    "ct fp8": (
+        lambda w, b: write_channel(w, "float", "dynamic"),
+        config("float-quantized", "float", 8, "channel", inputs("float", True)),
+    ),
+    "ct fp8 weights": (
+        lambda w, b: write_channel(w, "float", "none"),
+        config("float-quantized", "float", 8, "channel", None),
+    ),
+    "ct int8": (
+        lambda w, b: write_channel(w, "int", "dynamic"),
+        config("int-quantized", "int", 8, "channel", inputs("int", True)),
+    ),
+    "ct int8 static": (
+        lambda w, b: write_channel(w, "int", "static"),
+        config("int-quantized", "int", 8, "channel", inputs("int", False, False)),
+    ),
+    "ct int4": (
+        lambda w, b: write_packed(w, 4, True, False),
+        config("pack-quantized", "int", 4, "group", None, group_size=GROUP),
+    ),
+    "ct int4 zeros": (
+        lambda w, b: write_packed(w, 4, False, False),
+        config("pack-quantized", "int", 4, "group", None, group_size=GROUP, symmetric=False),
+    ),
+    "ct int8 order": (
+        lambda w, b: write_packed(w, 8, True, True),
+        config("pack-quantized", "int", 8, "group", None, group_size=GROUP, actorder="group"),
+    ),
+    "awq": (
+        lambda w, b: write_awq(w),
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": GROUP,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": ["gate"],
+        },
+    ),
+    "gptq": (
+        lambda w, b: write_gptq(w, 4, True, False, 1),
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True},
+    ),
+    "gptq order": (
+        lambda w, b: write_gptq(w, 4, False, True, 1),
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
+    ),
+    "gptq 8 v2": (
+        lambda w, b: write_gptq(w, 8, False, False, 0),
+        {
+            "quant_method": "gptq",
+            "bits": 8,
+            "group_size": GROUP,
+            "desc_act": False,
+            "checkpoint_format": "gptq_v2",
+        },
+    ),
     "modelslim W8A8": (lambda w, b: write_modelslim(w, "W8A8", b), "W8A8"),
     "modelslim W8A8_DYNAMIC": (lambda w, b: write_modelslim(w, "W8A8_DYNAMIC", b), "W8A8_DYNAMIC"),
     "modelslim W4A8_DYNAMIC": (lambda w, b: write_modelslim(w, "W4A8_DYNAMIC", b), "W4A8_DYNAMIC"),
@@ -205,7 +339,8 @@ FORMATS: dict[str, tuple[Write, dict[str, Any] | str]] = {
 
 
 def quantise(plain: Path, folder: Path, name: str, leave: tuple[str, ...] = ()) -> dict[str, Round]:
-    """Writes folder/"quantised", and folder/"meant": the plain checkpoint that it stands for. -> what each module does to its input.
+    """Writes folder/"quantised", and folder/"meant": the plain checkpoint that it stands for. -> what each
+    module does to its input.
 
     Modules whose names contain one of `leave` stay plain.
     """
@@ -231,7 +366,9 @@ def quantise(plain: Path, folder: Path, name: str, leave: tuple[str, ...] = ()) 
         save_file(content, folder / index / "model.safetensors", metadata={"format": "pt"})
     if isinstance(settings, str):
         extra = {"group_size": GROUP} if "groups" in name else {}
-        (folder / "quantised" / "quant_model_description.json").write_text(json.dumps(kinds | extra | {"model_quant_type": settings}))
+        (folder / "quantised" / "quant_model_description.json").write_text(
+            json.dumps(kinds | extra | {"model_quant_type": settings})
+        )
     else:
         raw = json.loads((folder / "quantised" / "config.json").read_text())
         (folder / "quantised" / "config.json").write_text(json.dumps(raw | {"quantization_config": settings}))

@@ -16,7 +16,9 @@ class Reference:
             out = self.model(torch.tensor([prompt]), use_cache=True)
             tokens = [int(out.logits[0, -1].argmax())]
             while len(tokens) < num_tokens:
-                out = self.model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+                out = self.model(
+                    torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True
+                )
                 tokens.append(int(out.logits[0, -1].argmax()))
         return tokens
 

@@ -27,21 +27,37 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("text", [LINES, LINES.replace("  ", " *"), json.dumps(SUMS), json.dumps(
-    {"files": {name: {"sha256": entry.upper(), "size": 5} for name, entry in SUMS.items()}}),
-    json.dumps({name: "sha256:" + entry for name, entry in SUMS.items()})], ids=["lines", "binary", "json", "nested", "marked"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        LINES,
+        LINES.replace("  ", " *"),
+        json.dumps(SUMS),
+        json.dumps({"files": {name: {"sha256": entry.upper(), "size": 5} for name, entry in SUMS.items()}}),
+        json.dumps({name: "sha256:" + entry for name, entry in SUMS.items()}),
+    ],
+    ids=["lines", "binary", "json", "nested", "marked"],
+)
 def test_files_that_are_as_listed(text: str, folder: Path) -> None:
     (listed := folder.parent / "sums").write_text(text)
     assert check_files(folder, listed) == 3
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    (LINES.replace(SUMS["b.safetensors"], "0" * 64), "b.safetensors is not what"),
-    (LINES + f"{'1' * 64}  c.safetensors\n", "no such file"),
-    (LINES.splitlines()[0], "does not name b.safetensors"),
-    ("hello", "no list of SHA-256 checksums"), ("", "no list"), ("{", "no list"), ('{"a": 3}', "no list"), ('{"files": [1]}', "no list"),
-    (f"{'1' * 64}  ../outside\n", "no list"), (f"{'1' * 40}  a.safetensors\n", "no list"),
-])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (LINES.replace(SUMS["b.safetensors"], "0" * 64), "b.safetensors is not what"),
+        (LINES + f"{'1' * 64}  c.safetensors\n", "no such file"),
+        (LINES.splitlines()[0], "does not name b.safetensors"),
+        ("hello", "no list of SHA-256 checksums"),
+        ("", "no list"),
+        ("{", "no list"),
+        ('{"a": 3}', "no list"),
+        ('{"files": [1]}', "no list"),
+        (f"{'1' * 64}  ../outside\n", "no list"),
+        (f"{'1' * 40}  a.safetensors\n", "no list"),
+    ],
+)
 def test_what_is_not_as_listed_is_said(text: str, reason: str, folder: Path) -> None:
     (listed := folder.parent / "sums").write_text(text)
     with pytest.raises(StartError, match=reason):
@@ -59,4 +75,8 @@ async def test_a_server_checks_before_it_loads(tmp_path: Path) -> None:
     (tmp_path / "sums").write_text(json.dumps(dict.fromkeys(sums, "0" * 64)))
     core = Core(plan_for(from_values(plan)))
     await core.run()
-    assert core.health().state == "failed" and isinstance(core.failure, StartError) and "is not what" in str(core.failure)
+    assert (
+        core.health().state == "failed"
+        and isinstance(core.failure, StartError)
+        and "is not what" in str(core.failure)
+    )

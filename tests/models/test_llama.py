@@ -1,4 +1,5 @@
-"""Every family against transformers, greedy, token for token, whatever the chunks, pages, company and shared prefixes."""
+"""Every family against transformers, greedy, token for token, whatever the chunks, pages, company and shared
+prefixes."""
 
 from functools import cache
 from pathlib import Path
@@ -13,47 +14,124 @@ from tests.models.make import VOCAB_SIZE, make_checkpoint
 from tests.models.reference import Reference
 
 ROPE = {"rope_theta": 10000.0}
-DEEPSEEK_YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.707,
-                        "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1}
+DEEPSEEK_YARN = ROPE | {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {}),
-    "gemma2 biases, no caps, own layers": ("gemma2", {
-        "attention_bias": True, "attn_logit_softcapping": None, "final_logit_softcapping": None,
-        "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+    "gemma2 biases, no caps, own layers": (
+        "gemma2",
+        {
+            "attention_bias": True,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "gpt_oss": ("gpt_oss", {}),
     "llama": ("llama", {}),
-    "llama biases, one kv head": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "llama biases, one kv head": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    ),
     "llama head_dim, tied": ("llama", {"head_dim": 24, "tie_word_embeddings": True}),
     "llama sharded": ("llama", {"shard_size": "60KB"}),
     "mistral": ("mistral", {}),
     "mistral window": ("mistral", {"sliding_window": 7}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2 window above layer 1": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
-    "qwen2 layer types": ("qwen2", {"use_sliding_window": True, "sliding_window": 9,
-                                    "layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen2 window above layer 1": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen2 layer types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3 tied, bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen2_moe": ("qwen2_moe", {}),
-    "qwen2_moe, some layers dense": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False}),
+    "qwen2_moe, some layers dense": (
+        "qwen2_moe",
+        {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False},
+    ),
     "qwen3_moe": ("qwen3_moe", {}),
-    "qwen3_moe, first layer dense, unnormalised": ("qwen3_moe", {"mlp_only_layers": [0], "norm_topk_prob": False}),
-    "qwen3_moe stacked, window": ("qwen3_moe", {"stacked": True, "use_sliding_window": True, "sliding_window": 7}),
+    "qwen3_moe, first layer dense, unnormalised": (
+        "qwen3_moe",
+        {"mlp_only_layers": [0], "norm_topk_prob": False},
+    ),
+    "qwen3_moe stacked, window": (
+        "qwen3_moe",
+        {"stacked": True, "use_sliding_window": True, "sliding_window": 7},
+    ),
     "deepseek_v2": ("deepseek_v2", {}),
-    "deepseek_v2 lite": ("deepseek_v2", {"q_lora_rank": None, "n_shared_experts": 1, "rope_parameters": DEEPSEEK_YARN}),
-    "deepseek_v2 groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "kv_lora_rank": 8}),
+    "deepseek_v2 lite": (
+        "deepseek_v2",
+        {"q_lora_rank": None, "n_shared_experts": 1, "rope_parameters": DEEPSEEK_YARN},
+    ),
+    "deepseek_v2 groups": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "kv_lora_rank": 8},
+    ),
     "deepseek_v3": ("deepseek_v3", {}),
-    "deepseek_v3 yarn, stacked, biases": ("deepseek_v3", {"rope_parameters": DEEPSEEK_YARN | {"mscale": 1.0}, "stacked": True,
-                                                          "attention_bias": True}),
-    "deepseek_v3 wide values, halves": ("deepseek_v3", {"v_head_dim": 40, "rope_interleave": False, "norm_topk_prob": False}),
+    "deepseek_v3 yarn, stacked, biases": (
+        "deepseek_v3",
+        {"rope_parameters": DEEPSEEK_YARN | {"mscale": 1.0}, "stacked": True, "attention_bias": True},
+    ),
+    "deepseek_v3 wide values, halves": (
+        "deepseek_v3",
+        {"v_head_dim": 40, "rope_interleave": False, "norm_topk_prob": False},
+    ),
     "linear": ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
-    "dynamic": ("llama", {"max_position_embeddings": 48, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}}),
-    "yarn": ("qwen2", {"max_position_embeddings": 32,
-                       "rope_parameters": ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
-    "yarn tuned": ("llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
-                                                        "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}}),
-    "llama3": ("llama", {"rope_parameters": ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                                    "original_max_position_embeddings": 64}}),
+    "dynamic": (
+        "llama",
+        {"max_position_embeddings": 48, "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}},
+    ),
+    "yarn": (
+        "qwen2",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": ROPE
+            | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        },
+    ),
+    "yarn tuned": (
+        "llama",
+        {
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.3,
+            }
+        },
+    ),
+    "llama3": (
+        "llama",
+        {
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
 }
 NUM_TOKENS = 24
 
@@ -77,7 +155,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(4, 1000), (1, 7), (16, 13)])
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_equals_transformers_in_company(case: str, page_size: int, chunk: int, checkpoints: Any) -> None:
+def test_greedy_equals_transformers_in_company(
+    case: str, page_size: int, chunk: int, checkpoints: Any
+) -> None:
     """Sequences join while others decode: every step but the first mixes decode and extend rows."""
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder, page_size=page_size)
@@ -95,7 +175,9 @@ def test_greedy_equals_transformers_in_company(case: str, page_size: int, chunk:
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "case", ["llama", "mistral window", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"]
+)
 def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     folder, _, expected = checkpoints(case)
     executor, ready = start(folder)
@@ -107,7 +189,9 @@ def test_several_extend_rows_in_one_step(case: str, checkpoints: Any) -> None:
     assert [row.tokens[row.prompt_len :] for row in rows] == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral window", "qwen2 tied", "dynamic", "qwen2_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "case", ["llama", "mistral window", "qwen2 tied", "dynamic", "qwen2_moe", "deepseek_v3"]
+)
 def test_shared_prefix_pages(case: str, checkpoints: Any) -> None:
     """A second sequence reads the pages that the first one wrote, while the first goes on."""
     folder, reference, expected = checkpoints(case)
@@ -138,7 +222,8 @@ def test_logprobs_agree(case: str, checkpoints: Any) -> None:
     while len(row.tokens) < len(prompt) + NUM_TOKENS:
         planner.run([company, row], [])
     assert row.tokens[len(prompt) :] == expected[2]
-    # past its own length, the reference with dynamic rope turns a whole prompt otherwise than the same tokens decoded; only what is
+    # past its own length, the reference with dynamic rope turns a whole prompt otherwise than the same tokens
+    # decoded; only what is
     # shorter than that brings it back to where it began
     wanted = reference.logprobs(row.tokens[:47] if case == "dynamic" else row.tokens[:-1])
     for i, (token, logprob, top_ids, top) in enumerate(row.results[: len(wanted) - len(prompt) + 1]):
@@ -150,7 +235,9 @@ def test_logprobs_agree(case: str, checkpoints: Any) -> None:
     logprobs = np.concatenate([part.logprobs for part in row.prompt])
     tops = np.concatenate([part.top_logprobs for part in row.prompt]).reshape(-1, 2)
     assert np.isnan(logprobs[-1]) and len(logprobs) == len(prompt)
-    np.testing.assert_allclose(logprobs[:-1], [float(wanted[i, token]) for i, token in enumerate(prompt[1:])], atol=1e-4)
+    np.testing.assert_allclose(
+        logprobs[:-1], [float(wanted[i, token]) for i, token in enumerate(prompt[1:])], atol=1e-4
+    )
     np.testing.assert_allclose(tops, wanted[: len(prompt)].topk(2).values.numpy(), atol=1e-4)
 
 

@@ -21,10 +21,12 @@ FILE = "model.safetensors"
 
 def edit(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     """A damage done to the tensors of an unsharded checkpoint."""
+
     def damage(folder: Path) -> None:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / FILE).items()}
         change(tensors)
         save_file(tensors, folder / FILE)
+
     return damage
 
 
@@ -50,8 +52,14 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "missing": (edit(lambda t: t.pop(Q)), ["lacks 1 ", "layers.1.self_attn.q_proj.weight", "config.json"]),
     "missing head": (edit(lambda t: t.pop("lm_head.weight")), ["lacks 1 ", "lm_head.weight"]),
-    "extra": (edit(lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(3)})), ["1 weights", "layers.0.extra.weight", FILE]),
-    "more layers": (edit(lambda t: t.update({Q.replace(".1.", ".2."): t[Q].clone()})), ["model.layers.2", "config.json"]),
+    "extra": (
+        edit(lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(3)})),
+        ["1 weights", "layers.0.extra.weight", FILE],
+    ),
+    "more layers": (
+        edit(lambda t: t.update({Q.replace(".1.", ".2."): t[Q].clone()})),
+        ["model.layers.2", "config.json"],
+    ),
     "shape": (edit(lambda t: t.update({Q: torch.zeros(8, 8)})), [Q, FILE, "[8, 8]", "[64, 64]"]),
     "dtype": (edit(lambda t: t.update({Q: torch.zeros(64, 64, dtype=torch.int8)})), [Q, FILE, "I8"]),
     "truncated": (cut, [FILE, "download"]),
@@ -81,7 +89,11 @@ def test_redundant_weights_are_tolerated(tmp_path: Path) -> None:
     folder = make_checkpoint("qwen3", tmp_path, tie_word_embeddings=True)
     tensors = load_file(folder / FILE)
     assert "lm_head.weight" not in tensors
-    save_file(tensors | {"lm_head.weight": torch.zeros(1), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, folder / FILE)
+    save_file(
+        tensors
+        | {"lm_head.weight": torch.zeros(1), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)},
+        folder / FILE,
+    )
     start(folder)
 
 
@@ -99,13 +111,23 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
 STACK = "model.layers.1.mlp.experts.gate_up_proj"
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda t: t[STACK].new_zeros(7, *t[STACK].shape[1:]), ["lacks 2 weights", "experts.7.gate_proj.weight"]),
-    (lambda t: t[STACK].new_zeros(9, *t[STACK].shape[1:]), ["has 2 weights", "experts.8.gate_proj.weight"]),
-    (lambda t: t[STACK][:, :40].clone(), ["experts.0.gate_proj.weight", "[20, 64]", "[24, 64]"]),
-])
-def test_stacks_of_experts_are_read_as_strictly(change: Callable[[dict[str, torch.Tensor]], torch.Tensor], words: list[str],
-                                                tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda t: t[STACK].new_zeros(7, *t[STACK].shape[1:]),
+            ["lacks 2 weights", "experts.7.gate_proj.weight"],
+        ),
+        (
+            lambda t: t[STACK].new_zeros(9, *t[STACK].shape[1:]),
+            ["has 2 weights", "experts.8.gate_proj.weight"],
+        ),
+        (lambda t: t[STACK][:, :40].clone(), ["experts.0.gate_proj.weight", "[20, 64]", "[24, 64]"]),
+    ],
+)
+def test_stacks_of_experts_are_read_as_strictly(
+    change: Callable[[dict[str, torch.Tensor]], torch.Tensor], words: list[str], tmp_path: Path
+) -> None:
     folder = make_checkpoint("qwen3_moe", tmp_path, stacked=True)
     edit(lambda tensors: tensors.update({STACK: change(tensors)}))(folder)
     with pytest.raises(ModelError) as caught:
@@ -121,7 +143,9 @@ def test_progress_and_sizes(tmp_path: Path) -> None:
     ready = open_device("cpu", 0).start(message, lambda phase, fraction: seen.append((phase, fraction)))
     weights = [fraction for phase, fraction in seen if phase == "weights"]
     assert weights == sorted(weights) and weights[0] == 0 and weights[-1] == 1
-    on_disk = sum(tensor.nbytes for path in folder.glob("*.safetensors") for tensor in load_file(path).values())
+    on_disk = sum(
+        tensor.nbytes for path in folder.glob("*.safetensors") for tensor in load_file(path).values()
+    )
     assert ready.weights_bytes == on_disk
 
 
@@ -136,24 +160,30 @@ def test_dummy_weights_follow_the_seed(tmp_path: Path) -> None:
     assert answers[0] == answers[1] != answers[2]
 
 
-@pytest.mark.parametrize(("wishes", "words"), [
-    ({"dtype": "float64"}, ["float64", "--dtype"]),
-    ({"memory_fraction": 1e-9}, ["--mem-fraction-static"]),
-    ({"max_total_tokens": 3}, ["--max-total-tokens", "--page-size 4"]),
-])
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"dtype": "float64"}, ["float64", "--dtype"]),
+        ({"memory_fraction": 1e-9}, ["--mem-fraction-static"]),
+        ({"max_total_tokens": 3}, ["--max-total-tokens", "--page-size 4"]),
+    ],
+)
 def test_refuses_to_start(wishes: dict[str, object], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
         start(make_checkpoint("llama", tmp_path), **wishes)
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("model.layers.0.self_attn.q_proj.weight", ("layers.0.self_attn.qkv_proj.weight", "q")),
-    ("model.layers.11.mlp.up_proj.bias", ("layers.11.mlp.gate_up_proj.bias", "up")),
-    ("model.layers.0.mlp.down_proj.weight", ("layers.0.mlp.down_proj.weight", "")),
-    ("model.embed_tokens.weight", ("embed_tokens.weight", "")),
-    ("lm_head.weight", ("lm_head.weight", "")),
-    ("strange", ("strange", "")),
-])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", ("layers.0.self_attn.qkv_proj.weight", "q")),
+        ("model.layers.11.mlp.up_proj.bias", ("layers.11.mlp.gate_up_proj.bias", "up")),
+        ("model.layers.0.mlp.down_proj.weight", ("layers.0.mlp.down_proj.weight", "")),
+        ("model.embed_tokens.weight", ("embed_tokens.weight", "")),
+        ("lm_head.weight", ("lm_head.weight", "")),
+        ("strange", ("strange", "")),
+    ],
+)
 def test_target_name(name: str, expected: tuple[str, str]) -> None:
     assert target_name(name, Llama.fused) == expected

@@ -15,7 +15,13 @@ from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
 from tests.models.make_pooled import DECODERS, ENCODERS, make_pooled
 
-PROMPTS = [[257, 5, 9, 100, 7, 31, 258], [257, 200, 258], [40 + i for i in range(60)], [257, 77, 77, 258], [9, 8, 7, 6, 5, 4, 3]]
+PROMPTS = [
+    [257, 5, 9, 100, 7, 31, 258],
+    [257, 200, 258],
+    [40 + i for i in range(60)],
+    [257, 77, 77, 258],
+    [9, 8, 7, 6, 5, 4, 3],
+]
 Make = Callable[..., Path]
 
 
@@ -28,8 +34,13 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-def vectors(folder: Path, prompts: list[list[int]], chunk: int = 1000, second_at: dict[int, int] | None = None,
-            **wishes: Any) -> np.ndarray:
+def vectors(
+    folder: Path,
+    prompts: list[list[int]],
+    chunk: int = 1000,
+    second_at: dict[int, int] | None = None,
+    **wishes: Any,
+) -> np.ndarray:
     """All in one step, or chunk after chunk; [N, size]"""
     executor, ready = start(folder, **wishes)
     planner = Planner(executor, ready, wishes.get("page_size", 4))
@@ -39,7 +50,9 @@ def vectors(folder: Path, prompts: list[list[int]], chunk: int = 1000, second_at
         extends = [(row, min(chunk, len(row.tokens) - row.computed)) for row in open_rows]
         plan = planner.plan([], extends)
         if second_at:
-            plan = replace(plan, admits=[replace(admit, second_at=second_at.get(admit.slot, 0)) for admit in plan.admits])
+            plan = replace(
+                plan, admits=[replace(admit, second_at=second_at.get(admit.slot, 0)) for admit in plan.admits]
+            )
         result = executor.launch(plan).result()
         assert result is not None and result.vectors is not None and len(result.token_ids) == 0
         done = [row.slot for (row, _), is_last in zip(extends, plan.samples, strict=True) if is_last]

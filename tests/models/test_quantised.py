@@ -1,4 +1,5 @@
-"""Quantised checkpoints of every format against transformers with the weights that they stand for, and inputs rounded as they ask."""
+"""Quantised checkpoints of every format against transformers with the weights that they stand for, and inputs
+rounded as they ask."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,9 @@ from tests.models.quantise import FORMATS, GROUP, SQUARE, Round, quantise
 from tests.models.reference import Reference
 
 PROMPT = np.random.default_rng(3).integers(0, VOCAB_SIZE, 30).tolist()
-WEIGHT_ONLY = [name for name in FORMATS if name.startswith(("awq", "gptq", "ct int4", "ct int8 order", "ct fp8 w"))]
+WEIGHT_ONLY = [
+    name for name in FORMATS if name.startswith(("awq", "gptq", "ct int4", "ct int8 order", "ct fp8 w"))
+]
 
 
 def reference(folder: Path, rounds: dict[str, Round]) -> Reference:
@@ -49,7 +52,8 @@ def wanted(found: Reference, tokens: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_means_what_its_tool_wrote(name: str, tmp_path: Path) -> None:
-    """An input on the edge of two codes may be rounded either way, so with rounded inputs single tokens differ a little more."""
+    """An input on the edge of two codes may be rounded either way, so with rounded inputs single tokens
+    differ a little more."""
     plain = make_checkpoint("qwen2", tmp_path / "plain")
     rounds = quantise(plain, tmp_path, name)
     assert len(rounds) == 14
@@ -59,17 +63,33 @@ def test_each_format_means_what_its_tool_wrote(name: str, tmp_path: Path) -> Non
     torch.testing.assert_close(found, expected, atol=5e-2 if is_rounded else 1e-4, rtol=0)
     assert (found - expected).abs().mean() < (5e-3 if is_rounded else 2e-5)
     other = wanted(Reference(plain), tokens)[: len(found)]
-    assert (found - other).abs().mean() > 10 * (found - expected).abs().mean()  # or the checkpoint was read as if it were plain
+    # or the checkpoint was read as if it were plain
+    assert (found - other).abs().mean() > 10 * (found - expected).abs().mean()
 
 
-@pytest.mark.parametrize(("family", "name"), [
-    ("qwen3_moe", "awq"), ("qwen3_moe", "ct int4"), ("qwen3_moe", "gptq order"), ("qwen2_moe", "gptq"), ("qwen2_moe", "ct fp8 weights"),
-    ("deepseek_v2", "ct int4 zeros"), ("deepseek_v3", "gptq 8 v2"), ("deepseek_v3", "ct fp8 weights"),
-])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3_moe", "awq"),
+        ("qwen3_moe", "ct int4"),
+        ("qwen3_moe", "gptq order"),
+        ("qwen2_moe", "gptq"),
+        ("qwen2_moe", "ct fp8 weights"),
+        ("deepseek_v2", "ct int4 zeros"),
+        ("deepseek_v3", "gptq 8 v2"),
+        ("deepseek_v3", "ct fp8 weights"),
+    ],
+)
 def test_experts_and_latents(family: str, name: str, tmp_path: Path) -> None:
     """Weights alone are exact, so the tokens are those of transformers with what the weights mean."""
-    sizes = {"moe_intermediate_size": 32} | ({"shared_expert_intermediate_size": 48} if family == "qwen2_moe" else {})
-    sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16} if family.startswith("deepseek") else {}
+    sizes = {"moe_intermediate_size": 32} | (
+        {"shared_expert_intermediate_size": 48} if family == "qwen2_moe" else {}
+    )
+    sizes |= (
+        {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16}
+        if family.startswith("deepseek")
+        else {}
+    )
     plain = make_checkpoint(family, tmp_path / "plain", **sizes)
     quantise(plain, tmp_path, name)
     found, tokens = log_probabilities(tmp_path / "quantised")
@@ -78,12 +98,21 @@ def test_experts_and_latents(family: str, name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, wanted(meant, tokens)[: len(found)], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("family", "name"), [
-    ("qwen3_moe", "fp8 block"), ("qwen3_moe", "modelslim W4A8_DYNAMIC"), ("qwen3_moe", "modelslim W8A8"), ("deepseek_v3", "fp8 block"),
-    ("deepseek_v3", "modelslim W8A8_DYNAMIC"), ("deepseek_v2", "fp8"), ("deepseek_v3", "ct int8"),
-])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3_moe", "fp8 block"),
+        ("qwen3_moe", "modelslim W4A8_DYNAMIC"),
+        ("qwen3_moe", "modelslim W8A8"),
+        ("deepseek_v3", "fp8 block"),
+        ("deepseek_v3", "modelslim W8A8_DYNAMIC"),
+        ("deepseek_v2", "fp8"),
+        ("deepseek_v3", "ct int8"),
+    ],
+)
 def test_rounded_experts_and_latents(family: str, name: str, tmp_path: Path) -> None:
-    """transformers keeps experts in stacks where no hook can round their inputs, so this is nearness to the weights' meaning."""
+    """transformers keeps experts in stacks where no hook can round their inputs, so this is nearness to the
+    weights' meaning."""
     plain = make_checkpoint(family, tmp_path / "plain", **{"moe_intermediate_size": 32})
     quantise(plain, tmp_path, name)
     found, tokens = log_probabilities(tmp_path / "quantised")
@@ -91,7 +120,10 @@ def test_rounded_experts_and_latents(family: str, name: str, tmp_path: Path) -> 
     assert (found - expected).abs().mean() < 0.12 * expected.abs().mean()
 
 
-@pytest.mark.parametrize(("wish", "family"), [("fp8", "llama"), ("w8a8_int8", "qwen2"), ("w8a8_fp8", "qwen3_moe"), ("fp8", "deepseek_v3")])
+@pytest.mark.parametrize(
+    ("wish", "family"),
+    [("fp8", "llama"), ("w8a8_int8", "qwen2"), ("w8a8_fp8", "qwen3_moe"), ("fp8", "deepseek_v3")],
+)
 def test_plain_checkpoints_are_quantised_while_loaded(wish: str, family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path)
     found, tokens = log_probabilities(folder, quantization=wish)
@@ -99,11 +131,15 @@ def test_plain_checkpoints_are_quantised_while_loaded(wish: str, family: str, tm
     assert 1e-4 < (found - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
-@pytest.mark.parametrize("name", ["awq", "fp8 block", "ct int8 static", "modelslim W4A8_DYNAMIC", "ct int8 order"])
+@pytest.mark.parametrize(
+    "name", ["awq", "fp8 block", "ct int8 static", "modelslim W4A8_DYNAMIC", "ct int8 order"]
+)
 def test_random_weights_need_no_files(name: str, tmp_path: Path) -> None:
     quantise(make_checkpoint("qwen3_moe", tmp_path / "plain", moe_intermediate_size=32), tmp_path, name)
     (tmp_path / "quantised" / "model.safetensors").unlink()
-    answers = [log_probabilities(tmp_path / "quantised", load_format="dummy", seed=seed)[0] for seed in (1, 1, 2)]
+    answers = [
+        log_probabilities(tmp_path / "quantised", load_format="dummy", seed=seed)[0] for seed in (1, 1, 2)
+    ]
     assert torch.equal(answers[0], answers[1]) and not torch.equal(answers[0], answers[2])
     assert bool(answers[0].isfinite().all())
 
@@ -138,14 +174,46 @@ def damaged(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Path
 Q, K = (f"model.layers.0.self_attn.{name}_proj." for name in "qk")
 DAMAGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], object], list[str]]] = {
     "no zeros": ("awq", lambda t: t.pop(Q + "qzeros"), ["lacks 1 ", "q_proj.qzeros"]),
-    "no scale": ("fp8", lambda t: t.pop(Q + "weight_scale"), ["quantised differently", "q not at all", "k fp8"]),
-    "shape of scales": ("awq", lambda t: t.update({Q + "scales": t[Q + "scales"][:2].clone()}), ["scales", "[2, 64]", "[4, 64]"]),
-    "other type": ("gptq", lambda t: t.update({Q + "qweight": t[Q + "qweight"].to(torch.int64)}), ["qweight", "I64", "I32"]),
-    "orders differ": ("gptq order", lambda t: t.update({K + "g_idx": t[K + "g_idx"].flip(0)}), ["differ in their order"]),
-    "order without desc_act": ("gptq", lambda t: t.update({Q + "g_idx": t[Q + "g_idx"].flip(0)}), ["g_idx", "desc_act"]),
-    "unknown bias": ("gptq", lambda t: t.update({Q + "bias": torch.ones(64)}), ["bias that config.json does not know of"]),
-    "offsets": ("modelslim W8A8_DYNAMIC", lambda t: t[Q + "weight_offset"].fill_(1), ["offsets", "symmetrically"]),
-    "input scales differ": ("ct int8 static", lambda t: t[K + "input_scale"].mul_(2), ["differ in their input_scale"]),
+    "no scale": (
+        "fp8",
+        lambda t: t.pop(Q + "weight_scale"),
+        ["quantised differently", "q not at all", "k fp8"],
+    ),
+    "shape of scales": (
+        "awq",
+        lambda t: t.update({Q + "scales": t[Q + "scales"][:2].clone()}),
+        ["scales", "[2, 64]", "[4, 64]"],
+    ),
+    "other type": (
+        "gptq",
+        lambda t: t.update({Q + "qweight": t[Q + "qweight"].to(torch.int64)}),
+        ["qweight", "I64", "I32"],
+    ),
+    "orders differ": (
+        "gptq order",
+        lambda t: t.update({K + "g_idx": t[K + "g_idx"].flip(0)}),
+        ["differ in their order"],
+    ),
+    "order without desc_act": (
+        "gptq",
+        lambda t: t.update({Q + "g_idx": t[Q + "g_idx"].flip(0)}),
+        ["g_idx", "desc_act"],
+    ),
+    "unknown bias": (
+        "gptq",
+        lambda t: t.update({Q + "bias": torch.ones(64)}),
+        ["bias that config.json does not know of"],
+    ),
+    "offsets": (
+        "modelslim W8A8_DYNAMIC",
+        lambda t: t[Q + "weight_offset"].fill_(1),
+        ["offsets", "symmetrically"],
+    ),
+    "input scales differ": (
+        "ct int8 static",
+        lambda t: t[K + "input_scale"].mul_(2),
+        ["differ in their input_scale"],
+    ),
 }
 
 
@@ -160,14 +228,19 @@ def test_refuses(damage: str, tmp_path: Path) -> None:
 
 def test_a_device_says_what_it_lacks(tmp_path: Path) -> None:
     quantise(make_checkpoint("llama", tmp_path / "plain"), tmp_path, "awq")
-    sentence = check_supported(read_config(tmp_path / "quantised").quantization.schemes, ("int8", "fp8"), "abacus")
-    assert sentence is not None and all(word in sentence for word in ("int4_weight", "--device abacus", "int8, fp8"))
+    sentence = check_supported(
+        read_config(tmp_path / "quantised").quantization.schemes, ("int8", "fp8"), "abacus"
+    )
+    assert sentence is not None and all(
+        word in sentence for word in ("int4_weight", "--device abacus", "int8, fp8")
+    )
     assert check_supported(("fp8",), ("int8", "fp8"), "abacus") is None
 
 
 @pytest.mark.parametrize("below", ["", "k_proj.", "attn."])
 def test_scales_of_an_fp8_cache(below: str, tmp_path: Path) -> None:
-    """Powers of two, with which an fp8 cache holds other numbers that mean the same; another cache has no use for them."""
+    """Powers of two, with which an fp8 cache holds other numbers that mean the same; another cache has no use
+    for them."""
     quantise(make_checkpoint("qwen3", tmp_path / "plain"), tmp_path, "ct int4")
     folder, caches, answers = tmp_path / "quantised", [], []
     wide = log_probabilities(folder)[0]
@@ -190,7 +263,9 @@ def test_scales_of_an_fp8_cache(below: str, tmp_path: Path) -> None:
 def test_what_some_tools_write_besides(tmp_path: Path) -> None:
     """Zero biases of modules that have none, and zero points of symmetric weights."""
     cases: tuple[tuple[str, dict[str, Tensor]], ...] = (
-        ("gptq", {Q + "bias": torch.zeros(64)}), ("ct int8", {Q + "weight_zero_point": torch.zeros(64, 1, dtype=torch.int8)}))
+        ("gptq", {Q + "bias": torch.zeros(64)}),
+        ("ct int8", {Q + "weight_zero_point": torch.zeros(64, 1, dtype=torch.int8)}),
+    )
     for name, more in cases:
         quantise(make_checkpoint("llama", tmp_path / name / "plain"), tmp_path / name, name)
         folder = tmp_path / name / "quantised"
@@ -205,7 +280,10 @@ def test_norms_may_have_a_bias(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     modules = [f"model.layers.{i}.{name}_layernorm" for i in range(2) for name in ("input", "post_attention")]
     biases = {name: torch.randn(64, generator=generator) / 4 for name in modules}
-    damaged(tmp_path / "quantised", lambda tensors: tensors.update({name + ".bias": bias for name, bias in biases.items()}))
+    damaged(
+        tmp_path / "quantised",
+        lambda tensors: tensors.update({name + ".bias": bias for name, bias in biases.items()}),
+    )
     meant = reference(tmp_path / "meant", rounds)
     for name, module in meant.model.named_modules():
         if name in biases:
@@ -219,5 +297,7 @@ def test_norms_may_have_a_bias(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_near(name: str, dtype: str, tmp_path: Path) -> None:
     quantise(make_checkpoint("qwen2", tmp_path / "plain"), tmp_path, name)
-    found, expected = (log_probabilities(tmp_path / "quantised", dtype=kind)[0] for kind in (dtype, "float32"))
+    found, expected = (
+        log_probabilities(tmp_path / "quantised", dtype=kind)[0] for kind in (dtype, "float32")
+    )
     assert (found - expected).abs().mean() < 0.03 * expected.abs().mean()

@@ -1,4 +1,5 @@
-"""What config.json, modelslim's description and --quantization say of a checkpoint's modules, as a table of cases."""
+"""What config.json, modelslim's description and --quantization say of a checkpoint's modules, as a table of
+cases."""
 
 import json
 from pathlib import Path
@@ -24,28 +25,47 @@ def scheme(given: dict[str, Any], module: str, folder: Path, wish: str | None = 
     return None if stored is None else stored.scheme
 
 
-@pytest.mark.parametrize(("given", "module", "expected"), [
-    (AWQ, PROJ, Codes(4, 128, has_zeros=True)),
-    (AWQ | {"modules_to_not_convert": ["gate"]}, GATE, None),
-    (AWQ | {"modules_to_not_convert": ["gate"]}, "layers.3.mlp.gate_proj", Codes(4, 128, has_zeros=True)),
-    (AWQ | {"modules_to_not_convert": ["self_attn"]}, PROJ, None),
-    (GPTQ, EXPERT, Codes(4, 128, has_zeros=True)),
-    (GPTQ | {"desc_act": True, "group_size": -1, "bits": 8}, PROJ, Codes(8, 0, has_zeros=True, is_ordered=True)),
-    (GPTQ | {"dynamic": {r"-:.*\.self_attn\..*": {}}}, PROJ, None),
-    (FP8, PROJ, Fp8()),
-    (FP8 | {"activation_scheme": "static"}, PROJ, Fp8(activations="tensor")),
-    (FP8 | {"weight_block_size": [128, 128]}, EXPERT, Fp8(group=128)),
-    (FP8 | {"modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]}, PROJ, None),
-    (FP8 | {"ignored_layers": ["model.layers.3"]}, PROJ, None),
-    (FP8 | {"ignored_layers": ["model.layers.3"]}, "layers.30.self_attn.q_proj", Fp8()),
-    (config("int-quantized", "int", 8, "channel", inputs("int", True)), PROJ, Int8()),
-    (config("int-quantized", "int", 8, "channel", inputs("int", True)), GATE, None),
-    (config("int-quantized", "int", 8, "tensor", inputs("int", False)), PROJ, Int8("tensor")),
-    (config("float-quantized", "float", 8, "block", inputs("float", True), block_structure=[128, 128]), PROJ, Fp8(group=128)),
-    (config("pack-quantized", "int", 4, "channel", None), PROJ, Codes(4, 0)),
-    (config("pack-quantized", "int", 4, "group", None, group_size=32, actorder="weight"), PROJ, Codes(4, 32)),
-    (config("pack-quantized", "int", 8, "group", None, group_size=32, actorder="group"), PROJ, Codes(8, 32, is_ordered=True)),
-])
+@pytest.mark.parametrize(
+    ("given", "module", "expected"),
+    [
+        (AWQ, PROJ, Codes(4, 128, has_zeros=True)),
+        (AWQ | {"modules_to_not_convert": ["gate"]}, GATE, None),
+        (AWQ | {"modules_to_not_convert": ["gate"]}, "layers.3.mlp.gate_proj", Codes(4, 128, has_zeros=True)),
+        (AWQ | {"modules_to_not_convert": ["self_attn"]}, PROJ, None),
+        (GPTQ, EXPERT, Codes(4, 128, has_zeros=True)),
+        (
+            GPTQ | {"desc_act": True, "group_size": -1, "bits": 8},
+            PROJ,
+            Codes(8, 0, has_zeros=True, is_ordered=True),
+        ),
+        (GPTQ | {"dynamic": {r"-:.*\.self_attn\..*": {}}}, PROJ, None),
+        (FP8, PROJ, Fp8()),
+        (FP8 | {"activation_scheme": "static"}, PROJ, Fp8(activations="tensor")),
+        (FP8 | {"weight_block_size": [128, 128]}, EXPERT, Fp8(group=128)),
+        (FP8 | {"modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]}, PROJ, None),
+        (FP8 | {"ignored_layers": ["model.layers.3"]}, PROJ, None),
+        (FP8 | {"ignored_layers": ["model.layers.3"]}, "layers.30.self_attn.q_proj", Fp8()),
+        (config("int-quantized", "int", 8, "channel", inputs("int", True)), PROJ, Int8()),
+        (config("int-quantized", "int", 8, "channel", inputs("int", True)), GATE, None),
+        (config("int-quantized", "int", 8, "tensor", inputs("int", False)), PROJ, Int8("tensor")),
+        (
+            config("float-quantized", "float", 8, "block", inputs("float", True), block_structure=[128, 128]),
+            PROJ,
+            Fp8(group=128),
+        ),
+        (config("pack-quantized", "int", 4, "channel", None), PROJ, Codes(4, 0)),
+        (
+            config("pack-quantized", "int", 4, "group", None, group_size=32, actorder="weight"),
+            PROJ,
+            Codes(4, 32),
+        ),
+        (
+            config("pack-quantized", "int", 8, "group", None, group_size=32, actorder="group"),
+            PROJ,
+            Codes(8, 32, is_ordered=True),
+        ),
+    ],
+)
 def test_modules(given: dict[str, Any], module: str, expected: Scheme | None, tmp_path: Path) -> None:
     assert scheme(given, module, tmp_path) == expected
 
@@ -55,53 +75,81 @@ def test_named_groups_come_before_the_one_for_all(tmp_path: Path) -> None:
     weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
     special = {"targets": ["re:.*down_proj"], "weights": weights, "format": "float-quantized"}
     given["config_groups"]["group_1"] = special
-    assert scheme(given, EXPERT, tmp_path) == Fp8(activations="none") and scheme(given, PROJ, tmp_path) == Int8()
+    assert (
+        scheme(given, EXPERT, tmp_path) == Fp8(activations="none") and scheme(given, PROJ, tmp_path) == Int8()
+    )
 
 
 def test_modelslim_names_each_module(tmp_path: Path) -> None:
-    names = {f"model.{PROJ}.weight": "W8A8", f"model.{PROJ}.quant_bias": "W8A8", f"model.{EXPERT}.weight": "W4A8_DYNAMIC",
-             f"model.{GATE}.weight": "FLOAT", "lm_head.weight": "FLOAT", "model_quant_type": "W8A8", "group_size": 256}
+    names = {
+        f"model.{PROJ}.weight": "W8A8",
+        f"model.{PROJ}.quant_bias": "W8A8",
+        f"model.{EXPERT}.weight": "W4A8_DYNAMIC",
+        f"model.{GATE}.weight": "FLOAT",
+        "lm_head.weight": "FLOAT",
+        "model_quant_type": "W8A8",
+        "group_size": 256,
+    }
     (tmp_path / "quant_model_description.json").write_text(json.dumps(names))
     found = read_quantization(tmp_path, None, "modelslim")
     assert found is not None and found.schemes == ("int4_int8", "int8_static")
-    assert [None if (one := found.of(name)) is None else one.scheme for name in (PROJ, EXPERT, GATE, "lm_head")] == [
-        Int8("tensor"), Codes(4, 256, activations="token"), None, None]
+    assert [
+        None if (one := found.of(name)) is None else one.scheme for name in (PROJ, EXPERT, GATE, "lm_head")
+    ] == [Int8("tensor"), Codes(4, 256, activations="token"), None, None]
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"quant_method": "quark"}, ["quark", "unquantised"]),
-    (AWQ | {"version": "gemv"}, ["awq", "gemv"]),
-    (GPTQ | {"lm_head": True}, ["gptq", "lm_head"]),
-    (GPTQ | {"dynamic": {"+:.*": {"bits": 8}}}, ["dynamic"]),
-    (GPTQ | {"checkpoint_format": "marlin"}, ["marlin"]),
-    (FP8 | {"weight_block_size": [128, 64]}, ["128, 64"]),
-    ({"quant_method": "compressed-tensors", "format": "x"}, ["compressed-tensors", "config_groups"]),
-    (config("nvfp4-pack-quantized", "float", 4, "tensor_group", None), ["4 bits", "nvfp4"]),
-    (config("int-quantized", "int", 8, "channel", inputs("int", True, False)), ["activations"]),
-    (config("int-quantized", "int", 8, "group", inputs("int", True)), ["int8 weights by group"]),
-])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"quant_method": "quark"}, ["quark", "unquantised"]),
+        (AWQ | {"version": "gemv"}, ["awq", "gemv"]),
+        (GPTQ | {"lm_head": True}, ["gptq", "lm_head"]),
+        (GPTQ | {"dynamic": {"+:.*": {"bits": 8}}}, ["dynamic"]),
+        (GPTQ | {"checkpoint_format": "marlin"}, ["marlin"]),
+        (FP8 | {"weight_block_size": [128, 64]}, ["128, 64"]),
+        ({"quant_method": "compressed-tensors", "format": "x"}, ["compressed-tensors", "config_groups"]),
+        (config("nvfp4-pack-quantized", "float", 4, "tensor_group", None), ["4 bits", "nvfp4"]),
+        (config("int-quantized", "int", 8, "channel", inputs("int", True, False)), ["activations"]),
+        (config("int-quantized", "int", 8, "group", inputs("int", True)), ["int8 weights by group"]),
+    ],
+)
 def test_refuses(given: dict[str, Any], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         read_quantization(tmp_path, given, None)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize(("wish", "given"), [
-    ("awq_marlin", AWQ), ("moe_wna16", AWQ), ("gptq_marlin", GPTQ), ("fp8", FP8),
-    ("compressed-tensors", config("int-quantized", "int", 8, "channel", inputs("int", True))),
-    ("w8a8_int8", config("int-quantized", "int", 8, "channel", inputs("int", True))),
-    ("w8a8_fp8", config("float-quantized", "float", 8, "channel", inputs("float", True))),
-])
+@pytest.mark.parametrize(
+    ("wish", "given"),
+    [
+        ("awq_marlin", AWQ),
+        ("moe_wna16", AWQ),
+        ("gptq_marlin", GPTQ),
+        ("fp8", FP8),
+        ("compressed-tensors", config("int-quantized", "int", 8, "channel", inputs("int", True))),
+        ("w8a8_int8", config("int-quantized", "int", 8, "channel", inputs("int", True))),
+        ("w8a8_fp8", config("float-quantized", "float", 8, "channel", inputs("float", True))),
+    ],
+)
 def test_a_checkpoint_answers_to_its_names(wish: str, given: dict[str, Any], tmp_path: Path) -> None:
     assert scheme(given, PROJ, tmp_path, wish) is not None
 
 
-@pytest.mark.parametrize(("wish", "given", "words"), [
-    ("gptq", AWQ, ["--quantization gptq", "says awq"]),
-    ("w8a8_fp8", config("int-quantized", "int", 8, "channel", inputs("int", True)), ["w8a8_fp8", "compressed-tensors"]),
-    ("awq", None, ["--quantization awq", "not quantised", "fp8, w8a8_fp8, w8a8_int8"]),
-])
-def test_a_checkpoint_is_what_it_is(wish: str, given: dict[str, Any] | None, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wish", "given", "words"),
+    [
+        ("gptq", AWQ, ["--quantization gptq", "says awq"]),
+        (
+            "w8a8_fp8",
+            config("int-quantized", "int", 8, "channel", inputs("int", True)),
+            ["w8a8_fp8", "compressed-tensors"],
+        ),
+        ("awq", None, ["--quantization awq", "not quantised", "fp8, w8a8_fp8, w8a8_int8"]),
+    ],
+)
+def test_a_checkpoint_is_what_it_is(
+    wish: str, given: dict[str, Any] | None, words: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(ModelError) as caught:
         read_quantization(tmp_path, given, wish)
     assert all(word in str(caught.value) for word in words), caught.value

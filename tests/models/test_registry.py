@@ -11,7 +11,9 @@ from runtime.models.tasks import GENERATES, family_of
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_row_has_a_class_and_a_family(name: str) -> None:
-    assert isinstance(model_class(name), type) and (family_of(name) + GENERATES in FAMILIES or family_of(name) in ENCODERS)
+    assert isinstance(model_class(name), type) and (
+        family_of(name) + GENERATES in FAMILIES or family_of(name) in ENCODERS
+    )
 
 
 def test_unknown() -> None:

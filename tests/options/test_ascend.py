@@ -1,4 +1,5 @@
-"""Flags that the reference supports on Ascend: what works on the CPU device works on an NPU, with the defaults and choices of there."""
+"""Flags that the reference supports on Ascend: what works on the CPU device works on an NPU, with the
+defaults and choices of there."""
 
 import json
 import re
@@ -22,22 +23,34 @@ MACHINE = MachineFacts(cores=8, memory_bytes=2**36, entropy=1)
 NPU, CPU = (msgspec.structs.replace(DEVICES[name], dtypes=("bfloat16", "float16")) for name in ("npu", "cpu"))
 
 VALUES = {
-    "--fastapi-root-path": "/llm", "--max-total-tokens": "4096", "--tensor-parallel-size": "2", "--preferred-sampling-params": "{}",
-    "--constrained-json-whitespace-pattern": " ?", "--log-level": "debug", "--host": "0.0.0.0", "--device": "npu",
+    "--fastapi-root-path": "/llm",
+    "--max-total-tokens": "4096",
+    "--tensor-parallel-size": "2",
+    "--preferred-sampling-params": "{}",
+    "--constrained-json-whitespace-pattern": " ?",
+    "--log-level": "debug",
+    "--host": "0.0.0.0",
+    "--device": "npu",
     "--lora-paths": "name=/adapter",
 }
 BESIDE = {
     "--enable-weights-cpu-backup": "--enable-memory-saver",
-    "--expert-parallel-size": "--tensor-parallel-size 1", "--constrained-json-whitespace-pattern": "--grammar-backend llguidance",
-    "--hicache-ratio": "--enable-hierarchical-cache", "--hicache-size": "--enable-hierarchical-cache",
-    "--hicache-write-policy": "--enable-hierarchical-cache", "--hicache-io-backend": "--enable-hierarchical-cache",
+    "--expert-parallel-size": "--tensor-parallel-size 1",
+    "--constrained-json-whitespace-pattern": "--grammar-backend llguidance",
+    "--hicache-ratio": "--enable-hierarchical-cache",
+    "--hicache-size": "--enable-hierarchical-cache",
+    "--hicache-write-policy": "--enable-hierarchical-cache",
+    "--hicache-io-backend": "--enable-hierarchical-cache",
     "--hicache-mem-layout": "--enable-hierarchical-cache --hicache-io-backend direct",
-    "--hicache-storage-backend": "--enable-hierarchical-cache", "--schedule-low-priority-values-first": "--enable-priority-scheduling",
+    "--hicache-storage-backend": "--enable-hierarchical-cache",
+    "--schedule-low-priority-values-first": "--enable-priority-scheduling",
     "--priority-scheduling-preemption-threshold": "--enable-priority-scheduling",
 }
 # of what works on the CPU: what is refused, with the reason
-OTHERWISE = dict.fromkeys(("--cpu-offload-gb", "--offload-group-size", "--enable-weights-cpu-backup"),
-                          "its kernels want them in tiles that host memory cannot keep")
+OTHERWISE = dict.fromkeys(
+    ("--cpu-offload-gb", "--offload-group-size", "--enable-weights-cpu-backup"),
+    "its kernels want them in tiles that host memory cannot keep",
+)
 
 
 def working() -> dict[str, Row]:
@@ -46,7 +59,8 @@ def working() -> dict[str, Row]:
 
 
 def cases() -> list[tuple[str, str | None]]:
-    """Each flag with its default on Ascend and the choices there that are here; flags without either with a value of their type."""
+    """Each flag with its default on Ascend and the choices there that are here; flags without either with a
+    value of their type."""
     found: list[tuple[str, str | None]] = []
     for flag, row in working().items():
         default, choices = SUPPORTED[flag]
@@ -85,30 +99,73 @@ def test_what_works_on_the_cpu_works_on_an_npu(flag: str, value: str | None) -> 
 
 
 HF: dict[str, object] = {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 96,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2, "first_k_dense_replace": 1, "vocab_size": 300,
-    "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "rms_norm_eps": 1e-6,
-    "moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
-    "norm_topk_prob": True, "max_position_embeddings": 512, "torch_dtype": "bfloat16"}
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
+    "vocab_size": 300,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
 
 
-@pytest.mark.parametrize(("words", "changes", "refusal"), [
-    ("--npu-mla-prolog --npu-nz-cache --npu-multi-stream", {}, ""),
-    ("--npu-gather-after-q --moe-a2a-backend deepep --tp-size 2 --ep-size 2", {}, ""),
-    ("--npu-nz-cache", {"q_lora_rank": None}, ""),
-    ("--npu-mla-prolog", {"q_lora_rank": None}, "--npu-mla-prolog needs queries of low rank (q_lora_rank), which this model has not"),
-    ("--npu-gather-after-q", {}, "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend"),
-    ("--npu-multi-stream", {"n_shared_experts": None}, "--npu-multi-stream computes shared experts beside routed ones, and this model has"),
-    ("--npu-mla-prolog --npu-nz-cache", None, "--npu-mla-prolog and --npu-nz-cache needs latent attention (MLA), which this model has not"),
-])
-def test_latents_and_shared_experts(words: str, changes: dict[str, object] | None, refusal: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "changes", "refusal"),
+    [
+        ("--npu-mla-prolog --npu-nz-cache --npu-multi-stream", {}, ""),
+        ("--npu-gather-after-q --moe-a2a-backend deepep --tp-size 2 --ep-size 2", {}, ""),
+        ("--npu-nz-cache", {"q_lora_rank": None}, ""),
+        (
+            "--npu-mla-prolog",
+            {"q_lora_rank": None},
+            "--npu-mla-prolog needs queries of low rank (q_lora_rank), which this model has not",
+        ),
+        (
+            "--npu-gather-after-q",
+            {},
+            "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend",
+        ),
+        (
+            "--npu-multi-stream",
+            {"n_shared_experts": None},
+            "--npu-multi-stream computes shared experts beside routed ones, and this model has",
+        ),
+        (
+            "--npu-mla-prolog --npu-nz-cache",
+            None,
+            "--npu-mla-prolog and --npu-nz-cache needs latent attention (MLA), which this model has not",
+        ),
+    ],
+)
+def test_latents_and_shared_experts(
+    words: str, changes: dict[str, object] | None, refusal: str, tmp_path: Path
+) -> None:
     """None: a model without either."""
     (tmp_path / "config.json").write_text(json.dumps(HF | (changes or {})))
     model = MODEL if changes is None else read_config(str(tmp_path))
     if not refusal:
         options = resolve(from_argv(words.split()), model, NPU, MACHINE).device_options
-        assert all(options[name] == (f"--npu-{name.replace('_', '-')}" in words) for name in (
-            "mla_prolog", "nz_cache", "multi_stream", "gather_after_q"))
+        assert all(
+            options[name] == (f"--npu-{name.replace('_', '-')}" in words)
+            for name in ("mla_prolog", "nz_cache", "multi_stream", "gather_after_q")
+        )
         return
     with pytest.raises(OptionsError, match=re.escape(refusal)):
         resolve(from_argv(words.split()), model, NPU, MACHINE)

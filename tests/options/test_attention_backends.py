@@ -21,28 +21,43 @@ def test_devices_attend_with_their_own() -> None:
     assert set(BACKENDS) <= set(by_name()["attention_backend"].choices or ())
 
 
-@pytest.mark.parametrize(("name", "phase", "device", "reason"), [
-    ("triton", None, "cpu", "not possible on cpu"),
-    ("trtllm_mha", "decode", "cuda", "package"), ("aiter", None, "cuda", "not possible on cuda"),
-    ("flashmla", None, "cuda", "no adapter here yet"), ("cutlass_mla", "prefill", "cuda", "has no prefill"),
-    ("torch_native", None, "npu", "ascend")])
+@pytest.mark.parametrize(
+    ("name", "phase", "device", "reason"),
+    [
+        ("triton", None, "cpu", "not possible on cpu"),
+        ("trtllm_mha", "decode", "cuda", "package"),
+        ("aiter", None, "cuda", "not possible on cuda"),
+        ("flashmla", None, "cuda", "no adapter here yet"),
+        ("cutlass_mla", "prefill", "cuda", "has no prefill"),
+        ("torch_native", None, "npu", "ascend"),
+    ],
+)
 def test_errors_say_what_is_missing(name: str, phase: str | None, device: str, reason: str) -> None:
     assert reason in (why_not(name, phase, DEVICES[device]) or "")
 
 
-@pytest.mark.parametrize(("name", "facts", "reason"), [
-    ("triton", (64, "float32", "fp8_e4m3", None), None),
-    ("torch_native", (1, "bfloat16", "fp8_e4m3", 80), None),
-    ("torch_native", (64, "bfloat16", "bfloat16", None), "no latent attention"),
-    ("flashmla", (64, "bfloat16", "bfloat16", 128), "for latent attention"),
-    ("flashmla", (16, "bfloat16", "bfloat16", None), "pages of 64")])
+@pytest.mark.parametrize(
+    ("name", "facts", "reason"),
+    [
+        ("triton", (64, "float32", "fp8_e4m3", None), None),
+        ("torch_native", (1, "bfloat16", "fp8_e4m3", 80), None),
+        ("torch_native", (64, "bfloat16", "bfloat16", None), "no latent attention"),
+        ("flashmla", (64, "bfloat16", "bfloat16", 128), "for latent attention"),
+        ("flashmla", (16, "bfloat16", "bfloat16", None), "pages of 64"),
+    ],
+)
 def test_what_suits_a_model(name: str, facts: tuple[int, str, str, int | None], reason: str | None) -> None:
     found = why_unsuited(name, *facts)
     assert found is None if reason is None else reason in (found or "")
 
 
 def card(words: str, **changes: Any) -> Plan:
-    return resolve(from_argv(["--device", "cuda", *words.split()]), type("Changed", (Model,), changes), DEVICES["cuda"], MACHINE)
+    return resolve(
+        from_argv(["--device", "cuda", *words.split()]),
+        type("Changed", (Model,), changes),
+        DEVICES["cuda"],
+        MACHINE,
+    )
 
 
 def test_decodes_without_graphs() -> None:
@@ -50,23 +65,46 @@ def test_decodes_without_graphs() -> None:
     made = card("--decode-attention-backend torch_native")
     assert made.cuda_graph_max_bs == 0 and "not captured" in made.why["cuda_graph_max_bs"].reason
     assert card("--prefill-attention-backend flex_attention").cuda_graph_max_bs > 0
-    with pytest.raises(OptionsError, match="--cuda-graph-bs: decodes of --attention-backend flex_attention are not captured"):
+    with pytest.raises(
+        OptionsError, match="--cuda-graph-bs: decodes of --attention-backend flex_attention are not captured"
+    ):
         card("--attention-backend flex_attention --cuda-graph-bs 4")
 
 
 def test_models_that_kernels_do_not_know() -> None:
-    with pytest.raises(OptionsError, match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton"):
+    with pytest.raises(
+        OptionsError,
+        match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton",
+    ):
         card("--attention-backend torch_native", latent=Latents.latent)
-    for changes, reason in (({"score_cap": 50.0}, "caps its attention scores"), ({"has_sinks": True}, "has sinks")):
+    for changes, reason in (
+        ({"score_cap": 50.0}, "caps its attention scores"),
+        ({"has_sinks": True}, "has sinks"),
+    ):
         assert card("", **changes).attention_backend == "triton"
         with pytest.raises(OptionsError, match=f"{reason}.* npu"):
-            resolve(from_argv(["--device", "npu"]), type("Changed", (Model,), changes), DEVICES["npu"], MACHINE)
+            resolve(
+                from_argv(["--device", "npu"]), type("Changed", (Model,), changes), DEVICES["npu"], MACHINE
+            )
 
 
-@pytest.mark.parametrize(("words", "reason"), [
-    ("--tp-size 2 --ep-size 2", "experts are on all ranks, split"), ("--tp-size 2 --moe-a2a-backend deepep", "this model's are split")])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--tp-size 2 --ep-size 2", "experts are on all ranks, split"),
+        ("--tp-size 2 --moe-a2a-backend deepep", "this model's are split"),
+    ],
+)
 def test_experts_of_one_tensor(words: str, reason: str) -> None:
-    moe = MoeConfig(num_experts=4, intermediate_size=8, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True,),
-                      routing=Routing(top_k=2), is_stacked=True)
+    moe = MoeConfig(
+        num_experts=4,
+        intermediate_size=8,
+        shared_size=0,
+        has_shared_gate=False,
+        has_bias=False,
+        layers=(True,),
+        routing=Routing(top_k=2),
+        is_stacked=True,
+    )
     with pytest.raises(OptionsError, match=reason):
         card(words, moe=moe)

@@ -38,7 +38,10 @@ def test_every_environment_setting_has_a_place() -> None:
 def test_objects_are_json() -> None:
     decoded = msgspec.json.decode(msgspec.json.encode([as_object(row) for row in EVERY]))
     assert len(decoded) == len(EVERY)
-    assert all({"flag", "aliases", "group", "type", "default", "choices", "status", "note"} <= one.keys() for one in decoded)
+    assert all(
+        {"flag", "aliases", "group", "type", "default", "choices", "status", "note"} <= one.keys()
+        for one in decoded
+    )
 
 
 def test_schema_follows_the_table() -> None:

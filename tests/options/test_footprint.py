@@ -18,7 +18,10 @@ from tests.models.make_pooled import make_pooled
 
 MACHINE = MachineFacts(cores=2, memory_bytes=2**30, entropy=1)
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {}, "tied": {"tie_word_embeddings": True}, "biased": {"attention_bias": True}, "one kv head": {"num_key_value_heads": 1},
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True},
+    "one kv head": {"num_key_value_heads": 1},
 }
 
 
@@ -37,7 +40,10 @@ def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_pat
     assert found.weights_bytes == stored.num_bytes
 
 
-@pytest.mark.parametrize(("family", "top"), [("bert", "embed"), ("roberta", "classify"), ("distilbert", "classify"), ("qwen3", "classify")])
+@pytest.mark.parametrize(
+    ("family", "top"),
+    [("bert", "embed"), ("roberta", "classify"), ("distilbert", "classify"), ("qwen3", "classify")],
+)
 def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
     """Of their weights and their pages, which encoders do not have."""
     from runtime.devices.base import open_device
@@ -50,12 +56,26 @@ def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
         ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
     finally:
         rank.close()
-    assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (found.weights_bytes, found.pages_bytes, found.num_pages)
+    assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
+        found.weights_bytes,
+        found.pages_bytes,
+        found.num_pages,
+    )
     assert (found.pages_bytes == 0) == (family != "qwen3")
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("mistral", "float16"), ("qwen2", "float32"), ("qwen3", "bfloat16"),
-                                               ("qwen3_moe", "bfloat16"), ("deepseek_v2", "bfloat16"), ("deepseek_v3", "bfloat16")])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama", "float32"),
+        ("mistral", "float16"),
+        ("qwen2", "float32"),
+        ("qwen3", "bfloat16"),
+        ("qwen3_moe", "bfloat16"),
+        ("deepseek_v2", "bfloat16"),
+        ("deepseek_v3", "bfloat16"),
+    ],
+)
 def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Path) -> None:
     from runtime.devices.base import open_device
     from runtime.settings import start_rank
@@ -67,13 +87,27 @@ def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Pat
         ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
     finally:
         rank.close()
-    assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (found.weights_bytes, found.pages_bytes, found.num_pages)
+    assert (ready.weights_bytes, ready.pages_bytes, ready.num_pages) == (
+        found.weights_bytes,
+        found.pages_bytes,
+        found.num_pages,
+    )
 
 
-@pytest.mark.parametrize(("options", "machine_bytes"), [({}, 2**30), ({}, 2**24), ({"swa_full_tokens_ratio": 0.1}, 2**24),
-                                                         ({"disable_hybrid_swa_memory": True}, 2**24), ({"max_total_tokens": 640}, 2**30)])
+@pytest.mark.parametrize(
+    ("options", "machine_bytes"),
+    [
+        ({}, 2**30),
+        ({}, 2**24),
+        ({"swa_full_tokens_ratio": 0.1}, 2**24),
+        ({"disable_hybrid_swa_memory": True}, 2**24),
+        ({"max_total_tokens": 640}, 2**30),
+    ],
+)
 @pytest.mark.parametrize("family", ["qwen2", "mistral"])
-def test_windows_have_their_own_pages(family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path) -> None:
+def test_windows_have_their_own_pages(
+    family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path
+) -> None:
     """A rank that finds as much memory takes as many pages of each kind."""
     from runtime.ranks.executor import count_pages
     from runtime.settings import start_rank
@@ -81,11 +115,18 @@ def test_windows_have_their_own_pages(family: str, options: dict[str, Any], mach
     own: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
     folder = make_checkpoint(family, tmp_path, sliding_window=20, **own)
     model = read_config(folder)
-    plan, found = planned(folder, MachineFacts(cores=2, memory_bytes=machine_bytes, entropy=1), dtype="float32", **options)
+    plan, found = planned(
+        folder, MachineFacts(cores=2, memory_bytes=machine_bytes, entropy=1), dtype="float32", **options
+    )
     layer_bytes = found.token_bytes // 2
     token_bytes = (layer_bytes, layer_bytes) if family == "qwen2" else (0, 2 * layer_bytes)
-    pools = count_pages(start_rank(plan, model), model.windows, found.budget_bytes - found.weights_bytes, token_bytes)
-    assert (found.num_pages, found.num_window_pages) == (pools.full + 1, pools.window + 1 if pools.window else 0)
+    pools = count_pages(
+        start_rank(plan, model), model.windows, found.budget_bytes - found.weights_bytes, token_bytes
+    )
+    assert (found.num_pages, found.num_window_pages) == (
+        pools.full + 1,
+        pools.window + 1 if pools.window else 0,
+    )
     assert (found.num_window_pages == 0) == plan.disable_hybrid_swa_memory
     assert found.weights_bytes + found.pages_bytes <= found.budget_bytes
 
@@ -137,7 +178,9 @@ def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
 
     targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
     folder = make_checkpoint(family, tmp_path, shared_expert_intermediate_size=64)
-    plan, plain = planned(folder, max_total_tokens=1024, enable_lora=True, max_lora_rank=8, lora_target_modules=targets)
+    plan, plain = planned(
+        folder, max_total_tokens=1024, enable_lora=True, max_lora_rank=8, lora_target_modules=targets
+    )
     config = read_config(folder)
     loras = open_loras(plan, config)
     assert loras is not None
@@ -147,7 +190,10 @@ def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
         ready = rank.start(start_rank(plan, config, loras), lambda phase, fraction: None)
     finally:
         rank.close()
-    assert found.weights_bytes + found.adapters_bytes == ready.weights_bytes and found.total_bytes > plain.total_bytes
+    assert (
+        found.weights_bytes + found.adapters_bytes == ready.weights_bytes
+        and found.total_bytes > plain.total_bytes
+    )
 
 
 def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +207,9 @@ def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     hosted, buffers = offloaded_bytes(wish, config, (1, 1, 1), 4)
     assert chosen(wish, [1] * 6) == (1, 3, 5) and hosted == 3 * buffers > 0
     install(monkeypatch, streams := Streams(is_late=False))
-    ready = StreamedRunner(streams, None).start(start_of(folder, offload_setup=WeightOffload(wish)), lambda phase, fraction: None)
+    ready = StreamedRunner(streams, None).start(
+        start_of(folder, offload_setup=WeightOffload(wish)), lambda phase, fraction: None
+    )
     assert ready.weights_bytes == pytest.approx(weight_count(config, 1) * 4 - hosted + buffers, rel=0.01)
 
 
@@ -169,13 +217,20 @@ def test_graphs_are_of_the_largest_step(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path)
     plain = planned(folder, device="cuda", dtype="bfloat16")[1].graphs_bytes
     half = planned(folder, device="cuda", dtype="bfloat16", cuda_graph_max_bs=128)[1].graphs_bytes
-    assert 0 < half < plain < planned(folder, device="cuda", dtype="bfloat16", enable_piecewise_cuda_graph=True)[1].graphs_bytes
+    assert (
+        0
+        < half
+        < plain
+        < planned(folder, device="cuda", dtype="bfloat16", enable_piecewise_cuda_graph=True)[1].graphs_bytes
+    )
     assert planned(folder, device="cuda", dtype="bfloat16", disable_cuda_graph=True)[1].graphs_bytes == 0
     assert planned(folder)[1].graphs_bytes == 0
 
 
 def test_what_is_given_back(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path)
-    _, found = planned(folder, device="cuda", dtype="bfloat16", enable_memory_saver=True, enable_weights_cpu_backup=True)
+    _, found = planned(
+        folder, device="cuda", dtype="bfloat16", enable_memory_saver=True, enable_weights_cpu_backup=True
+    )
     assert found.host_bytes == found.weights_bytes
     assert found.returned_bytes == found.total_bytes - found.activations_bytes

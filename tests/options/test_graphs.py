@@ -25,15 +25,25 @@ def plan(words: str, *, has_graphs: bool = True) -> Plan:
     return resolve(from_argv(words.split()), MODEL, WITH if has_graphs else WITHOUT, MACHINE)
 
 
-@pytest.mark.parametrize(("words", "sizes"), [
-    ("", [1, 2, 4, 8, 16, 24, 32]), ("--max-running-requests 6", [1, 2, 4, 6]), ("--cuda-graph-max-bs 9", [1, 2, 4, 8, 9]),
-    ("--cuda-graph-bs 3 5", [3, 5]), ("--disable-cuda-graph", [])])
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ("", [1, 2, 4, 8, 16, 24, 32]),
+        ("--max-running-requests 6", [1, 2, 4, 6]),
+        ("--cuda-graph-max-bs 9", [1, 2, 4, 8, 9]),
+        ("--cuda-graph-bs 3 5", [3, 5]),
+        ("--disable-cuda-graph", []),
+    ],
+)
 def test_sizes_that_the_ranks_are_told(words: str, sizes: list[int]) -> None:
     assert start_rank(plan(words), MODEL).graph_sizes == sizes
 
 
 def test_padding() -> None:
-    assert start_rank(plan(""), MODEL).graph_pads and not start_rank(plan("--disable-cuda-graph-padding"), MODEL).graph_pads
+    assert (
+        start_rank(plan(""), MODEL).graph_pads
+        and not start_rank(plan("--disable-cuda-graph-padding"), MODEL).graph_pads
+    )
 
 
 def test_a_device_without_graphs_needs_none() -> None:
@@ -41,11 +51,22 @@ def test_a_device_without_graphs_needs_none() -> None:
     assert plan("", has_graphs=False).why["cuda_graph_max_bs"].reason == "cpu captures no graphs"
 
 
-@pytest.mark.parametrize(("words", "has_graphs", "problem"), [
-    ("--cuda-graph-bs 1 2", False, "--cuda-graph-bs: cpu captures no graphs"),
-    ("--cuda-graph-max-bs 8 --disable-cuda-graph-padding", False,
-     "--cuda-graph-max-bs and --disable-cuda-graph-padding: cpu captures no graphs"),
-    ("--cuda-graph-bs 1 --disable-cuda-graph", True, "--cuda-graph-bs and --disable-cuda-graph contradict each other")])
+@pytest.mark.parametrize(
+    ("words", "has_graphs", "problem"),
+    [
+        ("--cuda-graph-bs 1 2", False, "--cuda-graph-bs: cpu captures no graphs"),
+        (
+            "--cuda-graph-max-bs 8 --disable-cuda-graph-padding",
+            False,
+            "--cuda-graph-max-bs and --disable-cuda-graph-padding: cpu captures no graphs",
+        ),
+        (
+            "--cuda-graph-bs 1 --disable-cuda-graph",
+            True,
+            "--cuda-graph-bs and --disable-cuda-graph contradict each other",
+        ),
+    ],
+)
 def test_what_cannot_be_meant(words: str, has_graphs: bool, problem: str) -> None:
     with pytest.raises(OptionsError) as refused:
         plan(words, has_graphs=has_graphs)
@@ -59,45 +80,82 @@ def on_card(words: str) -> Plan:
     return resolve(from_argv(["--device", "cuda", *words.split()]), MODEL, CARD, MACHINE)
 
 
-@pytest.mark.parametrize(("words", "sizes"), [
-    ("", []), ("--enable-piecewise-cuda-graph --max-running-requests 8", [16, 32, 64, 96, 128, 160, 192, 208]),
-    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-max-tokens 70", [16, 32, 64, 70]),
-    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 7 100", [7, 100])])
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ("", []),
+        ("--enable-piecewise-cuda-graph --max-running-requests 8", [16, 32, 64, 96, 128, 160, 192, 208]),
+        ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-max-tokens 70", [16, 32, 64, 70]),
+        ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 7 100", [7, 100]),
+    ],
+)
 def test_tokens_of_steps_in_pieces(words: str, sizes: list[int]) -> None:
     assert start_rank(on_card(words), MODEL).piecewise_sizes == sizes
 
 
-@pytest.mark.parametrize(("words", "problem"), [
-    ("--enable-piecewise-cuda-graph --disable-cuda-graph", "contradict each other"),
-    ("--piecewise-cuda-graph-tokens 64", "--enable-piecewise-cuda-graph"),
-    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 8 400 --max-running-requests 8", "400 is more than any step has (208")])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--enable-piecewise-cuda-graph --disable-cuda-graph", "contradict each other"),
+        ("--piecewise-cuda-graph-tokens 64", "--enable-piecewise-cuda-graph"),
+        (
+            "--enable-piecewise-cuda-graph --piecewise-cuda-graph-tokens 8 400 --max-running-requests 8",
+            "400 is more than any step has (208",
+        ),
+    ],
+)
 def test_what_pieces_cannot_be(words: str, problem: str) -> None:
     with pytest.raises(OptionsError) as refused:
         on_card(words)
     assert problem in str(refused.value)
 
 
-@pytest.mark.parametrize(("words", "compiled"), [
-    ("", Compiled()), ("--enable-torch-compile", Compiled(max_rows=32)),
-    ("--enable-torch-compile --torch-compile-max-bs 4 --enable-torch-compile-debug-mode", Compiled(max_rows=4, explains=True)),
-    ("--enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler inductor", Compiled(is_piecewise=True))])
+@pytest.mark.parametrize(
+    ("words", "compiled"),
+    [
+        ("", Compiled()),
+        ("--enable-torch-compile", Compiled(max_rows=32)),
+        (
+            "--enable-torch-compile --torch-compile-max-bs 4 --enable-torch-compile-debug-mode",
+            Compiled(max_rows=4, explains=True),
+        ),
+        (
+            "--enable-piecewise-cuda-graph --piecewise-cuda-graph-compiler inductor",
+            Compiled(is_piecewise=True),
+        ),
+    ],
+)
 def test_what_is_compiled(words: str, compiled: Compiled) -> None:
     assert start_rank(on_card(words), MODEL).compiled == compiled
     assert compiled.is_wanted == bool(words)
 
 
-@pytest.mark.parametrize(("words", "problem"), [
-    ("--enable-torch-compile --disable-cuda-graph", "only captured steps are compiled"),
-    ("--enable-torch-compile --tensor-parallel-size 2", "--enable-torch-compile is not possible with several ranks; leave it out"),
-    ("--torch-compile-max-bs 4", "--enable-torch-compile"),
-    ("--device cpu --enable-torch-compile", "--enable-torch-compile")])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--enable-torch-compile --disable-cuda-graph", "only captured steps are compiled"),
+        (
+            "--enable-torch-compile --tensor-parallel-size 2",
+            "--enable-torch-compile is not possible with several ranks; leave it out",
+        ),
+        ("--torch-compile-max-bs 4", "--enable-torch-compile"),
+        ("--device cpu --enable-torch-compile", "--enable-torch-compile"),
+    ],
+)
 def test_what_cannot_be_compiled(words: str, problem: str) -> None:
     with pytest.raises(OptionsError) as refused:
-        resolve(from_argv(["--device", "cuda", *words.split()]), MODEL, DEVICES["cpu"] if "cpu" in words else CARD, MACHINE)
+        resolve(
+            from_argv(["--device", "cuda", *words.split()]),
+            MODEL,
+            DEVICES["cpu"] if "cpu" in words else CARD,
+            MACHINE,
+        )
     assert problem in str(refused.value)
 
 
 def test_traces_of_captures_have_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "mkdtemp", lambda prefix: str(tmp_path / prefix))
     assert start_rank(on_card(""), MODEL).trace_folder == ""
-    assert start_rank(on_card("--enable-profile-cuda-graph"), MODEL).trace_folder == str(tmp_path / "runtime-captures-")
+    assert start_rank(on_card("--enable-profile-cuda-graph"), MODEL).trace_folder == str(
+        tmp_path / "runtime-captures-"
+    )

@@ -18,50 +18,60 @@ def value(given: ParsedOptions, name: str) -> Any:
     return getattr(getattr(given.options, by_name()[name].group), name)
 
 
-@pytest.mark.parametrize(("words", "name", "expected", "source"), [
-    ("", "port", 30000, None),
-    ("--port 0", "port", 0, "flag --port"),
-    ("--port=1", "port", 1, "flag --port"),
-    ("--port 1 --port 2", "port", 2, "flag --port"),
-    ("--page_size 8", "page_size", 8, "flag --page_size"),
-    ("--page-size auto", "page_size", "auto", "flag --page-size"),
-    ("--tp 2", "tensor_parallel_size", 2, "flag --tp"),
-    ("-m x", "model_path", "x", "flag -m"),
-    ("--disable-radix-cache", "disable_radix_cache", True, "flag --disable-radix-cache"),
-    ("--disable-radix-cache false", "disable_radix_cache", False, "flag --disable-radix-cache"),
-    ("--no-disable-radix-cache", "disable_radix_cache", False, "flag --no-disable-radix-cache"),
-    ("--chunked-prefill-size -1", "chunked_prefill_size", -1, "flag --chunked-prefill-size"),
-    ("--concurrency-limit 7", "max_running_requests", 7, "flag --concurrency-limit"),
-    ("--reuse_cache 0", "disable_radix_cache", True, "flag --reuse_cache"),
-    ("--max-batch-size 0", "max_running_requests", "auto", None),
-    ("--shutdown-timeout 1.5", "shutdown_timeout", 1.5, "flag --shutdown-timeout"),
-])
+@pytest.mark.parametrize(
+    ("words", "name", "expected", "source"),
+    [
+        ("", "port", 30000, None),
+        ("--port 0", "port", 0, "flag --port"),
+        ("--port=1", "port", 1, "flag --port"),
+        ("--port 1 --port 2", "port", 2, "flag --port"),
+        ("--page_size 8", "page_size", 8, "flag --page_size"),
+        ("--page-size auto", "page_size", "auto", "flag --page-size"),
+        ("--tp 2", "tensor_parallel_size", 2, "flag --tp"),
+        ("-m x", "model_path", "x", "flag -m"),
+        ("--disable-radix-cache", "disable_radix_cache", True, "flag --disable-radix-cache"),
+        ("--disable-radix-cache false", "disable_radix_cache", False, "flag --disable-radix-cache"),
+        ("--no-disable-radix-cache", "disable_radix_cache", False, "flag --no-disable-radix-cache"),
+        ("--chunked-prefill-size -1", "chunked_prefill_size", -1, "flag --chunked-prefill-size"),
+        ("--concurrency-limit 7", "max_running_requests", 7, "flag --concurrency-limit"),
+        ("--reuse_cache 0", "disable_radix_cache", True, "flag --reuse_cache"),
+        ("--max-batch-size 0", "max_running_requests", "auto", None),
+        ("--shutdown-timeout 1.5", "shutdown_timeout", 1.5, "flag --shutdown-timeout"),
+    ],
+)
 def test_words(words: str, name: str, expected: Any, source: str | None) -> None:
     given = from_argv(words.split())
     assert value(given, name) == expected and given.sources.get(name) == source
 
 
-@pytest.mark.parametrize(("words", "problem"), [
-    ("--prt 1", "--prt is no flag of this runtime; did you mean --port?"),
-    ("--qqqqqq", "`runtime options` lists all"),
-    ("--port", "--port needs a value: int >=0 <=65535"),
-    ("--port --host x", "--port needs a value"),
-    ("--port 70000", "--port 70000 is not possible; expected int >=0 <=65535"),
-    ("--port x", "--port x is not possible"),
-    ("--mem-fraction-static nan", "--mem-fraction-static nan is not possible"),
-    ("--mem-fraction-static 1.5", "expected float >0 <=1|auto"),
-    ("--port 99999999999999999999999", "is not possible"),
-    ("stray", "stray stands alone"),
-    ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
-    ("--load-format gguf", "--load-format gguf is not here yet; choose one of auto, dummy, safetensors"),
-    ("--disable-radix-cache=7", "expected bool"),
-    ("--json-model-override-args {", "is not JSON: "),
-    ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
-    ("--json-model-override-args \udc80", "is not possible; expected json"),
-    ("--speculative-algorithm EAGLE", "--speculative-algorithm is planned and not here yet; leave it out"),
-    ("--enable-p2p-check", "cuda devices"),
-    ("--api-key good s3cret=é", "--api-key is empty, or has"), ("--admin-api-key=", "--admin-api-key is empty"),
-])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--prt 1", "--prt is no flag of this runtime; did you mean --port?"),
+        ("--qqqqqq", "`runtime options` lists all"),
+        ("--port", "--port needs a value: int >=0 <=65535"),
+        ("--port --host x", "--port needs a value"),
+        ("--port 70000", "--port 70000 is not possible; expected int >=0 <=65535"),
+        ("--port x", "--port x is not possible"),
+        ("--mem-fraction-static nan", "--mem-fraction-static nan is not possible"),
+        ("--mem-fraction-static 1.5", "expected float >0 <=1|auto"),
+        ("--port 99999999999999999999999", "is not possible"),
+        ("stray", "stray stands alone"),
+        ("--dtype int3", "--dtype int3 is not possible; expected auto|bfloat16"),
+        ("--load-format gguf", "--load-format gguf is not here yet; choose one of auto, dummy, safetensors"),
+        ("--disable-radix-cache=7", "expected bool"),
+        ("--json-model-override-args {", "is not JSON: "),
+        ("--json-model-override-args " + "[" * 9999, "is not possible; expected json"),
+        ("--json-model-override-args \udc80", "is not possible; expected json"),
+        (
+            "--speculative-algorithm EAGLE",
+            "--speculative-algorithm is planned and not here yet; leave it out",
+        ),
+        ("--enable-p2p-check", "cuda devices"),
+        ("--api-key good s3cret=é", "--api-key is empty, or has"),
+        ("--admin-api-key=", "--admin-api-key is empty"),
+    ],
+)
 def test_problems(words: str, problem: str) -> None:
     with pytest.raises(OptionsError) as caught:
         from_argv(words.split())
@@ -71,14 +81,19 @@ def test_problems(words: str, problem: str) -> None:
 
 def test_all_problems_at_once() -> None:
     with pytest.raises(OptionsError) as caught:
-        from_argv("--port x --page-size 0 --nonsense 1 --enable-lora --max-lora-rank 8 --served-model-name a:b".split())
+        from_argv(
+            "--port x --page-size 0 --nonsense 1 --enable-lora --max-lora-rank 8 --served-model-name a:b".split()
+        )
     assert len(caught.value.problems) == 5  # --enable-lora lacks target modules
 
 
 def test_notices_say_who_does_the_job() -> None:
     given = from_argv(["--enable-mixed-chunk", "--concurrency-limit", "7", "--sp-type", "vanilla"])
-    assert given.notices == ["--enable-mixed-chunk has no effect: every step mixes them.",
-                             "--concurrency-limit is --max-running-requests here", "--sp-type vanilla asks for what is the default here"]
+    assert given.notices == [
+        "--enable-mixed-chunk has no effect: every step mixes them.",
+        "--concurrency-limit is --max-running-requests here",
+        "--sp-type vanilla asks for what is the default here",
+    ]
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -90,17 +105,20 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert value(given, "tensor_parallel_size") == 2 and value(given, "disable_radix_cache") is True
 
 
-@pytest.mark.parametrize(("text", "problem"), [
-    ("prt: 1\n", "prt is no option of this runtime; did you mean port? in server.yaml"),
-    ("port: [1\n", "is not YAML"),
-    ("- port\n", "must be a mapping"),
-    ("port: x\n", "port x is not possible"),
-    ("port:\n", "port in server.yaml has no value"),
-    ("config: other.yaml\n", "config is no option"),
-    ("1: 2\n", "1 is no option"),
-    ("port: 2024-13-01\n", "is not YAML"),
-    ("port: " + "[" * 3000, "is not YAML"),
-])
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("prt: 1\n", "prt is no option of this runtime; did you mean port? in server.yaml"),
+        ("port: [1\n", "is not YAML"),
+        ("- port\n", "must be a mapping"),
+        ("port: x\n", "port x is not possible"),
+        ("port:\n", "port in server.yaml has no value"),
+        ("config: other.yaml\n", "config is no option"),
+        ("1: 2\n", "1 is no option"),
+        ("port: 2024-13-01\n", "is not YAML"),
+        ("port: " + "[" * 3000, "is not YAML"),
+    ],
+)
 def test_wrong_files(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(text)
@@ -125,8 +143,19 @@ def test_keyword_arguments() -> None:
 
 values = st.sampled_from(["1", "0", "-1", "auto", "true", "x", "1.5", "{}", "", "--", "-", "="])
 words = st.one_of(st.sampled_from(sorted(by_flag())), values, st.text(max_size=8))
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.text(max_size=3), max_size=2))
-trees = st.dictionaries(st.one_of(st.sampled_from([row.name for row in by_flag().values()]), st.text(max_size=8)), scalars, max_size=6)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.text(max_size=3), max_size=2),
+)
+trees = st.dictionaries(
+    st.one_of(st.sampled_from([row.name for row in by_flag().values()]), st.text(max_size=8)),
+    scalars,
+    max_size=6,
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -36,24 +36,27 @@ def plan(words: str = "") -> Plan:
     return resolve(given, Model, device_facts(given.options.parallel.device), MACHINE)
 
 
-@pytest.mark.parametrize(("words", "name", "value", "source"), [
-    ("", "page_size", 16, "derived"),
-    ("--page-size 4", "page_size", 4, "flag --page-size"),
-    ("", "host", "127.0.0.1", "default"),
-    ("--dtype half", "dtype", "float16", "flag --dtype"),
-    ("--dtype auto", "dtype", "bfloat16", "derived"),
-    ("-m /some/folder", "served_model_name", "/some/folder", "derived"),
-    ("", "served_model_name", "pocket", "derived"),
-    ("-m /some/folder", "tokenizer_path", "/some/folder", "derived"),
-    ("--max-total-tokens 640", "max_total_tokens", 640, "flag --max-total-tokens"),
-    ("", "max_total_tokens", None, "derived"),
-    ("--chunked-prefill-size -1 --max-prefill-tokens 100", "max_step_tokens", 4096, "derived"),
-    ("--tp 2", "num_threads", 3, "derived"),
-    ("--device null", "chunked_prefill_size", 8192, "derived"),
-    ("--device npu", "page_size", 128, "derived"),
-    ("--device npu", "attention_backend", "ascend", "derived"),
-    ("--device npu --dtype float32", "dtype", "float32", "flag --dtype"),
-])
+@pytest.mark.parametrize(
+    ("words", "name", "value", "source"),
+    [
+        ("", "page_size", 16, "derived"),
+        ("--page-size 4", "page_size", 4, "flag --page-size"),
+        ("", "host", "127.0.0.1", "default"),
+        ("--dtype half", "dtype", "float16", "flag --dtype"),
+        ("--dtype auto", "dtype", "bfloat16", "derived"),
+        ("-m /some/folder", "served_model_name", "/some/folder", "derived"),
+        ("", "served_model_name", "pocket", "derived"),
+        ("-m /some/folder", "tokenizer_path", "/some/folder", "derived"),
+        ("--max-total-tokens 640", "max_total_tokens", 640, "flag --max-total-tokens"),
+        ("", "max_total_tokens", None, "derived"),
+        ("--chunked-prefill-size -1 --max-prefill-tokens 100", "max_step_tokens", 4096, "derived"),
+        ("--tp 2", "num_threads", 3, "derived"),
+        ("--device null", "chunked_prefill_size", 8192, "derived"),
+        ("--device npu", "page_size", 128, "derived"),
+        ("--device npu", "attention_backend", "ascend", "derived"),
+        ("--device npu --dtype float32", "dtype", "float32", "flag --dtype"),
+    ],
+)
 def test_values_and_sources(words: str, name: str, value: Any, source: str) -> None:
     made = plan(words)
     assert getattr(made, name) == value and made.why[name].value == value and made.why[name].source == source
@@ -67,12 +70,21 @@ def test_every_value_is_explained() -> None:
 
 
 def test_every_option_that_works_reaches_the_plan() -> None:
-    assert {row.name for row in rows() if row.status == "works"} - {"config"} <= {field.name for field in structs.fields(Plan)}
+    assert {row.name for row in rows() if row.status == "works"} - {"config"} <= {
+        field.name for field in structs.fields(Plan)
+    }
 
 
 def test_nothing_is_left_to_choose() -> None:
     left = [name for name, origin in plan().why.items() if origin.value == "auto"]
-    assert left == ["load_format", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser", "deepep_mode"]
+    assert left == [
+        "load_format",
+        "chat_template",
+        "completion_template",
+        "reasoning_parser",
+        "tool_call_parser",
+        "deepep_mode",
+    ]
 
 
 def test_the_embedded_model_is_a_word() -> None:
@@ -81,17 +93,29 @@ def test_the_embedded_model_is_a_word() -> None:
     assert plan("-m ./pocket").model_path == "./pocket"
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ("--tp 3", "--tensor-parallel-size 3 does not divide the model's 8 attention heads"),
-    ("--tp 3", "key/value heads are no multiples"),
-    ("--context-length 5000", "--context-length 5000 is beyond the model's 4096 tokens"),
-    ("--max-total-tokens 16 --page-size 16", "less than two pages"),
-    ("--device npu --page-size 16", "--page-size 16 is not possible on npu; choose one of 128, 256, 384, 512"),
-    ("--device npu --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3 is not possible on npu, which keeps keys and values in bfloat16"),
-    ("--attention-backend ascend", "--attention-backend ascend is not possible on cpu, which has torch_native"),
-    ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
-    ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
-])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--tp 3", "--tensor-parallel-size 3 does not divide the model's 8 attention heads"),
+        ("--tp 3", "key/value heads are no multiples"),
+        ("--context-length 5000", "--context-length 5000 is beyond the model's 4096 tokens"),
+        ("--max-total-tokens 16 --page-size 16", "less than two pages"),
+        (
+            "--device npu --page-size 16",
+            "--page-size 16 is not possible on npu; choose one of 128, 256, 384, 512",
+        ),
+        (
+            "--device npu --kv-cache-dtype fp8_e4m3",
+            "--kv-cache-dtype fp8_e4m3 is not possible on npu, which keeps keys and values in bfloat16",
+        ),
+        (
+            "--attention-backend ascend",
+            "--attention-backend ascend is not possible on cpu, which has torch_native",
+        ),
+        ("--sampling-backend ascend", "--sampling-backend ascend is not possible on cpu, which has pytorch"),
+        ("--base-gpu-id 2", "--base-gpu-id chooses among accelerators, and --device cpu is none"),
+    ],
+)
 def test_rules_about_the_model(words: str, sentence: str) -> None:
     with pytest.raises(OptionsError) as caught:
         plan(words)
@@ -99,19 +123,41 @@ def test_rules_about_the_model(words: str, sentence: str) -> None:
 
 
 class Sparse(Model):
-    moe = MoeConfig(num_experts=6, intermediate_size=36, shared_size=0, has_shared_gate=False, has_bias=False, layers=(True, True),
-                      routing=Routing(top_k=2))
+    moe = MoeConfig(
+        num_experts=6,
+        intermediate_size=36,
+        shared_size=0,
+        has_shared_gate=False,
+        has_bias=False,
+        layers=(True, True),
+        routing=Routing(top_k=2),
+    )
 
 
-@pytest.mark.parametrize(("words", "model", "sentence"), [
-    ("--tp 2 --ep-size 2", Model, "--expert-parallel-size 2 spreads experts, and this model has none"),
-    ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
-    ("--tp 8 --ep-size 1", Sparse, "splits each expert over 8 ranks, which does not divide its inner size 36"),
-    ("--tp 4 --ep-size 2", Sparse, ""),
-    ("--tp 2 --moe-a2a-backend deepep", Sparse, ""),
-    ("--tp 2 --moe-a2a-backend deepep", Model, "--moe-a2a-backend deepep brings tokens to experts, and this model has none"),
-    ("--moe-a2a-backend deepep", Sparse, "and there is one; leave it out, or raise --tensor-parallel-size"),
-])
+@pytest.mark.parametrize(
+    ("words", "model", "sentence"),
+    [
+        ("--tp 2 --ep-size 2", Model, "--expert-parallel-size 2 spreads experts, and this model has none"),
+        ("--tp 4 --ep-size 4", Sparse, "--expert-parallel-size 4 does not divide the model's 6 experts"),
+        (
+            "--tp 8 --ep-size 1",
+            Sparse,
+            "splits each expert over 8 ranks, which does not divide its inner size 36",
+        ),
+        ("--tp 4 --ep-size 2", Sparse, ""),
+        ("--tp 2 --moe-a2a-backend deepep", Sparse, ""),
+        (
+            "--tp 2 --moe-a2a-backend deepep",
+            Model,
+            "--moe-a2a-backend deepep brings tokens to experts, and this model has none",
+        ),
+        (
+            "--moe-a2a-backend deepep",
+            Sparse,
+            "and there is one; leave it out, or raise --tensor-parallel-size",
+        ),
+    ],
+)
 def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
     given = from_argv(words.split())
     if not sentence:
@@ -127,7 +173,9 @@ class Latents(Model):
 
 
 def test_latents_have_pages_of_their_own() -> None:
-    sentence = r"--page-size 256 is not possible on npu with latent attention \(MLA\); choose 128, or leave it out"
+    sentence = (
+        r"--page-size 256 is not possible on npu with latent attention \(MLA\); choose 128, or leave it out"
+    )
     with pytest.raises(OptionsError, match=sentence):
         resolve(from_argv(["--device", "npu", "--page-size", "256"]), Latents, DEVICES["npu"], MACHINE)
     assert resolve(from_argv(["--device", "npu"]), Latents, DEVICES["npu"], MACHINE).page_size == 128
@@ -139,7 +187,9 @@ class Recurrent(Model):
 
 def test_states_need_recurrent_layers() -> None:
     words = ["--max-mamba-cache-size", "8", "--mamba-scheduler-strategy", "extra_buffer"]
-    with pytest.raises(OptionsError, match="--max-mamba-cache-size, --mamba-scheduler-strategy does nothing with this model"):
+    with pytest.raises(
+        OptionsError, match="--max-mamba-cache-size, --mamba-scheduler-strategy does nothing with this model"
+    ):
         plan(" ".join(words))
     facts = device_facts("auto")
     made = resolve(from_argv(words), Recurrent, facts, MACHINE)
@@ -147,8 +197,12 @@ def test_states_need_recurrent_layers() -> None:
     assert resolve(from_argv([]), Recurrent, facts, MACHINE).mamba_scheduler_strategy == "extra_buffer"
     assert resolve(from_argv(["--mamba-track-interval", "40"]), Recurrent, facts, MACHINE).state_interval == 0
     for wrong, sentence in (
-            (["--mamba-track-interval", "40", "--mamba-scheduler-strategy", "extra_buffer"], "is no multiple of --page-size 16"),
-            (["--enable-hierarchical-cache", "--hicache-storage-backend", "file"], "cannot keep the states")):
+        (
+            ["--mamba-track-interval", "40", "--mamba-scheduler-strategy", "extra_buffer"],
+            "is no multiple of --page-size 16",
+        ),
+        (["--enable-hierarchical-cache", "--hicache-storage-backend", "file"], "cannot keep the states"),
+    ):
         with pytest.raises(OptionsError, match=sentence):
             resolve(from_argv(wrong), Recurrent, facts, MACHINE)
 
@@ -168,13 +222,23 @@ def test_all_broken_rules_are_shown() -> None:
 def test_ranks_are_told_about_the_null_device_only_there() -> None:
     assert plan().device_options == {}
     assert plan("--device null --null-step-s 0.5").device_options == {
-        "step_s": 0.5, "token_s": 0.0, "vocab_size": 1000, "first_token": 97, "poison_token": None, "poison": "raise"}
+        "step_s": 0.5,
+        "token_s": 0.0,
+        "vocab_size": 1000,
+        "first_token": 97,
+        "poison_token": None,
+        "poison": "raise",
+    }
 
 
 def test_secrets_are_hidden() -> None:
-    made = structs.replace(plan(), why={"api_key": Provenance("s3cret", "flag --api-key"), "port": Provenance(1, "default")})
-    assert made.public() == {"api_key": {"value": "(hidden)", "source": "flag --api-key", "reason": ""},
-                             "port": {"value": 1, "source": "default", "reason": ""}}
+    made = structs.replace(
+        plan(), why={"api_key": Provenance("s3cret", "flag --api-key"), "port": Provenance(1, "default")}
+    )
+    assert made.public() == {
+        "api_key": {"value": "(hidden)", "source": "flag --api-key", "reason": ""},
+        "port": {"value": 1, "source": "default", "reason": ""},
+    }
     assert by_name()["api_key"].secret and by_name()["admin_api_key"].secret
 
 
@@ -197,11 +261,20 @@ def test_an_unknown_device() -> None:
         device_facts("tpu")
 
 
-names = sorted(flag for flag, row in by_flag().items() if row.status in ("works", "superseded") and flag != "--config")
+names = sorted(
+    flag for flag, row in by_flag().items() if row.status in ("works", "superseded") and flag != "--config"
+)
 
 
 @settings(max_examples=200, deadline=None)
-@examples(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(["1", "2", "3", "16", "auto", "-1", "0.5", "true"])), max_size=6))
+@examples(
+    st.lists(
+        st.tuples(
+            st.sampled_from(names), st.sampled_from(["1", "2", "3", "16", "auto", "-1", "0.5", "true"])
+        ),
+        max_size=6,
+    )
+)
 def test_any_flags_give_a_plan_or_sentences(pairs: list[tuple[str, str]]) -> None:
     try:
         made = plan(" ".join(word for pair in pairs for word in pair))

@@ -1,4 +1,5 @@
-"""Profiles: what they set is in force with its reason, what they leave for later is not here yet, and everything wins over them."""
+"""Profiles: what they set is in force with its reason, what they leave for later is not here yet, and
+everything wins over them."""
 
 from pathlib import Path
 
@@ -34,40 +35,58 @@ def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str) -> 
         assert line.why
     for option, line in profile.later.items():
         row = by_name()[option]
-        assert row.status != "works" or line.value in row.later, f"{name}: {row.flag} works now: move it to `options`"
-        assert msgspec.convert(line.value, row.convert, strict=False) == line.value or isinstance(line.value, list)
+        assert row.status != "works" or line.value in row.later, (
+            f"{name}: {row.flag} works now: move it to `options`"
+        )
+        assert msgspec.convert(line.value, row.convert, strict=False) == line.value or isinstance(
+            line.value, list
+        )
 
 
 def test_a_profile_sets_values_with_their_reasons() -> None:
     found = plan_for(from_argv("--profile cpu-edge".split()), MACHINE)
     assert found.max_running_requests == 8
     assert found.public()["max_running_requests"] == {
-        "value": 8, "source": "profile cpu-edge", "reason": "a core computes few sequences at once"}
+        "value": 8,
+        "source": "profile cpu-edge",
+        "reason": "a core computes few sequences at once",
+    }
 
 
 def test_a_file_wins_over_a_profile_and_flags_over_both(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("profile: cpu-edge\nmax-running-requests: 3\nmax-queued-requests: 5\n")
     found = plan_for(from_argv(["--config", str(tmp_path / "a.yaml"), "--max-queued-requests", "6"]), MACHINE)
     assert (found.max_running_requests, found.max_queued_requests, found.chunked_prefill_size) == (3, 6, 128)
-    assert found.why["max_running_requests"].source == "file a.yaml" and found.why["max_running_requests"].reason == ""
+    assert (
+        found.why["max_running_requests"].source == "file a.yaml"
+        and found.why["max_running_requests"].reason == ""
+    )
 
 
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("about: mine\noptions:\n  tp: {value: 1, why: one is enough}\nlater:\n  nnodes: {value: 2, why: two are more}\n")
+    path.write_text(
+        "about: mine\noptions:\n  tp: {value: 1, why: one is enough}\nlater:\n  nnodes: {value: 2, why: two are more}\n"
+    )
     given = from_argv(["--profile", str(path)])
     assert given.reasons["tensor_parallel_size"] == "one is enough"
     assert given.notices == [f"profile {path} leaves out what is not here yet: nnodes"]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("about: x\noptions:\n  no-such: {value: 1, why: x}\n", "no-such is no option that a profile can set"),
-    ("about: x\noptions:\n  config: {value: a.yaml, why: x}\n", "config is no option"),
-    ("about: x\noptions:\n  page-size: 3\n", "is no profile: Expected `object`, got `int`"),
-    ("about: x\noptions:\n  page-size: {value: none, why: x}\n", "page_size of profile"),
-    ("about: [\n", "is no profile"),
-    ("- a\n", "is no profile"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "about: x\noptions:\n  no-such: {value: 1, why: x}\n",
+            "no-such is no option that a profile can set",
+        ),
+        ("about: x\noptions:\n  config: {value: a.yaml, why: x}\n", "config is no option"),
+        ("about: x\noptions:\n  page-size: 3\n", "is no profile: Expected `object`, got `int`"),
+        ("about: x\noptions:\n  page-size: {value: none, why: x}\n", "page_size of profile"),
+        ("about: [\n", "is no profile"),
+        ("- a\n", "is no profile"),
+    ],
+)
 def test_a_broken_profile_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
@@ -92,6 +111,8 @@ def test_ranks_on_npu_devices_get_the_variables_of_their_libraries() -> None:
 
 
 def test_options_of_one_device_are_refused_on_others() -> None:
-    with pytest.raises(OptionsError, match="--hccl-buffer-mb does nothing on --device cpu; leave it out, or take --device npu"):
+    with pytest.raises(
+        OptionsError,
+        match="--hccl-buffer-mb does nothing on --device cpu; leave it out, or take --device npu",
+    ):
         plan("--hccl-buffer-mb 1600", DEVICES["cpu"])
-

@@ -1,6 +1,8 @@
-"""The table against the reference systems: every flag is known, under every name, with the same default and choices or a reason.
+"""The table against the reference systems: every flag is known, under every name, with the same default and
+choices or a reason.
 
-reference.json holds facts only: for SGLang flag, aliases, type, default and choices; for RTP-LLM flag and default.
+reference.json holds facts only: for SGLang flag, aliases, type, default and choices; for RTP-LLM flag and
+default.
 """
 
 import json
@@ -15,12 +17,15 @@ from runtime.options.parse import from_argv
 from runtime.options.table import Row, by_flag, by_name, canonical, foreign_rows, rows
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
-SGLANG = pytest.mark.parametrize(("flag", "aliases", "kind", "default", "choices"), REFERENCE["sglang"], ids=lambda x: str(x)[:40])
+SGLANG = pytest.mark.parametrize(
+    ("flag", "aliases", "kind", "default", "choices"), REFERENCE["sglang"], ids=lambda x: str(x)[:40]
+)
 EVERY = pytest.mark.parametrize("row", [*rows(), *foreign_rows()], ids=lambda row: row.flag)
 
 
 def same_default(theirs: Any, ours: Any) -> bool:
-    """Equal, or the same thing said differently: None for auto, None or nothing for off and empty, a product for a number."""
+    """Equal, or the same thing said differently: None for auto, None or nothing for off and empty, a product
+    for a number."""
     if isinstance(theirs, str) and isinstance(ours, int):
         return theirs == "10 * 1000 * 1000" and ours == 10_000_000
     if not ours:
@@ -29,10 +34,14 @@ def same_default(theirs: Any, ours: Any) -> bool:
 
 
 @SGLANG
-def test_flag_of_sglang(flag: str, aliases: list[str], kind: str, default: Any, choices: list[str] | None) -> None:
+def test_flag_of_sglang(
+    flag: str, aliases: list[str], kind: str, default: Any, choices: list[str] | None
+) -> None:
     row = by_flag()[flag]
     assert all(by_flag()[alias] is row for alias in aliases)
-    assert same_default(default, row.default) or row.note or flag in row.aliases or row.means, f"default {row.default} is not {default}"
+    assert same_default(default, row.default) or row.note or flag in row.aliases or row.means, (
+        f"default {row.default} is not {default}"
+    )
     if choices and not row.means:
         ours = set(row.choices or ())
         assert set(map(str, choices)) - {"None"} <= ours, "choices are missing"
@@ -57,7 +66,11 @@ def test_each_row_is_complete(row: Row) -> None:
     assert bool(row.device) == (row.status == "other-device")
     assert row.note or row.status != "superseded", "who does its job?"
     assert not set(row.later) - set(row.choices or ())
-    assert row.default in (row.choices or (row.default,)) or row.default is None or str(row.default) in (row.choices or ())
+    assert (
+        row.default in (row.choices or (row.default,))
+        or row.default is None
+        or str(row.default) in (row.choices or ())
+    )
 
 
 def sample(row: Row) -> list[str]:
@@ -79,7 +92,8 @@ def sample(row: Row) -> list[str]:
 
 @EVERY
 def test_each_status_is_kept(row: Row) -> None:
-    """Works and superseded are accepted, planned and other-device refused by name: nothing is accepted and ignored in silence."""
+    """Works and superseded are accepted, planned and other-device refused by name: nothing is accepted and
+    ignored in silence."""
     argv = [row.flag, *sample(row)]
     try:
         given = from_argv(argv)
@@ -91,8 +105,12 @@ def test_each_status_is_kept(row: Row) -> None:
             assert row.device in text
         else:
             is_later = row.means and any(f"{word} is not here yet" in text for word in row.values.values())
-            assert row.name in ("config", "profile") or row.name.startswith("null_") or is_later or any(
-                words in text for words in ("does nothing without", "requires")), text
+            assert (
+                row.name in ("config", "profile")
+                or row.name.startswith("null_")
+                or is_later
+                or any(words in text for words in ("does nothing without", "requires"))
+            ), text
         return
     means_default = row.means and any("asks for what is the default" in line for line in given.notices)
     assert row.status in ("works", "superseded") or means_default
@@ -101,20 +119,30 @@ def test_each_status_is_kept(row: Row) -> None:
         assert given.sources[row.name] == f"flag {row.flag}"
 
 
-@pytest.mark.parametrize(("name", "type", "takes", "choices"), [
-    ("page_size", "int >=1|auto", "one", None),
-    ("mem_fraction_static", "float >0 <=1|auto", "one", None),
-    ("port", "int >=0 <=65535", "one", None),
-    ("disable_radix_cache", "bool", "switch", None),
-    ("enable_lora", "bool|auto", "switch", None),
-    ("log_format", "json|text", "one", ("json", "text")),
-    ("bucket_inter_token_latency", "float >=0 ...", "many", None),
-    ("json_model_override_args", "json", "json", None),
-    ("forward_hooks", "json", "json", None),
-    ("host", "str", "one", None),
-    ("speculative_algorithm", "EAGLE|EAGLE3|NEXTN|NGRAM|STANDALONE", "one", ("EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE")),
-])
-def test_types_are_read_from_the_declarations(name: str, type: str, takes: str, choices: tuple[str, ...] | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "type", "takes", "choices"),
+    [
+        ("page_size", "int >=1|auto", "one", None),
+        ("mem_fraction_static", "float >0 <=1|auto", "one", None),
+        ("port", "int >=0 <=65535", "one", None),
+        ("disable_radix_cache", "bool", "switch", None),
+        ("enable_lora", "bool|auto", "switch", None),
+        ("log_format", "json|text", "one", ("json", "text")),
+        ("bucket_inter_token_latency", "float >=0 ...", "many", None),
+        ("json_model_override_args", "json", "json", None),
+        ("forward_hooks", "json", "json", None),
+        ("host", "str", "one", None),
+        (
+            "speculative_algorithm",
+            "EAGLE|EAGLE3|NEXTN|NGRAM|STANDALONE",
+            "one",
+            ("EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE"),
+        ),
+    ],
+)
+def test_types_are_read_from_the_declarations(
+    name: str, type: str, takes: str, choices: tuple[str, ...] | None
+) -> None:
     row = by_name()[name]
     assert (row.type, row.takes, row.choices) == (type, takes, choices)
 

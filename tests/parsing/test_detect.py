@@ -17,25 +17,47 @@ from tests.parsing.test_formats import GOLDEN
 DOC = Path(__file__).parents[2] / "docs" / "tools.md"
 
 
-@pytest.mark.parametrize(("template", "tools", "thinking"), [
-    ("{{ messages }}", None, None),
-    ("<tools></tools><tool_call>", "hermes", None), ("<tool_call>{{ '<think>' }}", "hermes", "qwen3"),
-    ("<tool_call>\n<function=example>", "qwen3_coder", None), ("<tool_call>{name}<arg_key><think>", "glm45", "glm45"),
-    ("<｜tool▁call▁begin｜>function ```json <think>", "deepseekv3", "deepseek-v3"), ("<｜tool▁call▁begin｜>", "deepseekv31", None),
-    ("<｜DSML｜function_calls>", "deepseekv32", None), ("<｜DSML｜tool_calls>", "deepseekv4", None),
-    ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
-    ("<|channel|>analysis<|message|> to=functions.", "gpt-oss", "gpt-oss"), ("<|tool_calls_section_begin|><think>", "kimi_k2", "kimi_k2"),
-    ("Environment: ipython <|python_tag|>", "llama3", None), ("<|python_start|><|python_tag|>", "pythonic", None),
-])
+@pytest.mark.parametrize(
+    ("template", "tools", "thinking"),
+    [
+        ("{{ messages }}", None, None),
+        ("<tools></tools><tool_call>", "hermes", None),
+        ("<tool_call>{{ '<think>' }}", "hermes", "qwen3"),
+        ("<tool_call>\n<function=example>", "qwen3_coder", None),
+        ("<tool_call>{name}<arg_key><think>", "glm45", "glm45"),
+        ("<｜tool▁call▁begin｜>function ```json <think>", "deepseekv3", "deepseek-v3"),
+        ("<｜tool▁call▁begin｜>", "deepseekv31", None),
+        ("<｜DSML｜function_calls>", "deepseekv32", None),
+        ("<｜DSML｜tool_calls>", "deepseekv4", None),
+        ("[TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("<|channel|>analysis<|message|> to=functions.", "gpt-oss", "gpt-oss"),
+        ("<|tool_calls_section_begin|><think>", "kimi_k2", "kimi_k2"),
+        ("Environment: ipython <|python_tag|>", "llama3", None),
+        ("<|python_start|><|python_tag|>", "pythonic", None),
+    ],
+)
 def test_templates_show_the_format(template: str, tools: str | None, thinking: str | None) -> None:
     assert choose("auto", "auto", template) == Formats(tools, thinking)
 
 
-SAME = {"qwen": "hermes", "qwen25": "hermes", "trinity": "hermes", "step3p5": "qwen3_coder", "mimo": "qwen3_coder", "glm": "glm45",
-        "glm47": "glm45", "jamba": "hunyuan", "ling3": "glm45", "poolside_v1": "glm45", "spark25": "glm45", "nanbeige": "qwen3_coder"}
+SAME = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "trinity": "hermes",
+    "step3p5": "qwen3_coder",
+    "mimo": "qwen3_coder",
+    "glm": "glm45",
+    "glm47": "glm45",
+    "jamba": "hunyuan",
+    "ling3": "glm45",
+    "poolside_v1": "glm45",
+    "spark25": "glm45",
+    "nanbeige": "qwen3_coder",
+}
 
 
-@pytest.mark.parametrize("name", sorted((FORMATS.keys() | FRAMINGS) - {"llama3", "pythonic"}))  # their calls have no marks
+# their calls have no marks
+@pytest.mark.parametrize("name", sorted((FORMATS.keys() | FRAMINGS) - {"llama3", "pythonic"}))
 def test_a_template_that_writes_calls_of_a_format_shows_it(name: str) -> None:
     assert choose("auto", "auto", GOLDEN[name]).tools == SAME.get(name, name)
 
@@ -47,7 +69,9 @@ def test_every_format_is_in_the_document() -> None:
 
 
 def test_marks() -> None:
-    assert {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "</think>"} <= {*marks_of("deepseekv3", "deepseek-r1")}
+    assert {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "</think>"} <= {
+        *marks_of("deepseekv3", "deepseek-r1")
+    }
     assert "<|channel|>" in marks_of("gpt-oss", None) and marks_of(None, None) == ()
 
 
@@ -58,20 +82,30 @@ def test_pockets_template() -> None:
 def test_names() -> None:
     assert choose("qwen25", "deepseek-r1", "") == Formats("qwen25", "deepseek-r1", is_told=True)
     assert choose("none", "none", "<tool_call><think>") == Formats()
-    for wrong, says in ((("xyz", "auto"), "xyz is unknown; there are auto, none"), (("auto", "qwen4"), "did you mean qwen3"),
-                        (("beam", "auto"), "beam reads a template of answers"), (("auto", "telechat4"), "nothing public says")):
+    for wrong, says in (
+        (("xyz", "auto"), "xyz is unknown; there are auto, none"),
+        (("auto", "qwen4"), "did you mean qwen3"),
+        (("beam", "auto"), "beam reads a template of answers"),
+        (("auto", "telechat4"), "nothing public says"),
+    ):
         with pytest.raises(OptionsError, match=says):
             choose(*wrong, "")
     for table, known in ((_TOOLS, FORMATS), (_THINKING, THINKING)):
         assert {name for name, _ in table} <= {*FRAMINGS, *known}
 
 
-@pytest.mark.parametrize(("tools", "thinking", "ours"), [
-    ("deepseek_v3", "deepseek_r1", ("deepseekv3", "deepseek-r1")), ("openai", "openai_gptoss", ("gpt-oss", "gpt-oss")),
-    ("llama3_json", "none", ("llama3", None)), ("minimax_m2", "minimax_m2_append_think", ("minimax-m2", "minimax-append-think")),
-    ("qwen3_xml", "glm45", ("qwen3_coder", "glm45")), ("kimi_k3", "kimi_k3", ("kimi_k3", "kimi_k3")), ("glm-45", "hunyuan_a13b",
-                                                                                                   ("glm45", "hunyuan")),
-])
+@pytest.mark.parametrize(
+    ("tools", "thinking", "ours"),
+    [
+        ("deepseek_v3", "deepseek_r1", ("deepseekv3", "deepseek-r1")),
+        ("openai", "openai_gptoss", ("gpt-oss", "gpt-oss")),
+        ("llama3_json", "none", ("llama3", None)),
+        ("minimax_m2", "minimax_m2_append_think", ("minimax-m2", "minimax-append-think")),
+        ("qwen3_xml", "glm45", ("qwen3_coder", "glm45")),
+        ("kimi_k3", "kimi_k3", ("kimi_k3", "kimi_k3")),
+        ("glm-45", "hunyuan_a13b", ("glm45", "hunyuan")),
+    ],
+)
 def test_names_that_vllm_has(tools: str, thinking: str, ours: tuple[str, str | None]) -> None:
     assert choose(tools, thinking, "") == Formats(*ours, is_told=thinking != "none")
 
@@ -82,7 +116,11 @@ def test_parsers() -> None:
     assert open_parser(hermes, {}, "").feed(call + ".") == [Content(call + ".")]
     parser = open_parser(hermes, {"f": {}}, "<think>\n")
     assert isinstance(parser, Parser)
-    assert parser.feed("so</think>") + parser.feed(call) == [Reasoning("so"), CallBegin(0, "f"), *parser_rest()]
+    assert parser.feed("so</think>") + parser.feed(call) == [
+        Reasoning("so"),
+        CallBegin(0, "f"),
+        *parser_rest(),
+    ]
     assert isinstance(open_parser(Formats("gpt-oss", "gpt-oss"), {}, ""), ChannelParser)
     assert isinstance(open_parser(Formats("gpt-oss", "gpt-oss"), {"f": {}}, "", is_demanded=True), Parser)
     listed = open_parser(Formats(), {"f": {}}, "", is_demanded=True).feed('[{"name": "f", "arguments": {}}]')

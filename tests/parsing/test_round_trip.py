@@ -1,4 +1,5 @@
-"""Calls written as a model's template writes them are read as they were, whatever their arguments hold and however the text is cut."""
+"""Calls written as a model's template writes them are read as they were, whatever their arguments hold and
+however the text is cut."""
 
 import json
 from keyword import iskeyword
@@ -15,13 +16,50 @@ from tests.parsing.render import WRITERS, render
 from tests.parsing.test_formats import parse
 
 MARKUP = {name for name, form in FORMATS.items() if any(hasattr(item, "value_end") for item in form.items)}
-MARKS = sorted({mark for form in FORMATS.values() for section in form.sections for mark in (section.begin, section.end) if mark}
-               | {"</parameter>", "</arg_value>", "</function>", "```", "<|call|>", "\n", '"', "'", "\\", "}", "]", "<escape>", '<|"|>'})
-TEXTS = st.lists(st.sampled_from(MARKS) | st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=6), max_size=4).map("".join)
-LEAVES = TEXTS | st.integers(-2**40, 2**40) | st.booleans() | st.none() | st.floats(-1e6, 1e6, allow_nan=False)
-KEYS = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True).filter(lambda word: not iskeyword(word))  # Pythonic calls have none
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6)
-KINDS = {str: "string", int: "integer", bool: "boolean", type(None): "null", float: "number", list: "array", dict: "object"}
+MARKS = sorted(
+    {
+        mark
+        for form in FORMATS.values()
+        for section in form.sections
+        for mark in (section.begin, section.end)
+        if mark
+    }
+    | {
+        "</parameter>",
+        "</arg_value>",
+        "</function>",
+        "```",
+        "<|call|>",
+        "\n",
+        '"',
+        "'",
+        "\\",
+        "}",
+        "]",
+        "<escape>",
+        '<|"|>',
+    }
+)
+TEXTS = st.lists(
+    st.sampled_from(MARKS) | st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=6), max_size=4
+).map("".join)
+LEAVES = (
+    TEXTS | st.integers(-(2**40), 2**40) | st.booleans() | st.none() | st.floats(-1e6, 1e6, allow_nan=False)
+)
+# Pythonic calls have none
+KEYS = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True).filter(lambda word: not iskeyword(word))
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
+)
+KINDS = {
+    str: "string",
+    int: "integer",
+    bool: "boolean",
+    type(None): "null",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
 
 
 def strings(value: Any) -> list[str]:
@@ -45,11 +83,13 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def can_say(name: str, arguments: dict[str, Any]) -> bool:
-    """Formats that write strings without escapes cannot write their own marks inside of them, nor the white space that they trim."""
+    """Formats that write strings without escapes cannot write their own marks inside of them, nor the white
+    space that they trim."""
     texts = strings(arguments)
     if name in MARKUP:
         return not any(mark in text for text in texts for mark in ("</", "<arg")) and not any(
-            isinstance(value, str) and value != value.strip() for value in arguments.values())
+            isinstance(value, str) and value != value.strip() for value in arguments.values()
+        )
     if name in ("gemma", "gemma4"):
         quote = "<escape>" if name == "gemma" else '<|"|>'
         return not any(quote[0] in text for text in texts)
@@ -61,8 +101,12 @@ def can_say(name: str, arguments: dict[str, Any]) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=st.sampled_from(sorted(WRITERS)), said=st.sampled_from(["", "Well."]), cuts=st.lists(st.integers(0, 400), max_size=6),
-       arguments=st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=3))
+@given(
+    name=st.sampled_from(sorted(WRITERS)),
+    said=st.sampled_from(["", "Well."]),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+    arguments=st.lists(st.dictionaries(KEYS, VALUES, max_size=3), min_size=1, max_size=3),
+)
 def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[dict[str, Any]]) -> None:
     assume(all(can_say(name, one) for one in arguments))
     calls = [(f"f{i}", one) for i, one in enumerate(arguments)]
@@ -70,8 +114,17 @@ def test_calls_come_back(name: str, said: str, cuts: list[int], arguments: list[
     text = ("" if name in ("llama3", "pythonic", *FRAMINGS) else said) + render(name, calls)
     at = sorted({min(cut, len(text)) for cut in cuts})
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
-    events = parse(lambda: ChannelParser(FRAMINGS[name], tools) if name in FRAMINGS else Parser(FORMATS[name], None, tools), pieces)
-    assert [event.name for event in events if isinstance(event, CallBegin)] == [function for function, _ in calls]
+    events = parse(
+        lambda: (
+            ChannelParser(FRAMINGS[name], tools) if name in FRAMINGS else Parser(FORMATS[name], None, tools)
+        ),
+        pieces,
+    )
+    assert [event.name for event in events if isinstance(event, CallBegin)] == [
+        function for function, _ in calls
+    ]
     assert [json.loads(event.text) for event in events if isinstance(event, Arguments)] == arguments
     assert sum(isinstance(event, CallEnd) for event in events) == len(calls)
-    assert [event.text for event in events if isinstance(event, Content)] == ([said] if said and text.startswith(said) else [])
+    assert [event.text for event in events if isinstance(event, Content)] == (
+        [said] if said and text.startswith(said) else []
+    )

@@ -30,7 +30,11 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+}
 CODER = Tokenizer.from_file(str(PATH / "tokenizer.json"))
 
 
@@ -77,7 +81,11 @@ def test_weights_match_the_configuration() -> None:
 
 
 def test_end_tokens_agree() -> None:
-    config, generation, options = read("config.json"), read("generation_config.json"), read("tokenizer_config.json")
+    config, generation, options = (
+        read("config.json"),
+        read("generation_config.json"),
+        read("tokenizer_config.json"),
+    )
     assert options["eos_token"] == "<|im_end|>" and options["pad_token"] == "<|endoftext|>"
     assert config["eos_token_id"] == CODER.token_to_id("<|im_end|>")
     assert generation["eos_token_id"] == [CODER.token_to_id("<|im_end|>"), CODER.token_to_id("<|endoftext|>")]
@@ -87,7 +95,9 @@ def test_transformers_reads_tokenizer_and_template() -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(PATH)
     text = "Spell cat 123, <think> twice\n\n"
-    assert tokenizer.encode(text, add_special_tokens=False) == CODER.encode(text, add_special_tokens=False).ids
+    assert (
+        tokenizer.encode(text, add_special_tokens=False) == CODER.encode(text, add_special_tokens=False).ids
+    )
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 < 2 & 'x'"}]
     theirs = tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False, add_generation_prompt=True)
     assert theirs == render(messages, [TOOL], add_generation_prompt=True)
@@ -166,7 +176,13 @@ def test_held_out_questions_are_not_trained_on() -> None:
         asked = [held_out(rng, kind).exchanges[0] for _ in range(50)]
         assert all(is_held_out(exchange.key) for exchange in asked)
         assert keys.isdisjoint(exchange.key for exchange in asked)
-    facts = {plain(m["content"]) for made in trained for e in made.exchanges if e.kind == "facts" for m in e.messages[:1]}
+    facts = {
+        plain(m["content"])
+        for made in trained
+        for e in made.exchanges
+        if e.kind == "facts"
+        for m in e.messages[:1]
+    }
     unseen = {held_out(rng, "facts").exchanges[0].key.removeprefix("facts:") for _ in range(100)}
     assert facts.isdisjoint(unseen)
 

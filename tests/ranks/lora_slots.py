@@ -1,4 +1,5 @@
-"""Sequences with adapters beside one without, decoded together: each as the model with its adapter merged, whoever sits where."""
+"""Sequences with adapters beside one without, decoded together: each as the model with its adapter merged,
+whoever sits where."""
 
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,27 @@ PROMPT = [5, 9, 100, 7]
 
 def seated(**seats: int) -> LoraAssignment:
     """Adapter by seat, as `s0=2`."""
-    pairs = [np.array(column, np.int32) for column in ([int(seat[1:]) for seat in seats], list(seats.values()))]
+    pairs = [
+        np.array(column, np.int32) for column in ([int(seat[1:]) for seat in seats], list(seats.values()))
+    ]
     return LoraAssignment(*pairs, np.empty(0, np.int32))
 
 
-def decode_with_adapters(folder: Path, index: Path, num_steps: int, page_size: int = 4, **wishes: Any) -> Executor:
+def decode_with_adapters(
+    folder: Path, index: Path, num_steps: int, page_size: int = 4, **wishes: Any
+) -> Executor:
     """Adapters 1 and 2; then others sit where they sat, and nobody has one."""
     references, loads = [Reference(folder)], []
     for id in (1, 2):
-        adapter = make_adapter(folder, index / f"{id}", seed=id, targets=ALL if id == 1 else ("q_proj", "v_proj", "down_proj"))
+        adapter = make_adapter(
+            folder, index / f"{id}", seed=id, targets=ALL if id == 1 else ("q_proj", "v_proj", "down_proj")
+        )
         references.append(Reference(merge(folder, adapter, index / f"{id}-merged", {"": 2.0})))
         loads.append(LoadAdapter(id, str(adapter)))
     setup = AdapterSetup(num_lora_slots=2, max_rank=6, targets=ALL, loaded=loads)
-    executor, ready = start(folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **wishes)
+    executor, ready = start(
+        folder, page_size=page_size, max_len=64, max_total_tokens=64 * page_size, adapters=setup, **wishes
+    )
     for size in wishes.get("graph_sizes", []):
         assert executor.capture(size).error == ""
     planner, done = Planner(executor, ready, page_size), []
@@ -47,5 +56,7 @@ def decode_with_adapters(folder: Path, index: Path, num_steps: int, page_size: i
             for _ in range(num_steps):
                 planner.run(batch, [])
     for row, adapter in done:
-        assert row.tokens[len(PROMPT) :] == references[adapter].greedy(PROMPT, len(row.tokens) - len(PROMPT)), (row.slot, adapter)
+        assert row.tokens[len(PROMPT) :] == references[adapter].greedy(
+            PROMPT, len(row.tokens) - len(PROMPT)
+        ), (row.slot, adapter)
     return executor

@@ -1,4 +1,5 @@
-"""Steps through torch.compile, without a compiler of machine code: the same tokens, and one function for all layers and sizes."""
+"""Steps through torch.compile, without a compiler of machine code: the same tokens, and one function for all
+layers and sizes."""
 
 import subprocess
 import sys
@@ -43,29 +44,49 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path, monkeypatch: py
     batch = loaded.batch
     monkeypatch.setattr(loaded, "batch", lambda *args: replace(batch(*args), is_compiled=True))
     planner = Planner(executor, ready, 4)
-    rows = [planner.row(slot, [(slot + 3) * i % 250 for i in range(5 + slot)], sampling()) for slot in range(3)]
+    rows = [
+        planner.row(slot, [(slot + 3) * i % 250 for i in range(5 + slot)], sampling()) for slot in range(3)
+    ]
     planner.run([], [(row, row.prompt_len) for row in rows])
     for step in range(4):
         planner.run(rows[: 3 - step % 3], [])
     reference = Reference(folder)
-    assert all(row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
-               for row in rows)
+    assert all(
+        row.tokens[row.prompt_len :]
+        == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+        for row in rows
+    )
     assert counter.frame_count == 2, "nothing was compiled anew"
 
 
-@pytest.mark.parametrize(("compiled", "asked"), [
-    (Compiled(max_rows=2), {("graphs", 2): True, ("graphs", 4): False, ("pieces", 8): False}),
-    (Compiled(is_piecewise=True), {("graphs", 2): False, ("graphs", 4): False, ("pieces", 8): True})])
-def test_which_captures_are_compiled(compiled: Compiled, asked: dict[tuple[str, int], bool], tmp_path: Path,
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("compiled", "asked"),
+    [
+        (Compiled(max_rows=2), {("graphs", 2): True, ("graphs", 4): False, ("pieces", 8): False}),
+        (Compiled(is_piecewise=True), {("graphs", 2): False, ("graphs", 4): False, ("pieces", 8): True}),
+    ],
+)
+def test_which_captures_are_compiled(
+    compiled: Compiled, asked: dict[tuple[str, int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[tuple[str, int], bool] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-    executor, _ = start(make_checkpoint("llama", tmp_path), device="taped", max_len=64, compiled=compiled, graph_sizes=[2, 4],
-                        piecewise_sizes=[8])
+    executor, _ = start(
+        make_checkpoint("llama", tmp_path),
+        device="taped",
+        max_len=64,
+        compiled=compiled,
+        graph_sizes=[2, 4],
+        piecewise_sizes=[8],
+    )
     loaded: Any = executor.loaded  # type: ignore[attr-defined]
     kind = "graphs"
     inner = loaded.model.compiled
-    monkeypatch.setattr(loaded.model, "compiled", lambda layer, x, *rest: (seen.update({(kind, len(x)): True}), inner(layer, x, *rest))[1])
+    monkeypatch.setattr(
+        loaded.model,
+        "compiled",
+        lambda layer, x, *rest: (seen.update({(kind, len(x)): True}), inner(layer, x, *rest))[1],
+    )
     for kind, size, unit in (("graphs", 2, "sequences"), ("graphs", 4, "sequences"), ("pieces", 8, "tokens")):
         seen[kind, size] = False
         assert executor.capture(size, unit).error == ""
@@ -84,11 +105,18 @@ def test_what_cannot_be_compiled_ends_the_start(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_plain_forms_are_those_of_the_oracle(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, residual, weight = torch.randn(3, 32).to(dtype), torch.randn(3, 32).to(dtype), torch.randn(32).to(dtype)
+    x, residual, weight = (
+        torch.randn(3, 32).to(dtype),
+        torch.randn(3, 32).to(dtype),
+        torch.randn(32).to(dtype),
+    )
     oracle = CpuOps(dtype)
     near = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
-    for found, expected in zip(plain.add_rms_norm(x, residual, weight, 1e-5), oracle.add_rms_norm(x, residual.clone(), weight, 1e-5),
-                               strict=True):
+    for found, expected in zip(
+        plain.add_rms_norm(x, residual, weight, 1e-5),
+        oracle.add_rms_norm(x, residual.clone(), weight, 1e-5),
+        strict=True,
+    ):
         torch.testing.assert_close(found, expected, **near)
     for kind in get_args(Gate):
         torch.testing.assert_close(plain.act_and_mul(x, kind), oracle.act_and_mul(x.clone(), kind), **near)

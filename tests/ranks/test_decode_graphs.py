@@ -1,4 +1,5 @@
-"""Decode steps through graphs: the tokens of steps that are launched one by one, whatever the family, the company and the padding."""
+"""Decode steps through graphs: the tokens of steps that are launched one by one, whatever the family, the
+company and the padding."""
 
 import os
 from functools import cache
@@ -70,7 +71,8 @@ def test_greedy_equals_transformers(case: str, checkpoints: Any) -> None:
 
 @pytest.mark.parametrize("case", ["llama", "mistral window", "deepseek_v3"])
 def test_prefix_and_preemption(case: str, checkpoints: Any) -> None:
-    """A second sequence shares pages; the first loses its own and comes back in another slot, where somebody else was."""
+    """A second sequence shares pages; the first loses its own and comes back in another slot, where somebody
+    else was."""
     folder, reference, expected = checkpoints(case)
     planner, _ = opened(folder)
     first = planner.row(0, prompts()[3], sampling())
@@ -94,7 +96,10 @@ def test_windows_in_a_pool_of_their_own(model: str, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path, **overrides)
     executor, ready = start(folder, max_step_tokens=8, window_ratio=0.1, **SMALL)
     planner = Planner(executor, ready, 4, window=WINDOW)
-    rows = [planner.row(slot, [(i * k) % 250 for i in range(40)], sampling()) for slot, k in enumerate((7, 11, 13))]
+    rows = [
+        planner.row(slot, [(i * k) % 250 for i in range(40)], sampling())
+        for slot, k in enumerate((7, 11, 13))
+    ]
     for row in rows:
         while row.computed < row.prompt_len:
             planner.run([], [(row, 8)])
@@ -104,20 +109,24 @@ def test_windows_in_a_pool_of_their_own(model: str, tmp_path: Path) -> None:
     assert [row.tokens[40:] for row in rows] == [reference.greedy(row.tokens[:40], 21) for row in rows]
 
 
-DRAWS = {"for all": (((ANY_K, True),), 40), "for none": ((), 10), "two": (((0, False), (4, True)), 30)}  # plain rows' tokens by graphs
+# plain rows' tokens by graphs
+DRAWS = {"for all": (((ANY_K, True),), 40), "for none": ((), 10), "two": (((0, False), (4, True)), 30)}
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("company", [False, True])
 def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without graphs."""
+    """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without
+    graphs."""
     folder, _, _ = checkpoints("qwen3")
     monkeypatch.setattr(taped, "executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
 
     def run(**wishes: Any) -> tuple[list[list[int]], Any]:
         executor, ready = start(folder, max_slots=16, max_len=128, **wishes)
         planner = Planner(executor, ready, 4)
-        rows = [planner.row(slot, [5, 9, 100, 7], sampling(**wish)) for slot, wish in enumerate(WISHES.values())]
+        rows = [
+            planner.row(slot, [5, 9, 100, 7], sampling(**wish)) for slot, wish in enumerate(WISHES.values())
+        ]
         rows.append(planner.row(9, [5, 9, 100, 7], sampling(top_logprobs=2, temperature=0.8)))
         for row in rows:
             planner.prefill(row)
@@ -130,7 +139,8 @@ def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest
     found, executor = run(device="taped", graph_sizes=[2, 8])
     assert found == expected
     forwards, replays = len(executor.tapes.lengths), executor.tapes.replays
-    plain = 0 if company else DRAWS[draws][1]  # rows that wish for nothing but a token: greedy, random, nucleus, top_k
+    # rows that wish for nothing but a token: greedy, random, nucleus, top_k
+    plain = 0 if company else DRAWS[draws][1]
     assert (forwards, replays - forwards) == ((10, 0) if company else (80, plain))
 
 
@@ -164,7 +174,8 @@ def test_without_padding_a_graph_serves_its_own_number(checkpoints: Any) -> None
 
 
 def test_many_page_updates_in_one_step(checkpoints: Any) -> None:
-    """More than the inputs of a graph have room for: after a retraction that gave pages of a long sequence anew, say."""
+    """More than the inputs of a graph have room for: after a retraction that gave pages of a long sequence
+    anew, say."""
     planner, tapes = opened(checkpoints("llama")[0])
     row = planner.row(0, [1, 2, 3], sampling())
     planner.prefill(row)
@@ -208,10 +219,22 @@ def test_a_draw_that_cannot_be_captured_stays_outside(checkpoints: Any) -> None:
     assert tapes.replays == 3
 
 
-@pytest.mark.parametrize("body", [
-    lambda x: x.sum().item(), lambda x: bool(x.any()), lambda x: x.tolist(), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.cpu(),
-    lambda x: x + torch.tensor([1.0, 2.0]), lambda x: x + torch.from_numpy(np.ones(2, np.float32)), lambda x: x.unique(),
-    lambda x: int(x[0]), lambda x: torch.repeat_interleave(x, x.long())])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x.tolist(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.cpu(),
+        lambda x: x + torch.tensor([1.0, 2.0]),
+        lambda x: x + torch.from_numpy(np.ones(2, np.float32)),
+        lambda x: x.unique(),
+        lambda x: int(x[0]),
+        lambda x: torch.repeat_interleave(x, x.long()),
+    ],
+)
 def test_the_double_refuses_what_a_graph_cannot_hold(body: Any) -> None:
     x = torch.ones(2)
     with pytest.raises(taped.Refused), torch.inference_mode():

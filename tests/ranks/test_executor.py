@@ -21,16 +21,28 @@ WISHES: dict[str, dict[str, Any]] = {
     "random": {"temperature": 1.0, "seed": 3},
     "nucleus": {"temperature": 0.9, "top_p": 0.8, "seed": -(2**63)},
     "top_k": {"temperature": 1.5, "top_k": 5, "min_p": 0.02, "seed": 2**63 - 1},
-    "penalties": {"temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1, "seed": 1},
+    "penalties": {
+        "temperature": 0.7,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "seed": 1,
+    },
     "bias": {"bias_ids": [3, 4], "bias_values": [2.5, -100.0]},
     "banned": {"stop_ids": list(range(100)), "min_len": 14},
 }
 EXTREME: list[dict[str, Any]] = [
-    {"temperature": 1e-300, "seed": 1}, {"temperature": 1e-6, "top_p": 1e-9}, {"temperature": 100.0, "top_k": 2**31 - 1, "top_p": 0.5},
-    {"temperature": 1.0, "min_p": 1.0}, {"temperature": 1.0, "repetition_penalty": 1e-30}, {"temperature": 1.0, "repetition_penalty": 10.0},
-    {"stop_ids": list(range(VOCAB_SIZE)), "min_len": 10**6}, {"temperature": 1.0, "stop_ids": list(range(VOCAB_SIZE)), "min_len": 10**6},
+    {"temperature": 1e-300, "seed": 1},
+    {"temperature": 1e-6, "top_p": 1e-9},
+    {"temperature": 100.0, "top_k": 2**31 - 1, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.0, "repetition_penalty": 1e-30},
+    {"temperature": 1.0, "repetition_penalty": 10.0},
+    {"stop_ids": list(range(VOCAB_SIZE)), "min_len": 10**6},
+    {"temperature": 1.0, "stop_ids": list(range(VOCAB_SIZE)), "min_len": 10**6},
     {"temperature": 1.0, "bias_ids": list(range(VOCAB_SIZE)), "bias_values": [-1000.0] * VOCAB_SIZE},
-    {"top_logprobs": VOCAB_SIZE, "prompt_logprobs": VOCAB_SIZE}, {"frequency_penalty": -2.0, "presence_penalty": -2.0},
+    {"top_logprobs": VOCAB_SIZE, "prompt_logprobs": VOCAB_SIZE},
+    {"frequency_penalty": -2.0, "presence_penalty": -2.0},
 ]
 
 
@@ -72,7 +84,9 @@ def test_tokens_survive_preemption(wish: str, rank: tuple[Executor, RankReady]) 
 
 def test_min_len_bans_stop_ids(rank: tuple[Executor, RankReady]) -> None:
     planner = Planner(*rank, 4)
-    row = planner.row(0, PROMPT, sampling(temperature=5.0, stop_ids=list(range(200)), min_len=len(PROMPT) + 8))
+    row = planner.row(
+        0, PROMPT, sampling(temperature=5.0, stop_ids=list(range(200)), min_len=len(PROMPT) + 8)
+    )
     tokens = planner.generate(row, 40)
     assert all(token >= 200 for token in tokens[:8]) and any(token < 200 for token in tokens[8:])
 
@@ -115,16 +129,21 @@ def test_steps_without_samples_and_wide_logprobs(rank: tuple[Executor, RankReady
     second = planner.run([], [(row, 3), (other, 6)])
     assert second is not None and second.width == 2 and second.token_ids.dtype == np.int32
     assert (second.logprobs.shape, second.top_ids.shape, second.top_logprobs.shape) == ((2,), (4,), (4,))
-    assert second.logprobs.dtype == second.top_logprobs.dtype == np.float32 and second.top_ids.dtype == np.int32
+    assert (
+        second.logprobs.dtype == second.top_logprobs.dtype == np.float32 and second.top_ids.dtype == np.int32
+    )
     third = planner.run([other], [])
     assert third is not None and third.width == -1 and len(third.logprobs) == 0
 
 
-@pytest.mark.parametrize(("wishes", "budget", "expected"), [
-    ({"max_slots": 2, "max_len": 10}, 10**9, 2 * 3 + 1),  # never more than can be used
-    ({"max_slots": 100, "max_len": 1000, "max_total_tokens": 50}, 10**9, 12 + 1),
-    ({"max_slots": 100, "max_len": 1000}, 4 * 100 * 8 + 399, 8),  # 8 pages of 4 tokens of 100 bytes
-])
+@pytest.mark.parametrize(
+    ("wishes", "budget", "expected"),
+    [
+        ({"max_slots": 2, "max_len": 10}, 10**9, 2 * 3 + 1),  # never more than can be used
+        ({"max_slots": 100, "max_len": 1000, "max_total_tokens": 50}, 10**9, 12 + 1),
+        ({"max_slots": 100, "max_len": 1000}, 4 * 100 * 8 + 399, 8),  # 8 pages of 4 tokens of 100 bytes
+    ],
+)
 def test_count_pages(wishes: dict[str, Any], budget: int, expected: int) -> None:
     assert count_pages(start_rank("", **wishes), (0, 0), budget, (100, 0)) == Pools(expected - 1)
 

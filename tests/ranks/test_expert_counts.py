@@ -43,7 +43,9 @@ def run(planner: Planner) -> None:
             planner.run(batch, [])
 
 
-def test_counts_are_those_of_the_routers(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_counts_are_those_of_the_routers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     executor, ready = start(folder, expert_steps=4)
     chosen: list[list[int]] = []  # of each call, a layer of a step
     forward = Router.forward
@@ -64,11 +66,19 @@ def test_counts_are_those_of_the_routers(folder: Path, monkeypatch: pytest.Monke
     run(planner)
     dumped = asked(executor, "dump", str(tmp_path / "out"))
     record = load_file(dumped.file)
-    assert dumped.num_steps == 4 and record["logical_count"].shape == (4, 3, counts.shape[1]) and not record["logical_count"][:, 1].any()
-    assert record["step"].tolist() == list(range(record["step"][0], record["step"][0] + 4)), "the latest, the oldest first"
+    assert (
+        dumped.num_steps == 4
+        and record["logical_count"].shape == (4, 3, counts.shape[1])
+        and not record["logical_count"][:, 1].any()
+    )
+    assert record["step"].tolist() == list(range(record["step"][0], record["step"][0] + 4)), (
+        "the latest, the oldest first"
+    )
     assert (record["num_tokens"].tolist(), record["num_decodes"].tolist()) == ([3, 1, 1, 1], [3, 1, 1, 1])
     last = [Counter(ids) for ids in chosen[-8:]]
-    expected = [[last[2 * step + layer][i] for i in range(counts.shape[1])] for step in range(4) for layer in (0, 1)]
+    expected = [
+        [last[2 * step + layer][i] for i in range(counts.shape[1])] for step in range(4) for layer in (0, 1)
+    ]
     assert record["logical_count"][:, [0, 2]].reshape(8, -1).tolist() == expected
     assert asked(executor, "dump", str(tmp_path / "out")).error == "nothing was recorded"
     asked(executor, "stop")

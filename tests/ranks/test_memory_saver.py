@@ -1,4 +1,5 @@
-"""What a rank gives back and takes again: bytes as it reports them, and the tokens of a run that never gave anything back."""
+"""What a rank gives back and takes again: bytes as it reports them, and the tokens of a run that never gave
+anything back."""
 
 import os
 from collections.abc import Iterator
@@ -27,8 +28,11 @@ BIG: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 512, "intermediate
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two checkpoints of one model, and one of another."""
     root = tmp_path_factory.mktemp("models")
-    return {"one": make_checkpoint("qwen3", root / "one", **BIG), "two": make_checkpoint("qwen3", root / "two", seed=1, **BIG),
-            "deep": make_checkpoint("qwen3", root / "deep", **(BIG | {"num_hidden_layers": 3}))}
+    return {
+        "one": make_checkpoint("qwen3", root / "one", **BIG),
+        "two": make_checkpoint("qwen3", root / "two", seed=1, **BIG),
+        "deep": make_checkpoint("qwen3", root / "deep", **(BIG | {"num_hidden_layers": 3})),
+    }
 
 
 def opened(folder: Path, **wishes: Any) -> tuple[Any, Any]:
@@ -67,7 +71,9 @@ def test_everything_goes_and_comes_back(family: str, folders: dict[str, Path], t
     assert tokens(executor, ready) == expected
 
 
-def test_graphs_go_with_what_they_point_into(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_go_with_what_they_point_into(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
     executor, ready = opened(folders["one"], device="taped", graph_sizes=[1, 2])
     expected = tokens(executor, ready)
@@ -78,7 +84,9 @@ def test_graphs_go_with_what_they_point_into(folders: dict[str, Path], monkeypat
         say(executor, part)
         say(executor)
         assert executor.tapes.forgotten == forgotten + 1 and executor.loaded.graphs.ready == []
-        assert tokens(executor, ready) == expected and executor.tapes.replays == replays, "nothing is replayed that was captured before"
+        assert tokens(executor, ready) == expected and executor.tapes.replays == replays, (
+            "nothing is replayed that was captured before"
+        )
         assert executor.capture(1).error == ""
         assert tokens(executor, ready) == expected
         assert executor.tapes.replays > replays
@@ -110,7 +118,9 @@ def test_host_pages_outlive_it(folders: dict[str, Path], memory: int) -> None:
     assert planner.generate(again, 8) == expected
 
 
-def test_what_finds_no_room_stays_given_back(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_finds_no_room_stays_given_back(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     executor, ready = opened(folders["one"])
     expected = tokens(executor, ready)
     say(executor, "kv_cache", "weights")
@@ -121,7 +131,9 @@ def test_what_finds_no_room_stays_given_back(folders: dict[str, Path], monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(CpuMemory, "allocate_cache", refuse)
         answer = executor.change_memory(ChangeMemory(2, ()))
-    assert answer.released == ("kv_cache", "weights") and answer.error == "no room" and answer.pages_bytes == 0
+    assert (
+        answer.released == ("kv_cache", "weights") and answer.error == "no room" and answer.pages_bytes == 0
+    )
     say(executor)
     assert tokens(executor, ready) == expected
 
@@ -132,7 +144,11 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
     say(executor, "weights")
     os.rename(folder / "model.safetensors", folder / "elsewhere")
     answer = executor.change_memory(ChangeMemory(2, ()))
-    assert "no weights" in answer.error and answer.released == ("weights",) and answer.pages_bytes == ready.pages_bytes
+    assert (
+        "no weights" in answer.error
+        and answer.released == ("weights",)
+        and answer.pages_bytes == ready.pages_bytes
+    )
     os.rename(folder / "elsewhere", folder / "model.safetensors")
     say(executor)
     assert len(tokens(executor, ready)) == 8
@@ -140,7 +156,9 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
 
 def test_adapters_stay_seated(folders: dict[str, Path], tmp_path: Path) -> None:
     adapter = make_adapter(folders["one"], tmp_path / "adapter", seed=0, targets=("q_proj", "down_proj"))
-    setup = AdapterSetup(num_lora_slots=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))])
+    setup = AdapterSetup(
+        num_lora_slots=2, max_rank=8, targets=("q_proj", "down_proj"), loaded=[LoadAdapter(1, str(adapter))]
+    )
     executor, _ = opened(folders["one"], adapters=setup)
     for lora_slots in executor.loaded.adapters.lora_slots.values():
         lora_slots.weights.a.fill_(0.5)
@@ -150,15 +168,23 @@ def test_adapters_stay_seated(folders: dict[str, Path], tmp_path: Path) -> None:
     say(executor)
     adapted = executor.loaded.model.layers[0].self_attn.qkv_proj.adapted
     assert adapted is not None and adapted.__self__ is before.lora_slots["layers.0.self_attn.qkv_proj"]
-    assert all((lora_slots.weights.a == 0.5).all() for lora_slots in executor.loaded.adapters.lora_slots.values())
+    assert all(
+        (lora_slots.weights.a == 0.5).all() for lora_slots in executor.loaded.adapters.lora_slots.values()
+    )
 
 
 def test_other_weights(folders: dict[str, Path]) -> None:
     executor, ready = opened(folders["one"])
     mine, theirs = tokens(executor, ready), tokens(*opened(folders["two"]))
     assert mine != theirs
-    assert executor.change_memory(UpdateWeights(1, str(folders["two"]), "auto", True)).error == "" and tokens(executor, ready) == mine, "only a trial"
-    assert executor.change_memory(UpdateWeights(2, str(folders["two"]), "auto", False)).weights_bytes == ready.weights_bytes
+    assert (
+        executor.change_memory(UpdateWeights(1, str(folders["two"]), "auto", True)).error == ""
+        and tokens(executor, ready) == mine
+    ), "only a trial"
+    assert (
+        executor.change_memory(UpdateWeights(2, str(folders["two"]), "auto", False)).weights_bytes
+        == ready.weights_bytes
+    )
     assert tokens(executor, ready) == theirs
     say(executor, "weights")
     executor.change_memory(UpdateWeights(3, str(folders["one"]), "auto", False))
@@ -168,12 +194,17 @@ def test_other_weights(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8"])
-def test_a_trial_finds_what_is_wrong(quantization: str | None, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_trial_finds_what_is_wrong(
+    quantization: str | None, folders: dict[str, Path], tmp_path: Path
+) -> None:
     executor, ready = opened(folders["one"], quantization=quantization)
     expected = tokens(executor, ready)
     assert "num_layers" in executor.change_memory(UpdateWeights(1, str(folders["deep"]), "auto", True)).error
     config = (folders["one"] / "config.json").read_bytes()
-    for name, source in (("short", folders["one"]), ("wide", make_checkpoint("qwen3", tmp_path / "other", **(BIG | {"head_dim": 64})))):
+    for name, source in (
+        ("short", folders["one"]),
+        ("wide", make_checkpoint("qwen3", tmp_path / "other", **(BIG | {"head_dim": 64}))),
+    ):
         broken = tmp_path / name
         broken.mkdir()
         (broken / "config.json").write_bytes(config)
@@ -186,5 +217,3 @@ def test_a_trial_finds_what_is_wrong(quantization: str | None, folders: dict[str
     assert executor.change_memory(UpdateWeights(4, str(tmp_path / "nowhere"), "auto", True)).error
     assert executor.change_memory(UpdateWeights(5, str(folders["one"]), "auto", True)).error == ""
     assert tokens(executor, ready) == expected
-
-

@@ -1,4 +1,5 @@
-"""When the host waits for a step that the device still computes: for nothing but tokens that somebody must be told."""
+"""When the host waits for a step that the device still computes: for nothing but tokens that somebody must be
+told."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,9 @@ def test_steps_are_launched_without_results(folder: Path) -> None:
     steps = [launch(planner, [], [(row, 3)]), *(decode(planner, row) for _ in range(4))]
     assert slow.waited == [] and not any(step.is_done() for step in steps)
     assert [step.result().token_ids.tolist() for step in steps] == [[token] for token in expected]
-    assert slow.waited == [1, 2, 3, 4, 5] and all(step.result() is step.result() for step in steps), "waited for once"
+    assert slow.waited == [1, 2, 3, 4, 5] and all(step.result() is step.result() for step in steps), (
+        "waited for once"
+    )
 
 
 def test_who_must_be_told_is_told_before_the_next_token(folder: Path) -> None:

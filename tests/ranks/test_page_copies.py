@@ -1,4 +1,5 @@
-"""Pages move between the cache and host memory, on every torch device: tokens are those of a run that never moved anything."""
+"""Pages move between the cache and host memory, on every torch device: tokens are those of a run that never
+moved anything."""
 
 import os
 from collections.abc import Iterator
@@ -53,7 +54,12 @@ class Run(Planner):
         """By a plan without rows."""
         self.page_copies = page_copies(saves=dict(zip(pages, hosts, strict=True)))
         result = self.run([], [])
-        assert result is not None and result.step == self.step and len(result.token_ids) == 0 and result.width == -1
+        assert (
+            result is not None
+            and result.step == self.step
+            and len(result.token_ids) == 0
+            and result.width == -1
+        )
 
     def overwrite(self) -> None:
         """Every page there is, by other tokens."""
@@ -100,8 +106,11 @@ def test_a_prefix_comes_back(device: str, layout: str, alone: bool, folder: Path
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_moves_change_no_token_whatever_the_dtype_of_pages(device: str, layout: str, kv_dtype: str, folder: Path, memory: int) -> None:
-    """Also when a save, a load of what it saved and an overwriting forward come in one plan; prefix hits and recompute agree as well."""
+def test_moves_change_no_token_whatever_the_dtype_of_pages(
+    device: str, layout: str, kv_dtype: str, folder: Path, memory: int
+) -> None:
+    """Also when a save, a load of what it saved and an overwriting forward come in one plan; prefix hits and
+    recompute agree as well."""
     executor, ready = open_rank(folder, memory, device=device, host_layout=layout, kv_dtype=kv_dtype)
     run = Run(executor, ready, 4)
     first = run.row(0, PROMPT, sampling())
@@ -114,16 +123,19 @@ def test_moves_change_no_token_whatever_the_dtype_of_pages(device: str, layout: 
     row.pages, row.computed = pages, 20
     other = run.row(4, OTHERS[:20], sampling())
     other.pages = first.pages[:5]  # given away by the plan that saves them
-    run.page_copies = page_copies(saves=dict(zip(first.pages[:5], hosts, strict=True)), loads=dict(zip(hosts, pages, strict=True)))
+    run.page_copies = page_copies(
+        saves=dict(zip(first.pages[:5], hosts, strict=True)), loads=dict(zip(hosts, pages, strict=True))
+    )
     run.run([], [(other, 20), (row, 2)])
     for _ in range(5):
         run.run([row], [])
-    assert row.tokens[len(PROMPT):] == expected
+    assert row.tokens[len(PROMPT) :] == expected
     executor.close()
 
 
 def prompt_logprobs(folder: Path, **wishes: Any) -> tuple[np.ndarray, int]:
-    """Of a prompt that is computed in pieces, so that most of what it sees is read from pages. -> and the bytes of all pages"""
+    """Of a prompt that is computed in pieces, so that most of what it sees is read from pages. -> and the
+    bytes of all pages"""
     executor, ready = start(folder, max_total_tokens=128, **wishes)
     run = Run(executor, ready, 4)
     row = run.row(0, OTHERS, sampling(prompt_logprobs=0))
@@ -132,7 +144,9 @@ def prompt_logprobs(folder: Path, **wishes: Any) -> tuple[np.ndarray, int]:
     return np.concatenate([part.logprobs for part in row.prompt])[:-1], ready.pages_bytes
 
 
-@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("bfloat16", 0.02), ("fp8_e4m3", 0.3), ("fp8_e5m2", 0.4)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "tolerance"), [("bfloat16", 0.02), ("fp8_e4m3", 0.3), ("fp8_e5m2", 0.4)]
+)
 def test_narrow_pages_are_near_fp32(kv_dtype: str, tolerance: float, folder: Path) -> None:
     exact, wide = prompt_logprobs(folder, dtype="float32")
     found, narrow = prompt_logprobs(folder, dtype="float32", kv_dtype=kv_dtype)
@@ -150,8 +164,9 @@ def test_bf16_pages_in_a_bf16_model_change_no_bit(folder: Path) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_outside_sees_what_was_saved_and_the_next_rank_too(device: str, layout: str, family: str, folder: Path, memory: int,
-                                                              reference: Generate) -> None:
+def test_the_outside_sees_what_was_saved_and_the_next_rank_too(
+    device: str, layout: str, family: str, folder: Path, memory: int, reference: Generate
+) -> None:
     """Host memory outlives the rank; what somebody else copied within it, by its views alone, is as good."""
     wishes = {"device": device, "host_layout": layout, "dtype": "float32"}
     executor, ready = open_rank(folder, memory, **wishes)
@@ -178,7 +193,11 @@ def test_the_outside_sees_what_was_saved_and_the_next_rank_too(device: str, layo
 def test_what_goes_wrong_in_a_copy_surfaces_in_the_step(folder: Path, memory: int) -> None:
     executor, ready = open_rank(folder, memory)
     run = Run(executor, ready, 4)
-    for wrong in (page_copies(loads={10**6: 1}), page_copies(saves={1: ready.num_host_pages}), page_copies(saves={-1: 1})):
+    for wrong in (
+        page_copies(loads={10**6: 1}),
+        page_copies(saves={1: ready.num_host_pages}),
+        page_copies(saves={-1: 1}),
+    ):
         run.page_copies = wrong
         with pytest.raises(IndexError):
             run.run([], [])
@@ -194,7 +213,8 @@ def test_what_goes_wrong_in_a_copy_surfaces_in_the_step(folder: Path, memory: in
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> None:
-    """Neighbours on both sides, on one, and in reverse, whatever their order: every page gets where it belongs and no other is touched."""
+    """Neighbours on both sides, on one, and in reverse, whatever their order: every page gets where it
+    belongs and no other is touched."""
     executor, ready = open_rank(folder, memory, device=device, host_layout=layout)
     run = Run(executor, ready, 4)
     caches = [cache.view(ready.num_pages, -1) for pair in executor.loaded.kv for cache in pair]  # type: ignore[attr-defined]
@@ -214,18 +234,23 @@ def test_runs_of_pages(device: str, layout: str, folder: Path, memory: int) -> N
     executor.close()
 
 
-@pytest.mark.parametrize(("wishes", "message"), [
-    ({"host_bytes": 1 << 50}, "--hicache-size asks for"),
-    ({"host_ratio": 1e-9}, "--hicache-ratio"),
-    ({"host_bytes": 1}, "--page-size"),
-])
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"host_bytes": 1 << 50}, "--hicache-size asks for"),
+        ({"host_ratio": 1e-9}, "--hicache-ratio"),
+        ({"host_bytes": 1}, "--page-size"),
+    ],
+)
 def test_sizes_that_cannot_be(wishes: dict[str, Any], message: str, folder: Path, memory: int) -> None:
     with pytest.raises(StartError, match=message):
         open_rank(folder, memory, **wishes)
 
 
 def test_null_has_a_host_tier(memory: int) -> None:
-    executor, ready = start("", device="null", host_ratio=2.0, host_fds=[memory], max_total_tokens=400, num_threads=None)
+    executor, ready = start(
+        "", device="null", host_ratio=2.0, host_fds=[memory], max_total_tokens=400, num_threads=None
+    )
     assert ready.num_host_pages == 200 and sum(ready.host_part_bytes) == ready.host_page_bytes
     planner = Planner(executor, ready, 4)
     planner.page_copies = page_copies(saves={1: 1}, loads={2: 3})
@@ -244,8 +269,13 @@ def test_layouts_agree_and_lose_no_byte() -> None:
             pages.part(part)[:] = np.arange(5, dtype=np.uint8)[:, None] * 4 + part
         for page in range(5):
             joined = b"".join(pages.views(page))
-            assert joined == bytes([4 * page] * 4 + [4 * page + 1] * 2 + [4 * page + 2] * 6 + [4 * page + 3] * 3)
+            assert joined == bytes(
+                [4 * page] * 4 + [4 * page + 1] * 2 + [4 * page + 2] * 6 + [4 * page + 3] * 3
+            )
         assert len(pages.views(0)) == (1 if layout == "page_first" else 4)
-    assert [pages.part(part)[:2].tobytes() for part in (2, 3)] == [bytes([2] * 6 + [6] * 6), bytes([3] * 3 + [7] * 3)]
+    assert [pages.part(part)[:2].tobytes() for part in (2, 3)] == [
+        bytes([2] * 6 + [6] * 6),
+        bytes([3] * 3 + [7] * 3),
+    ]
     stands = [pages.part(part).ctypes.data - pages.address for part in range(4)]
     assert stands == [0, 50, 4, 52], "keys of a page, then of the next; behind all keys the values"

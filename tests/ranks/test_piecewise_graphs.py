@@ -23,8 +23,13 @@ from tests.ranks.test_windows import MODELS, WINDOW
 PROMPTS = [[5, 9, 100, 7, 3], list(range(20)), list(range(3, 40)), [250, 1]]
 SMALL: dict[str, Any] = {"device": "taped", "max_len": 128, "graph_sizes": [2], "piece_sizes": [8, 16]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}), "qwen3": ("qwen3", {}), "experts": ("qwen3_moe", {}), "latent": ("deepseek_v3", {}), "gemma": ("gemma2", {}),
-    "window": ("mistral", {"sliding_window": 7})}
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {}),
+    "experts": ("qwen3_moe", {}),
+    "latent": ("deepseek_v3", {}),
+    "gemma": ("gemma2", {}),
+    "window": ("mistral", {"sliding_window": 7}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +54,9 @@ def pieces_of(executor: Any) -> int:
 
 
 def is_exact(row: Row, reference: Reference) -> bool:
-    return row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+    return row.tokens[row.prompt_len :] == reference.greedy(
+        row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,7 +79,8 @@ def test_greedy_equals_transformers(family: str, tmp_path: Path) -> None:
 
 
 def test_prefix_and_preemption(llama: tuple[Path, Reference]) -> None:
-    """A second sequence computes only what is new; the first comes back in another slot, with all its tokens."""
+    """A second sequence computes only what is new; the first comes back in another slot, with all its
+    tokens."""
     folder, reference = llama
     planner, executor = opened(folder)
     first = planner.row(0, PROMPTS[2], sampling())
@@ -83,7 +91,9 @@ def test_prefix_and_preemption(llama: tuple[Path, Reference]) -> None:
     planner.prefill(again, chunk=7)
     planner.run([second, again], [])
     assert all(is_exact(row, reference) for row in (first, second, again))
-    assert executor.tapes.replays == pieces_of(executor) * (3 + 1 + 6) + 2, "no step but the last was launched otherwise"
+    assert executor.tapes.replays == pieces_of(executor) * (3 + 1 + 6) + 2, (
+        "no step but the last was launched otherwise"
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -116,22 +126,47 @@ def test_padding_is_stored_nowhere_but_on_the_padding_page(llama: tuple[Path, Re
 
 def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Reference]) -> None:
     """Log probabilities of the prompt, random tokens, penalties: all behind the hidden states."""
+
     def run(**wishes: Any) -> tuple[list[int], list[float], list[float]]:
         planner, executor = opened(llama[0], **wishes)
-        row = planner.row(0, PROMPTS[1], sampling(temperature=0.9, seed=3, frequency_penalty=0.5, top_logprobs=2, prompt_logprobs=1))
+        row = planner.row(
+            0,
+            PROMPTS[1],
+            sampling(temperature=0.9, seed=3, frequency_penalty=0.5, top_logprobs=2, prompt_logprobs=1),
+        )
         planner.prefill(row, chunk=9)
         planner.run([row], [])
         assert (executor.tapes.replays > 0) == bool(wishes["piece_sizes"])
-        return row.tokens, [x for part in row.prompt for x in part.logprobs.tolist()], [result[1] for result in row.results]
+        return (
+            row.tokens,
+            [x for part in row.prompt for x in part.logprobs.tolist()],
+            [result[1] for result in row.results],
+        )
 
     tokens, chosen, top = run(piecewise_sizes=[1, 16], graph_sizes=[])
     expected = run(piecewise_sizes=[], graph_sizes=[])
-    assert (tokens, chosen, top) == (expected[0], pytest.approx(expected[1], abs=1e-5, nan_ok=True), pytest.approx(expected[2], abs=1e-5))
+    assert (tokens, chosen, top) == (
+        expected[0],
+        pytest.approx(expected[1], abs=1e-5, nan_ok=True),
+        pytest.approx(expected[2], abs=1e-5),
+    )
 
 
-@pytest.mark.parametrize(("ready", "count", "size"), [
-    ([8, 16], 5, 8), ([8, 16], 16, 16), ([8, 16], 17, None), ([128], 1, 128), ([160], 128, 160), ([160], 127, None), ([], 4, None)])
-def test_the_size_of_a_step(ready: list[int], count: int, size: int | None, llama: tuple[Path, Reference]) -> None:
+@pytest.mark.parametrize(
+    ("ready", "count", "size"),
+    [
+        ([8, 16], 5, 8),
+        ([8, 16], 16, 16),
+        ([8, 16], 17, None),
+        ([128], 1, 128),
+        ([160], 128, 160),
+        ([160], 127, None),
+        ([], 4, None),
+    ],
+)
+def test_the_size_of_a_step(
+    ready: list[int], count: int, size: int | None, llama: tuple[Path, Reference]
+) -> None:
     """As padding is free up to 128 tokens, and may be a quarter beyond."""
     _, executor = opened(llama[0], piecewise_sizes=[8])
     pieces = executor.loaded.pieces
@@ -171,6 +206,7 @@ def test_a_failed_capture_leaves_everything_as_it_was(at: int, llama: tuple[Path
 
 def test_a_body_that_failed_is_not_run_on() -> None:
     """A device may try a body twice; a forward that ended in an error has no other half."""
+
     def broken(batch: Any) -> Any:
         raise torch.OutOfMemoryError("full")
         yield
@@ -204,10 +240,16 @@ def test_loads_from_host_memory_are_waited_for_layer_by_layer(llama: tuple[Path,
 
 def test_steps_with_adapters_are_launched(llama: tuple[Path, Reference], tmp_path: Path) -> None:
     """Those without are not, and what is captured behind a step with adapters knows none."""
-    executor: Any = decode_with_adapters(llama[0], tmp_path, 2, device="taped", graph_sizes=[], piecewise_sizes=[4])
+    executor: Any = decode_with_adapters(
+        llama[0], tmp_path, 2, device="taped", graph_sizes=[], piecewise_sizes=[4]
+    )
     assert executor.tapes.replays == 2 * 2 * pieces_of(executor), "of the row without, alone"
     assert executor.capture(4, "tokens").error == ""
-    planner = Planner(executor, RankReady(rank=0, num_pages=65, weights_bytes=0, pages_bytes=0, device_name="taped", phases_s={}), 4)
+    planner = Planner(
+        executor,
+        RankReady(rank=0, num_pages=65, weights_bytes=0, pages_bytes=0, device_name="taped", phases_s={}),
+        4,
+    )
     row = planner.row(3, [5, 9, 100], sampling())
     planner.prefill(row)
     planner.run([row], [])
@@ -219,8 +261,12 @@ def test_captures_are_traced(llama: tuple[Path, Reference], tmp_path: Path) -> N
     _, executor = opened(llama[0], trace_folder=str(tmp_path / "traces"))
     traces = {str(path.relative_to(tmp_path / "traces")) for path in (tmp_path / "traces").rglob("*.gz")}
     assert traces == {f"{name}/rank-0.trace.json.gz" for name in ("2-sequences", "8-tokens", "16-tokens")}
-    events = json.loads(gzip.decompress((tmp_path / "traces/16-tokens/rank-0.trace.json.gz").read_bytes()))["traceEvents"]
-    assert sum(event.get("name") == "aten::addmm" or event.get("name") == "aten::linear" for event in events) > 8
+    events = json.loads(gzip.decompress((tmp_path / "traces/16-tokens/rank-0.trace.json.gz").read_bytes()))[
+        "traceEvents"
+    ]
+    assert (
+        sum(event.get("name") == "aten::addmm" or event.get("name") == "aten::linear" for event in events) > 8
+    )
     (tmp_path / "file").write_text("")
     executor.trace_folder = str(tmp_path / "file")
     assert executor.capture(8, "tokens").error == ""

@@ -25,8 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3", tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
-@pytest.mark.parametrize(("max_step_tokens", "max_slots", "max_len", "counts"), [
-    (20, 4, 100, [1, 1, 1, 17]), (20, 4, 8, [1, 3, 8, 8]), (3, 4, 100, [1, 1, 1]), (32, 4, 8, [8, 8, 8, 8])])
+@pytest.mark.parametrize(
+    ("max_step_tokens", "max_slots", "max_len", "counts"),
+    [(20, 4, 100, [1, 1, 1, 17]), (20, 4, 8, [1, 3, 8, 8]), (3, 4, 100, [1, 1, 1]), (32, 4, 8, [8, 8, 8, 8])],
+)
 def test_the_largest_step(max_step_tokens: int, max_slots: int, max_len: int, counts: list[int]) -> None:
     plan = largest_step(start_rank("", max_step_tokens=max_step_tokens, max_slots=max_slots, max_len=max_len))
     assert plan.counts.tolist() == counts and plan.samples.all() and len(plan.token_ids) == sum(counts)
@@ -61,11 +63,17 @@ def runner(free: int, peak: int) -> tuple[TorchExecutor, list[Measured]]:
     return TorchExecutor(0, open_measured, FACTS), opened
 
 
-@pytest.mark.parametrize(("fraction", "peak", "part"), [(1.0, 3 * MIB, 1.0), (1.0, 2 * MIB, 2.0), (0.5, MIB, 2.0), (0.5, 3 * MIB, 1.0)])
+@pytest.mark.parametrize(
+    ("fraction", "peak", "part"),
+    [(1.0, 3 * MIB, 1.0), (1.0, 2 * MIB, 2.0), (0.5, MIB, 2.0), (0.5, 3 * MIB, 1.0)],
+)
 def test_pages_leave_room_for_the_largest_step(fraction: float, peak: int, part: float, folder: Path) -> None:
     """Of 4 MiB; `part`: MiB for weights that take nothing of them here, and pages."""
     executor, opened = runner(4 * MIB, peak)
-    ready = executor.start(start_rank(folder, memory_fraction=fraction, max_slots=64, max_step_tokens=80), lambda phase, done: None)
+    ready = executor.start(
+        start_rank(folder, memory_fraction=fraction, max_slots=64, max_step_tokens=80),
+        lambda phase, done: None,
+    )
     assert opened[0].ran == 1
     beside = 0 if fraction == 1.0 or peak == 3 * MIB else ready.weights_bytes
     page_bytes = ready.pages_bytes // ready.num_pages
@@ -79,14 +87,24 @@ def test_a_step_that_cannot_fit_is_told_at_start(folder: Path, monkeypatch: pyte
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(CpuOps, "act_and_mul", fail)
-    with pytest.raises(StartError, match="a step of 512 tokens and 8 sequences does not fit .* --chunked-prefill-size"):
+    with pytest.raises(
+        StartError, match="a step of 512 tokens and 8 sequences does not fit .* --chunked-prefill-size"
+    ):
         runner(4 * MIB, 0)[0].start(start_rank(folder), lambda phase, done: None)
 
 
 @pytest.mark.parametrize("index", ["act_and_mul", "sample"])
-def test_a_step_is_launched_again_when_memory_is_short(index: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_launched_again_when_memory_is_short(
+    index: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens, penalties and log probabilities are those of a rank that has enough."""
-    wishes = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.5, "frequency_penalty": 1.0, "top_logprobs": 2}
+    wishes = {
+        "temperature": 1.0,
+        "seed": 3,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 1.0,
+        "top_logprobs": 2,
+    }
 
     def run(step: int) -> list[Any]:
         executor = TorchExecutor(0, open_cpu, FACTS)

@@ -43,7 +43,11 @@ class Rings(RuleBasedStateMachine):
         self.due: list[deque[bytes]] = [deque() for _ in range(num_readers)]
         self.count = 0
 
-    @rule(size=st.one_of(st.integers(0, 64), st.integers(0, MAX_PAYLOAD), st.integers(MAX_PAYLOAD, 3 * CAPACITY)))
+    @rule(
+        size=st.one_of(
+            st.integers(0, 64), st.integers(0, MAX_PAYLOAD), st.integers(MAX_PAYLOAD, 3 * CAPACITY)
+        )
+    )
     def publish(self, size: int) -> None:
         message = bytes((self.count + i) % 251 for i in range(size))
         in_the_way = self.writer.has_rest
@@ -113,7 +117,9 @@ def test_a_writer_writes_nothing_without_credit(fds: RingFds) -> None:
     assert count == CAPACITY // 128
     before = memory(fds)
     for number in range(2):
-        assert not writer.try_publish(bytes(1)) and memory(fds) == before, "less than a quarter is free: no credit has come"
+        assert not writer.try_publish(bytes(1)) and memory(fds) == before, (
+            "less than a quarter is free: no credit has come"
+        )
         assert reader.read_nowait() == bytes([number]) * 100
     assert writer.try_publish(bytes(1)) and memory(fds)[256:] == before[256:]
     writer.close()
@@ -150,15 +156,21 @@ def test_a_message_longer_than_the_ring_arrives_whole_and_in_order(fds: RingFds)
     reader.close()
 
 
-@pytest.mark.parametrize("change,message", [
-    ({"generation": 2}, "generation 2 in a ring of generation 1"),
-    ({"sequence": 4}, "record 4 came where record 0 was due"),
-    ({"size": 2**32 - 1}, "not valid"),
-    ({"size": MAX_PAYLOAD + 1}, "not valid"),
-    ({"kind": 9}, "not valid"),
-    ({"kind": PAD}, "not valid"),
-], ids=["generation", "sequence", "length", "length of a quarter", "kind", "padding at the start"])
-def test_a_corrupt_header_is_refused_again_and_again(fds: RingFds, change: dict[str, int], message: str) -> None:
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"generation": 2}, "generation 2 in a ring of generation 1"),
+        ({"sequence": 4}, "record 4 came where record 0 was due"),
+        ({"size": 2**32 - 1}, "not valid"),
+        ({"size": MAX_PAYLOAD + 1}, "not valid"),
+        ({"kind": 9}, "not valid"),
+        ({"kind": PAD}, "not valid"),
+    ],
+    ids=["generation", "sequence", "length", "length of a quarter", "kind", "padding at the start"],
+)
+def test_a_corrupt_header_is_refused_again_and_again(
+    fds: RingFds, change: dict[str, int], message: str
+) -> None:
     header = {"size": 3, "generation": 1, "sequence": 0, "kind": LAST} | change
     reader = Reader(fds, 1)
     os.pwrite(fds.memory, HEADER.pack(*header.values(), 0), 0)
@@ -255,7 +267,9 @@ signal.pause()
 def test_after_a_reader_was_killed_mid_record_a_new_generation_works() -> None:
     fds = ring.create(CAPACITY)
     writer = Writer(fds, 1)
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(fds)], pass_fds=fds.flat(), stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(fds)], pass_fds=fds.flat(), stdout=subprocess.PIPE
+    )
     with process:
         assert writer.try_publish(b"the last words it hears")
         assert process.stdout is not None and process.stdout.readline() == b"holding\n"

@@ -1,4 +1,5 @@
-"""Transfers of a device with streams, against a recording one: what waits for what, and that the host waits for nothing in a launch."""
+"""Transfers of a device with streams, against a recording one: what waits for what, and that the host waits
+for nothing in a launch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     monkeypatch.setattr(torch, "empty", pinned_empty)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: found.calls.append("pinned") or self)
-    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: found.calls.append(f"kept for {stream.name}"))
+    monkeypatch.setattr(
+        Tensor, "record_stream", lambda self, stream: found.calls.append(f"kept for {stream.name}")
+    )
     monkeypatch.setattr(Tensor, "copy_", record_copy)
     return found
 
@@ -79,11 +82,22 @@ def test_up_is_one_pinned_copy_in_order(recorder: Recorder) -> None:
 def test_down_is_aside_and_waited_for_elsewhere(recorder: Recorder) -> None:
     transfers = Streamed(recorder)
     fetched = transfers.fetch([torch.tensor([1, 2]), torch.tensor([0.5])])
-    assert recorder.calls == ["down waits for main", "pinned", "pinned", "copy on down", "kept for down", "copy on down", "kept for down",
-                              "event on down"]
+    assert recorder.calls == [
+        "down waits for main",
+        "pinned",
+        "pinned",
+        "copy on down",
+        "kept for down",
+        "copy on down",
+        "kept for down",
+        "event on down",
+    ]
     assert not fetched.is_done()
     recorder.calls.clear()
     recorder.is_over = True
     assert fetched.is_done() and recorder.calls == [], "asking waits for nothing"
     first, second = fetched.arrays()
-    assert recorder.calls == ["device 3", "the host waits for the event"] and (first.tolist(), second.tolist()) == ([1, 2], [0.5])
+    assert recorder.calls == ["device 3", "the host waits for the event"] and (
+        first.tolist(),
+        second.tolist(),
+    ) == ([1, 2], [0.5])

@@ -1,4 +1,5 @@
-"""Weights in host memory: which layers, in what order they come, and the tokens of a run that has all of them on the device."""
+"""Weights in host memory: which layers, in what order they come, and the tokens of a run that has all of them
+on the device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tokens(executor: Any, ready: Any, count: int = 6) -> list[list[int]]:
     """Of a prompt in chunks, and of two sequences at once."""
     planner = Planner(executor, ready, 4)
-    first, second = planner.row(0, PROMPT, sampling()), planner.row(1, PROMPT[::-1] * 3, sampling(temperature=1.0, seed=3))
+    first, second = (
+        planner.row(0, PROMPT, sampling()),
+        planner.row(1, PROMPT[::-1] * 3, sampling(temperature=1.0, seed=3)),
+    )
     planner.prefill(first, chunk=4)
     planner.run([first], [(second, 18)])
     for _ in range(count):
@@ -36,21 +40,44 @@ def tokens(executor: Any, ready: Any, count: int = 6) -> list[list[int]]:
     return [first.tokens, second.tokens]
 
 
-def opened(folder: Path, patch: pytest.MonkeyPatch, *, is_late: bool, kind: Callable[[], TorchExecutor] | None = None,
-           **wishes: Any) -> tuple[StreamedRunner, Any, Streams]:
+def opened(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    is_late: bool,
+    kind: Callable[[], TorchExecutor] | None = None,
+    **wishes: Any,
+) -> tuple[StreamedRunner, Any, Streams]:
     streams = Streams(is_late=is_late)
     install(patch, streams)
     executor = StreamedRunner(streams, kind)
-    ready = executor.start(start_rank(folder, **({"max_total_tokens": 512} | wishes)), lambda phase, fraction: None)
+    ready = executor.start(
+        start_rank(folder, **({"max_total_tokens": 512} | wishes)), lambda phase, fraction: None
+    )
     return executor, ready, streams
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
-@pytest.mark.parametrize(("family", "wish"), [
-    ("qwen3", EVERY), ("qwen3", OffloadSpec(0, 2, 1, 0)), ("qwen3", OffloadSpec(0, 1, 1, 3)), ("qwen3", OffloadSpec(400_000, -1, 1, 1)),
-    ("deepseek_v3", OffloadSpec(0, 1, 1, 1)), ("qwen2_moe", OffloadSpec(0, 1, 1, 0))], ids=str)
-def test_tokens_are_the_same(is_late: bool, family: str, wish: OffloadSpec, folder: Path, tmp_path: Path,
-                             monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "wish"),
+    [
+        ("qwen3", EVERY),
+        ("qwen3", OffloadSpec(0, 2, 1, 0)),
+        ("qwen3", OffloadSpec(0, 1, 1, 3)),
+        ("qwen3", OffloadSpec(400_000, -1, 1, 1)),
+        ("deepseek_v3", OffloadSpec(0, 1, 1, 1)),
+        ("qwen2_moe", OffloadSpec(0, 1, 1, 0)),
+    ],
+    ids=str,
+)
+def test_tokens_are_the_same(
+    is_late: bool,
+    family: str,
+    wish: OffloadSpec,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = folder if family == "qwen3" else make_checkpoint(family, tmp_path)
     plain, plain_ready = start(model, max_total_tokens=512)
     expected = tokens(plain, plain_ready)
@@ -63,7 +90,8 @@ def test_tokens_are_the_same(is_late: bool, family: str, wish: OffloadSpec, fold
 
 
 def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five layers with two buffers: each waits for its own copy, and the next copy for who used its buffer."""
+    """Of five layers with two buffers: each waits for its own copy, and the next copy for who used its
+    buffer."""
     executor, ready, streams = opened(folder, monkeypatch, is_late=False, offload_setup=WeightOffload(EVERY))
     planner = Planner(executor, ready, 4)
     row = planner.row(0, PROMPT, sampling())
@@ -77,14 +105,20 @@ def test_the_order_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert streams.calls == [
         *fetch[0],  # 2, behind layer 0
         *fetch[1],  # 3, behind layer 1
-        f"main waits for event {number}", *fetch[2],  # 4, behind layer 2
-        f"main waits for event {number + 1}", *fetch[3],  # 1 for the next step, behind layer 3
-        f"main waits for event {number + 2}", *fetch[4],  # 0, behind layer 4
-        "main waits for side"]
+        f"main waits for event {number}",
+        *fetch[2],  # 4, behind layer 2
+        f"main waits for event {number + 1}",
+        *fetch[3],  # 1 for the next step, behind layer 3
+        f"main waits for event {number + 2}",
+        *fetch[4],  # 0, behind layer 4
+        "main waits for side",
+    ]
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
-def test_a_step_that_broke_off_harms_no_other(is_late: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_broke_off_harms_no_other(
+    is_late: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = tokens(*start(folder, max_total_tokens=512))
     executor, ready, _ = opened(folder, monkeypatch, is_late=is_late, offload_setup=WeightOffload(EVERY))
     planner = Planner(executor, ready, 4)
@@ -98,14 +132,18 @@ def test_a_step_that_broke_off_harms_no_other(is_late: bool, folder: Path, monke
 
 def test_captured_steps_bring_their_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tokens(*start(folder, max_total_tokens=512))
-    executor, ready, _ = opened(folder, monkeypatch, is_late=False, kind=taped, offload_setup=WeightOffload(EVERY), graph_sizes=[1, 2])
+    executor, ready, _ = opened(
+        folder, monkeypatch, is_late=False, kind=taped, offload_setup=WeightOffload(EVERY), graph_sizes=[1, 2]
+    )
     for size in (1, 2):
         assert executor.capture(size).error == ""
     tapes = executor.inner.tapes  # type: ignore[union-attr]
     assert tokens(executor, ready) == expected and tapes.replays > 6
 
 
-def test_offloaded_layers_go_and_come_back_with_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloaded_layers_go_and_come_back_with_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executor, ready, _ = opened(folder, monkeypatch, is_late=True, offload_setup=WeightOffload(EVERY))
     expected = tokens(executor, ready)
     assert executor.change_memory(ChangeMemory(1, ("weights",))).weights_bytes == 0
@@ -117,7 +155,9 @@ def test_offloaded_layers_go_and_come_back_with_the_rest(folder: Path, monkeypat
 def test_a_backup_needs_no_checkpoint(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_checkpoint(family, tmp_path)
     steps = 4 if "moe" in family else None
-    executor, ready, _ = opened(folder, monkeypatch, is_late=True, offload_setup=WeightOffload(has_backup=True), expert_steps=steps)
+    executor, ready, _ = opened(
+        folder, monkeypatch, is_late=True, offload_setup=WeightOffload(has_backup=True), expert_steps=steps
+    )
     expected = tokens(executor, ready)
     (folder / "model.safetensors").unlink()
     for _ in range(2):
@@ -138,17 +178,30 @@ def test_a_parked_model_has_nothing_on_the_device(folder: Path, monkeypatch: pyt
     assert len(before) > 20 and len(after) == 1 and not before & after
 
 
-@pytest.mark.parametrize(("wish", "layers"), [
-    (OffloadSpec(0, 4, 1, 0), (3, 7, 11)), (OffloadSpec(0, 4, 3, 1), (1, 2, 3, 5, 6, 7, 9, 10, 11)),
-    (OffloadSpec(0, 1, 1, 1), tuple(range(12))), (OffloadSpec(300, -1, 1, 1), (3, 7, 11)), (OffloadSpec(301, -1, 1, 1), (2, 5, 8, 11)),
-    (OffloadSpec(1200, -1, 1, 1), tuple(range(12)))])
+@pytest.mark.parametrize(
+    ("wish", "layers"),
+    [
+        (OffloadSpec(0, 4, 1, 0), (3, 7, 11)),
+        (OffloadSpec(0, 4, 3, 1), (1, 2, 3, 5, 6, 7, 9, 10, 11)),
+        (OffloadSpec(0, 1, 1, 1), tuple(range(12))),
+        (OffloadSpec(300, -1, 1, 1), (3, 7, 11)),
+        (OffloadSpec(301, -1, 1, 1), (2, 5, 8, 11)),
+        (OffloadSpec(1200, -1, 1, 1), tuple(range(12))),
+    ],
+)
 def test_which_layers(wish: OffloadSpec, layers: tuple[int, ...]) -> None:
     assert chosen(wish, [100] * 12) == layers
 
 
-@pytest.mark.parametrize(("wish", "words"), [
-    (OffloadSpec(1201, -1, 1, 1), "--cpu-offload-gb asks for"), (OffloadSpec(200, -1, 1, 1), "nothing is gained"),
-    (OffloadSpec(0, 12, 1, 0), "--offload-group-size 12"), (OffloadSpec(0, 4, 1, 2), "lower --offload-prefetch-step")])
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (OffloadSpec(1201, -1, 1, 1), "--cpu-offload-gb asks for"),
+        (OffloadSpec(200, -1, 1, 1), "nothing is gained"),
+        (OffloadSpec(0, 12, 1, 0), "--offload-group-size 12"),
+        (OffloadSpec(0, 4, 1, 2), "lower --offload-prefetch-step"),
+    ],
+)
 def test_what_gains_nothing_is_refused(wish: OffloadSpec, words: str) -> None:
     with pytest.raises(StartError, match=words):
         chosen(wish, [100] * 12)

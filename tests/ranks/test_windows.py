@@ -12,8 +12,15 @@ from tests.models.reference import Reference
 
 WINDOW, PAGE_SIZE = 9, 4
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "half and half": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "num_hidden_layers": 4,
-                                "layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "half and half": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
     "all windows": ("mistral", {"sliding_window": WINDOW}),
 }
 
@@ -25,7 +32,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def open_planner(folder: Path, num_window_pages: int) -> Planner:
-    executor, ready = start(folder, page_size=PAGE_SIZE, max_slots=8, max_len=256, max_step_tokens=8, window_ratio=0.05)
+    executor, ready = start(
+        folder, page_size=PAGE_SIZE, max_slots=8, max_len=256, max_step_tokens=8, window_ratio=0.05
+    )
     assert ready.num_window_pages >= num_window_pages and ready.num_pages == 8 * 64 + 1
     planner = Planner(executor, ready, PAGE_SIZE, window=WINDOW)
     planner.free_window = planner.free_window[:num_window_pages]
@@ -37,7 +46,9 @@ def poison(planner: Planner) -> None:
     loaded = planner.executor.loaded  # type: ignore[attr-defined]
     for keys, values in (loaded.kv[layer.index] for layer in loaded.model.attentions if layer.window):
         for page in planner.free_window:
-            keys[page * PAGE_SIZE:(page + 1) * PAGE_SIZE] = values[page * PAGE_SIZE:(page + 1) * PAGE_SIZE] = float("nan")
+            keys[page * PAGE_SIZE : (page + 1) * PAGE_SIZE] = values[
+                page * PAGE_SIZE : (page + 1) * PAGE_SIZE
+            ] = float("nan")
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 8])
@@ -51,11 +62,12 @@ def test_long_sequence_from_few_pages(folder: Path, chunk: int) -> None:
     for _ in range(39):
         planner.run([row], [])
         poison(planner)
-    assert row.tokens[len(prompt):] == Reference(folder).greedy(prompt, 40)
+    assert row.tokens[len(prompt) :] == Reference(folder).greedy(prompt, 40)
 
 
 def test_rows_take_turns_in_the_same_pages(folder: Path) -> None:
-    """What slides out of one row is another's in the same step; a prefix is continued from the pages that its window still sees."""
+    """What slides out of one row is another's in the same step; a prefix is continued from the pages that its
+    window still sees."""
     prompts = [[(i * k) % 250 for i in range(60)] for k in (7, 11)]
     reference = Reference(folder)
     planner = open_planner(folder, 14)
@@ -75,33 +87,57 @@ def assert_prefix_continues(planner: Planner, row: Row, reference: Reference) ->
     branch = planner.row(5, prompt, sampling(), prefix=row, shared=shared)
     branch.window = {i: page for i, page in row.window.items() if i < shared // PAGE_SIZE}
     planner.run([], [(branch, 3)])
-    assert branch.tokens[len(prompt):] == reference.greedy(prompt, 1)
+    assert branch.tokens[len(prompt) :] == reference.greedy(prompt, 1)
 
 
-@pytest.mark.parametrize(("ratio", "windows", "max_len", "expected"), [
-    (0.8, (0, 9), 256, True), (0.0, (0, 9), 256, False), (0.8, (0, 0), 256, False), (0.8, (0, 256), 256, False), (0.8, (9, 9), 256, True)])
-def test_when_there_are_two_pools(ratio: float, windows: tuple[int, ...], max_len: int, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "windows", "max_len", "expected"),
+    [
+        (0.8, (0, 9), 256, True),
+        (0.0, (0, 9), 256, False),
+        (0.8, (0, 0), 256, False),
+        (0.8, (0, 256), 256, False),
+        (0.8, (9, 9), 256, True),
+    ],
+)
+def test_when_there_are_two_pools(
+    ratio: float, windows: tuple[int, ...], max_len: int, expected: bool
+) -> None:
     assert has_two_pools(ratio, windows, max_len) == expected
 
 
-@pytest.mark.parametrize(("wishes", "expected"), [
-    ({"state_bytes": 1000, "num_states": 4}, Pools(25, states=4)),  # and the padding slot
-    ({"state_bytes": 500, "state_ratio": 1.0}, Pools(25, states=9)),
-    ({"state_bytes": 500, "state_ratio": 0.0}, Pools(45, states=1)),  # without one nobody runs
-    ({"state_bytes": 5000, "num_states": 2}, Pools(0)),
-    ({"state_bytes": 1000, "num_states": 4, "ratio": 0.5}, Pools(33, 16, 4)),
-    ({"ratio": 0.0}, Pools(50)),  # 100 bytes and 100 bytes a page, less the padding page
-    ({"ratio": 0.5}, Pools(66, 33)),
-    ({"ratio": 0.5, "least": 40}, Pools(60, 40)),  # full pages give way to what one window needs
-    ({"ratio": 0.5, "most": 20}, Pools(20, 10)),
-    ({"ratio": 0.5, "most": 20, "least": 15}, Pools(20, 15)),
-    ({"ratio": 0.1, "most": 4, "least": 15}, Pools(4, 4)),  # no row has two window pages
-    ({"num_bytes": 250, "ratio": 0.5}, Pools(0, 0)),
-    ({"full_page_bytes": 0, "ratio": 0.5}, Pools(404, 101)),  # pages of no layer are numbers
-    ({"full_page_bytes": 0, "ratio": 0.5, "most": 200}, Pools(200, 101)),
-])
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        ({"state_bytes": 1000, "num_states": 4}, Pools(25, states=4)),  # and the padding slot
+        ({"state_bytes": 500, "state_ratio": 1.0}, Pools(25, states=9)),
+        ({"state_bytes": 500, "state_ratio": 0.0}, Pools(45, states=1)),  # without one nobody runs
+        ({"state_bytes": 5000, "num_states": 2}, Pools(0)),
+        ({"state_bytes": 1000, "num_states": 4, "ratio": 0.5}, Pools(33, 16, 4)),
+        ({"ratio": 0.0}, Pools(50)),  # 100 bytes and 100 bytes a page, less the padding page
+        ({"ratio": 0.5}, Pools(66, 33)),
+        ({"ratio": 0.5, "least": 40}, Pools(60, 40)),  # full pages give way to what one window needs
+        ({"ratio": 0.5, "most": 20}, Pools(20, 10)),
+        ({"ratio": 0.5, "most": 20, "least": 15}, Pools(20, 15)),
+        ({"ratio": 0.1, "most": 4, "least": 15}, Pools(4, 4)),  # no row has two window pages
+        ({"num_bytes": 250, "ratio": 0.5}, Pools(0, 0)),
+        ({"full_page_bytes": 0, "ratio": 0.5}, Pools(404, 101)),  # pages of no layer are numbers
+        ({"full_page_bytes": 0, "ratio": 0.5, "most": 200}, Pools(200, 101)),
+    ],
+)
 def test_share(wishes: dict[str, Any], expected: Pools) -> None:
-    room = Room(**({"num_bytes": 10_200, "full_page_bytes": 100, "window_page_bytes": 100, "most": 1000, "longest": 10} | wishes))
+    room = Room(
+        **(
+            {
+                "num_bytes": 10_200,
+                "full_page_bytes": 100,
+                "window_page_bytes": 100,
+                "most": 1000,
+                "longest": 10,
+            }
+            | wishes
+        )
+    )
     pools = share(room)
     assert pools == expected
     taken = (pools.full + 1) * room.full_page_bytes + (pools.window + 1) * room.window_page_bytes

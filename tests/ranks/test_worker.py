@@ -15,7 +15,17 @@ import pytest
 
 from runtime.errors import StartError
 from runtime.messages.codec import Wire
-from runtime.messages.ranks import Capture, Captured, FromRank, LoadProgress, RankFailed, RankReady, StartRank, StopRank, ToRank
+from runtime.messages.ranks import (
+    Capture,
+    Captured,
+    FromRank,
+    LoadProgress,
+    RankFailed,
+    RankReady,
+    StartRank,
+    StopRank,
+    ToRank,
+)
 from runtime.messages.steps import StepPlan, StepResult
 from runtime.ranks import ring, worker
 from runtime.ranks.worker import stay_on_node
@@ -33,10 +43,23 @@ class Process:
         self.writer = ring.Writer(self.fds[0], 4)
         self.reader = ring.Reader(self.fds[1], 4)
         self.wire = Wire[Any](ToRank)
-        arguments = ["--rank", "0", "--generation", str(generation), "--parent", str(parent or os.getpid()),
-                     "--plans", str(self.fds[0]), "--results", str(self.fds[1])]
-        self.popen = subprocess.Popen([sys.executable, "-m", "runtime.ranks.worker", *arguments], stderr=subprocess.PIPE,
-                                      pass_fds=[*self.fds[0].flat(), *self.fds[1].flat()])
+        arguments = [
+            "--rank",
+            "0",
+            "--generation",
+            str(generation),
+            "--parent",
+            str(parent or os.getpid()),
+            "--plans",
+            str(self.fds[0]),
+            "--results",
+            str(self.fds[1]),
+        ]
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "runtime.ranks.worker", *arguments],
+            stderr=subprocess.PIPE,
+            pass_fds=[*self.fds[0].flat(), *self.fds[1].flat()],
+        )
 
     def say(self, message: Any) -> None:
         assert self.writer.try_publish(self.wire.encode(message))
@@ -83,7 +106,9 @@ def test_a_rank_starts_steps_and_stops(process: Process) -> None:
         process.say(decodes(step, position=step, rows=2))
     process.say(StopRank())
     results = [process.hear() for _ in range(3)]
-    assert [(r.step, r.token_ids.tolist()) for r in results if isinstance(r, StepResult)] == [(n, [51 + n] * 2) for n in range(3)]
+    assert [(r.step, r.token_ids.tolist()) for r in results if isinstance(r, StepResult)] == [
+        (n, [51 + n] * 2) for n in range(3)
+    ]
     assert process.end() == (0, "")
 
 
@@ -92,13 +117,19 @@ def test_a_capture_is_answered_between_steps(process: Process) -> None:
         process.say(message)
     process.hear_ready()
     heard = [process.hear() for _ in range(3)]
-    assert [type(message) for message in heard] == [StepResult, Captured, StepResult] and heard[1] == Captured(4, 0.0, 0, "")
+    assert [type(message) for message in heard] == [StepResult, Captured, StepResult] and heard[
+        1
+    ] == Captured(4, 0.0, 0, "")
 
 
 def test_a_start_error_is_for_the_user(process: Process) -> None:
     process.say(start_rank("", device="abacus"))
     failed = process.hear()
-    assert isinstance(failed, RankFailed) and failed.is_start_error and "--device abacus is unknown" in failed.message
+    assert (
+        isinstance(failed, RankFailed)
+        and failed.is_start_error
+        and "--device abacus is unknown" in failed.message
+    )
     assert process.end() == (2, "")
 
 
@@ -106,7 +137,9 @@ def test_an_exception_in_a_step_tells_the_parent_its_class_and_the_log_its_stack
     process.say(start_null(fail_at_step=1))
     process.hear_ready()
     process.say(decodes(1))
-    assert process.hear() == RankFailed(0, "RuntimeError while running a step; its stack is in the log", False)
+    assert process.hear() == RankFailed(
+        0, "RuntimeError while running a step; its stack is in the log", False
+    )
     code, log = process.end()
     assert code == 1 and "asked to fail at step 1" in log and "Traceback" in log
 
@@ -157,8 +190,12 @@ class BusyStep:
     def result(self) -> StepResult:
         if not self.later:
             raise MemoryError
-        assert self.later[0].wait(PATIENCE_S), "the next step was not launched before this one's result was there"
-        return StepResult(self.step, np.zeros(1, np.int32), -1, *(np.empty(0, np.float32) for _ in range(3)), [], 0.0)
+        assert self.later[0].wait(PATIENCE_S), (
+            "the next step was not launched before this one's result was there"
+        )
+        return StepResult(
+            self.step, np.zeros(1, np.int32), -1, *(np.empty(0, np.float32) for _ in range(3)), [], 0.0
+        )
 
 
 def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +215,9 @@ def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.Monkey
     heard = []
     while (body := reader.read_nowait()) is not None:
         heard.append(Wire[FromRank](FromRank).decode(body))
-    assert [message.step for message in heard if isinstance(message, StepResult)] == [0, 1, 2] and ended == [1]
+    assert [message.step for message in heard if isinstance(message, StepResult)] == [0, 1, 2] and ended == [
+        1
+    ]
     assert isinstance(heard[-1], RankFailed) and "MemoryError" in heard[-1].message
     for opened in (writer, reader, plans, results):
         opened.close()
@@ -203,8 +242,11 @@ def test_a_capture_that_others_wait_for_ends_the_rank(monkeypatch: pytest.Monkey
         opened.close()
 
 
-@pytest.mark.parametrize("messages,reason", [
-    ([StopRank()], "not a StartRank"), ([start_null(), start_null()], "StepPlan or StopRank was due")], ids=["no start", "two starts"])
+@pytest.mark.parametrize(
+    "messages,reason",
+    [([StopRank()], "not a StartRank"), ([start_null(), start_null()], "StepPlan or StopRank was due")],
+    ids=["no start", "two starts"],
+)
 def test_records_out_of_order_end_it(process: Process, messages: list[Any], reason: str) -> None:
     for message in messages:
         process.say(message)
@@ -246,9 +288,13 @@ def test_a_killed_rank_leaves_a_ring_that_can_be_read(process: Process) -> None:
     assert process.reader.read_nowait() is None
 
 
-@pytest.mark.parametrize(("nodes", "rank", "cores"), [((), 1, {0, 1, 2, 5}), ((0,), 1, {0, 1}), ((0, 1), 1, {2, 5}), ((0, 1), 0, {0, 1})])
-def test_a_rank_stays_on_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], rank: int,
-                                  cores: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "rank", "cores"),
+    [((), 1, {0, 1, 2, 5}), ((0,), 1, {0, 1}), ((0, 1), 1, {2, 5}), ((0, 1), 0, {0, 1})],
+)
+def test_a_rank_stays_on_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], rank: int, cores: set[int]
+) -> None:
     now = {0, 1, 2, 5}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(now))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, chosen: (now.clear(), now.update(chosen)))
@@ -259,8 +305,12 @@ def test_a_rank_stays_on_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert now == cores
 
 
-@pytest.mark.parametrize(("nodes", "message"), [((7,), "--numa-node 7 is no node"), ((1,), "on none of its cores")])
-def test_a_node_that_a_rank_cannot_stay_on_is_a_start_error(tmp_path: Path, nodes: tuple[int, ...], message: str) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "message"), [((7,), "--numa-node 7 is no node"), ((1,), "on none of its cores")]
+)
+def test_a_node_that_a_rank_cannot_stay_on_is_a_start_error(
+    tmp_path: Path, nodes: tuple[int, ...], message: str
+) -> None:
     (tmp_path / "node1").mkdir()
     (tmp_path / "node1" / "cpulist").write_text("900-901\n")
     with pytest.raises(StartError, match=message):

@@ -44,8 +44,15 @@ class Client:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         for name, _, several, gives in METHODS:
             make = channel.unary_stream if several else channel.unary_unary
-            setattr(self, name.lower(), make(f"/{SERVICE}/{name}", request_serializer=_bytes,
-                                             response_deserializer=TYPES[gives].FromString))
+            setattr(
+                self,
+                name.lower(),
+                make(
+                    f"/{SERVICE}/{name}",
+                    request_serializer=_bytes,
+                    response_deserializer=TYPES[gives].FromString,
+                ),
+            )
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -75,13 +82,32 @@ async def refused(code: grpc.StatusCode, said: str = "", param: str | None = Non
 
 async def test_a_generation_streams_what_http_says_whole() -> None:
     service = FakeService(hold=True)
-    sampling: dict[str, Any] = {"n": 2, "max_new_tokens": 6, "temperature": 0.5, "stop": ["x"], "stop_regex": ["y+"],
-                                "logit_bias": {3: 1.5}, "sampling_seed": 2**60}
+    sampling: dict[str, Any] = {
+        "n": 2,
+        "max_new_tokens": 6,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "stop_regex": ["y+"],
+        "logit_bias": {3: 1.5},
+        "sampling_seed": 2**60,
+    }
     async with talking(service) as client, stepping(service):
-        messages = await client.collect(rid="mine", text="hi", sampling_params=sampling, return_logprob=True, top_logprobs_num=2,
-                                        priority=3)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
-            whole = (await http.post("/generate", json={"text": "hi", "sampling_params": {"n": 2, "max_new_tokens": 6}})).json()
+        messages = await client.collect(
+            rid="mine",
+            text="hi",
+            sampling_params=sampling,
+            return_logprob=True,
+            top_logprobs_num=2,
+            priority=3,
+        )
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+        ) as http:
+            whole = (
+                await http.post(
+                    "/generate", json={"text": "hi", "sampling_params": {"n": 2, "max_new_tokens": 6}}
+                )
+            ).json()
     for index in range(2):
         mine = [message for message in messages if message.index == index]
         assert len(mine) > 1 and {message.rid for message in mine} == {"mine"}
@@ -90,11 +116,20 @@ async def test_a_generation_streams_what_http_says_whole() -> None:
         assert [message.HasField("finish") for message in mine] == [False] * (len(mine) - 1) + [True]
         end, meta = mine[-1].finish, whole[index]["meta_info"]
         assert (end.reason, end.completion_tokens, end.prompt_tokens, end.cached_tokens) == (
-            "length", 6, meta["prompt_tokens"], meta["cached_tokens"])
+            "length",
+            6,
+            meta["prompt_tokens"],
+            meta["cached_tokens"],
+        )
         logprobs = [token for message in mine for token in message.logprobs]
         assert len(logprobs) == 6 and [top.logprob for top in logprobs[0].top] == [-0.5, -1.5]
     first = service.asks[0]
-    assert (first.params.temperature, first.params.logit_bias, first.params.seed, first.priority) == (0.5, {3: 1.5}, 2**60, 3)
+    assert (first.params.temperature, first.params.logit_bias, first.params.seed, first.priority) == (
+        0.5,
+        {3: 1.5},
+        2**60,
+        3,
+    )
     assert first.params.stop == ("x",) and first.params.stop_regex == ("y+",)
 
 
@@ -111,8 +146,11 @@ async def test_what_is_wrong_is_refused_as_over_http() -> None:
             await client.embed(TYPES["EmbedRequest"](texts=["hi"]))
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, "rid", "rid"):
             await client.abort(TYPES["AbortRequest"]())
-        for error, code in ((Overloaded("full"), grpc.StatusCode.RESOURCE_EXHAUSTED), (Unavailable("later"), grpc.StatusCode.UNAVAILABLE),
-                            (InternalFault("oh"), grpc.StatusCode.INTERNAL)):
+        for error, code in (
+            (Overloaded("full"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+            (Unavailable("later"), grpc.StatusCode.UNAVAILABLE),
+            (InternalFault("oh"), grpc.StatusCode.INTERNAL),
+        ):
             service.refuse = error
             async with refused(code, error.message):
                 await client.collect(text="hi")
@@ -158,7 +196,9 @@ async def test_keys_are_those_of_http() -> None:
             assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert not service.asks
         for header in (("authorization", "Bearer k"), ("x-api-key", "k")):
-            assert (await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=(header,)).read()).text
+            assert (
+                await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=(header,)).read()
+            ).text
         assert service.asks[0].tenant.startswith("key-")
         for key, code in (("k", grpc.StatusCode.UNAUTHENTICATED), ("a", None)):
             call = client.abort(TYPES["AbortRequest"](rid="x"), metadata=(("x-api-key", key),))
@@ -216,12 +256,22 @@ async def test_bytes_that_are_no_message_are_refused_behind_the_door() -> None:
                 assert [message async for message in client.generate(data)] == []
             async with refused(grpc.StatusCode.INVALID_ARGUMENT, "no EmbedRequest of runtime.proto"):
                 await client.embed(data)
-    async with talking(FakeService(), HttpSettings(keys=Keys(("secret",)))) as client, refused(grpc.StatusCode.UNAUTHENTICATED):
+    async with (
+        talking(FakeService(), HttpSettings(keys=Keys(("secret",)))) as client,
+        refused(grpc.StatusCode.UNAUTHENTICATED),
+    ):
         await client.embed(b"\xff")
 
 
 async def test_no_new_tokens_and_hidden_states() -> None:
     async with talking(FakeService()) as client:
-        (silent,) = await client.collect(text="hi", sampling_params={"max_new_tokens": 0}, return_hidden_states=True)
-    assert (silent.text, list(silent.output_ids), silent.finish.reason, silent.finish.completion_tokens) == ("", [], "length", 0)
+        (silent,) = await client.collect(
+            text="hi", sampling_params={"max_new_tokens": 0}, return_hidden_states=True
+        )
+    assert (silent.text, list(silent.output_ids), silent.finish.reason, silent.finish.completion_tokens) == (
+        "",
+        [],
+        "length",
+        0,
+    )
     assert [list(row.values) for row in silent.hidden_states] == [[0.0, -1.0], [1.0, -1.0]]

@@ -1,7 +1,8 @@
 """A rank that computes nothing but remembers everything: the judge of plans.
 
-Its "keys and values" are the tokens themselves, written to pages as a real rank would. The next token is a hash of what the
-row finds through its page table, so a wrong page, a stale page or a missing token changes the output.
+Its "keys and values" are the tokens themselves, written to pages as a real rank would. The next token is a
+hash of what the row finds through its page table, so a wrong page, a stale page or a missing token changes
+the output.
 """
 
 from hashlib import blake2b
@@ -24,14 +25,24 @@ def generate(prompt: list[int], stop_ids: set[int], max_len: int) -> list[int]:
         tokens.append(next_token(tokens))
         if tokens[-1] in stop_ids:
             break
-    return tokens[len(prompt):]
+    return tokens[len(prompt) :]
 
 
 class OracleRank:
     """Executes plans in order; raises AssertionError on a plan that no rank could run."""
 
-    def __init__(self, num_pages: int, page_size: int, max_slots: int, step: int = 0, num_host_pages: int = 0,
-                 num_window_pages: int = 0, window: int = 0, num_state_slots: int = 0, longest_run: int = 1) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        max_slots: int,
+        step: int = 0,
+        num_host_pages: int = 0,
+        num_window_pages: int = 0,
+        window: int = 0,
+        num_state_slots: int = 0,
+        longest_run: int = 1,
+    ) -> None:
         self.page_size = page_size
         self.pages = np.full((num_pages, page_size), -1)
         self.host = np.full((num_host_pages, page_size), -1)
@@ -39,7 +50,8 @@ class OracleRank:
         self.window = window  # of the layers with a pool of their own; 0: there are none
         self.window_pages = np.zeros((num_window_pages, page_size), dtype=object)
         self.window_table = np.zeros((max_slots, num_pages + 1), dtype=int)
-        self.states: list[bytes | None] = [None] * num_state_slots  # all tokens so far: what a recurrent layer folds into one state
+        # all tokens so far: what a recurrent layer folds into one state
+        self.states: list[bytes | None] = [None] * num_state_slots
         self.state_slot = np.zeros(max_slots, dtype=int)
         self.table = np.zeros((max_slots, num_pages + 1), dtype=int)
         self.last_token = np.full(max_slots, -1)
@@ -74,13 +86,29 @@ class OracleRank:
         assert self.states or plan.states is None
         runs = [self._sample(row, plan) for row in range(len(plan.slots)) if plan.samples[row]]
         counts = [len(run) for run in runs]
-        return StepResult(plan.step, np.array(sum(runs, []), dtype=np.int32), -1, np.zeros(0), np.zeros(0), np.zeros(0),
-                          self._prompt_parts(plan), 0.0, num_tokens=np.array(counts, np.int32) if max(counts, default=1) > 1 else None)
+        return StepResult(
+            plan.step,
+            np.array(sum(runs, []), dtype=np.int32),
+            -1,
+            np.zeros(0),
+            np.zeros(0),
+            np.zeros(0),
+            self._prompt_parts(plan),
+            0.0,
+            num_tokens=np.array(counts, np.int32) if max(counts, default=1) > 1 else None,
+        )
 
     def touched(self, last_step: int, *, loads: bool) -> set[int]:
         """Host pages that steps after `last_step` save to, or load from."""
         flying = [page_copies for step, page_copies in self.unknown.items() if step > last_step]
-        return {host for page_copies in flying for host in (*page_copies.save_hosts.tolist(), *(page_copies.load_hosts.tolist() if loads else ()))}
+        return {
+            host
+            for page_copies in flying
+            for host in (
+                *page_copies.save_hosts.tolist(),
+                *(page_copies.load_hosts.tolist() if loads else ()),
+            )
+        }
 
     def die(self, last_step: int) -> None:
         """What was to be saved by steps after `last_step` may be there, or half of it."""
@@ -115,9 +143,14 @@ class OracleRank:
         assert next(known, None) is None, "tokens left over"
 
     def _see(self, plan: StepPlan) -> None:
-        """Layers with a window keep for each token a mark of all tokens up to it. Each computed token must find the right ones."""
-        rows = [(slot, start, [bytes(self._context(slot, end + 1)) for end in range(start + count)])
-                for slot, start, count in zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True)]
+        """Layers with a window keep for each token a mark of all tokens up to it. Each computed token must
+        find the right ones."""
+        rows = [
+            (slot, start, [bytes(self._context(slot, end + 1)) for end in range(start + count)])
+            for slot, start, count in zip(
+                plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True
+            )
+        ]
         written: set[tuple[int, int]] = set()
         for slot, start, marks in rows:
             for position in range(start, len(marks)):
@@ -128,7 +161,9 @@ class OracleRank:
         for slot, start, marks in rows:
             for position in range(max(0, start - self.window + 1), len(marks)):
                 page = self.window_table[slot, position // self.page_size]
-                assert self.window_pages[page, position % self.page_size] == marks[position], "a window sees what is not its own"
+                assert self.window_pages[page, position % self.page_size] == marks[position], (
+                    "a window sees what is not its own"
+                )
 
     def _recur(self, plan: StepPlan) -> None:
         """Each row must start from the state of all tokens before it."""
@@ -139,15 +174,22 @@ class OracleRank:
             for written in (page_copies.load_to.tolist(), page_copies.keep_to.tolist()):
                 assert len(set(written)) == len(written)
             assert set(page_copies.load_to.tolist()) <= set(page_copies.owned.tolist())
-            self._copy_states([b"" if source == 0 else self.states[source] for source in page_copies.load_from], page_copies.load_to)
+            self._copy_states(
+                [b"" if source == 0 else self.states[source] for source in page_copies.load_from],
+                page_copies.load_to,
+            )
         owned = self.state_slot[plan.slots].tolist()
         assert 0 not in owned and len(set(owned)) == len(owned)
-        for slot, start, count, state in zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), owned, strict=True):
+        for slot, start, count, state in zip(
+            plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), owned, strict=True
+        ):
             tokens = bytes(self._context(slot, start + count))
             assert self.states[state] == tokens[:start], "a row starts from another state than its own"
             self.states[state] = tokens
         if page_copies is not None:
-            assert not set(page_copies.keep_to.tolist()) & set(owned) and set(page_copies.keep_from.tolist()) <= set(owned)
+            assert not set(page_copies.keep_to.tolist()) & set(owned) and set(
+                page_copies.keep_from.tolist()
+            ) <= set(owned)
             self._copy_states([self.states[source] for source in page_copies.keep_from], page_copies.keep_to)
 
     def _copy_states(self, contents: list[bytes | None], places: np.ndarray) -> None:
@@ -156,7 +198,7 @@ class OracleRank:
             self.states[place] = content
 
     def _context(self, slot: int, length: int) -> list[int]:
-        rows = self.table[slot, :-(-length // self.page_size)]
+        rows = self.table[slot, : -(-length // self.page_size)]
         return self.pages[rows].reshape(-1)[:length].tolist()
 
     def _sample(self, row: int, plan: StepPlan) -> list[int]:
@@ -165,7 +207,8 @@ class OracleRank:
         assert min(context) >= 0, "a row reads what nobody wrote"
         run = [next_token(context)]
         self.last_token[slot] = run[0]
-        if len(context) >= self.told_len[slot] and self.prompt_logprobs[slot] < 0:  # else a row brought this token before
+        # else a row brought this token before
+        if len(context) >= self.told_len[slot] and self.prompt_logprobs[slot] < 0:
             while len(run) < self.longest_run and next_token([*context, *run, 99]) % 4:
                 run.append(next_token([*context, *run]))
             self.told_len[slot] = len(context) + len(run)
@@ -175,8 +218,12 @@ class OracleRank:
         parts, at = [], 0
         for row in range(plan.num_decodes, len(plan.slots)):
             if self.prompt_logprobs[plan.slots[row]] >= 0:
-                targets = plan.prompt_targets[at:at + plan.counts[row]]
+                targets = plan.prompt_targets[at : at + plan.counts[row]]
                 at += plan.counts[row]
-                parts.append(PromptLogprobs(int(plan.slots[row]), 0, -targets.astype(np.float32), np.zeros(0), np.zeros(0)))
+                parts.append(
+                    PromptLogprobs(
+                        int(plan.slots[row]), 0, -targets.astype(np.float32), np.zeros(0), np.zeros(0)
+                    )
+                )
         assert at == len(plan.prompt_targets)
         return parts

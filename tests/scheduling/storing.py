@@ -28,7 +28,9 @@ class Shelf:
         """The oldest page that waits for it."""
         pin = self.pins.pop(0)
         if pin.tree is self.scheduler.cache.tree:
-            assert pin.host not in rank.touched(self.scheduler.last_step, loads=False), "a step in flight overwrites what is read"
+            assert pin.host not in rank.touched(self.scheduler.last_step, loads=False), (
+                "a step in flight overwrites what is read"
+            )
             page = rank.host[pin.host].copy()
             assert page.min() >= 0 and (pin.key not in self.pages or (self.pages[pin.key] == page).all())
             self.pages[pin.key] = page
@@ -41,9 +43,11 @@ class Shelf:
         while found < len(wanted.keys) and wanted.keys[found] in self.pages:
             found += 1
         reserved = self.connector.reserve(found)
-        assert not set(reserved.hosts) & rank.touched(self.scheduler.last_step, loads=True), "a step in flight uses what is written to"
+        assert not set(reserved.hosts) & rank.touched(self.scheduler.last_step, loads=True), (
+            "a step in flight uses what is written to"
+        )
         self.scheduler.roster.waiting.suspend(sequence)
-        self.fetches.append((sequence, wanted.first, wanted.keys[:len(reserved.hosts)], reserved))
+        self.fetches.append((sequence, wanted.first, wanted.keys[: len(reserved.hosts)], reserved))
 
     def arrive(self, rank: OracleRank, part: float = 1.0) -> None:
         """The oldest fetch is done, or given up after some pages."""

@@ -48,11 +48,18 @@ def test_a_better_priority_takes_a_slot() -> None:
     assert world.scheduler.totals.priority_preemptions == 1
 
 
-@pytest.mark.parametrize("order", [PRIORITIES, OrderConfig(), OrderConfig(has_priorities=True, low_first=True, preemption_threshold=2**40)])
+@pytest.mark.parametrize(
+    "order",
+    [PRIORITIES, OrderConfig(), OrderConfig(has_priorities=True, low_first=True, preemption_threshold=2**40)],
+)
 def test_idle_time_is_what_nobody_else_wants(order: OrderConfig) -> None:
-    """Whatever the options say about priorities: anybody takes the slots of idle ones, and is never kept waiting by them."""
+    """Whatever the options say about priorities: anybody takes the slots of idle ones, and is never kept
+    waiting by them."""
     world = World(num_pages=60, max_running=2, order=order)
-    idle = [world.add(prompt(6, k), is_idle=True, priority=99, max_new_tokens=20, ignore_eos=True)[0] for k in range(3)]
+    idle = [
+        world.add(prompt(6, k), is_idle=True, priority=99, max_new_tokens=20, ignore_eos=True)[0]
+        for k in range(3)
+    ]
     step(world)
     others = [world.add(prompt(6, 10 + k), max_new_tokens=5, ignore_eos=True)[0] for k in range(3)]
     for _ in range(2):  # one a step makes way
@@ -74,9 +81,17 @@ def test_idle_ones_have_no_age() -> None:
     check(world)
 
 
-@pytest.mark.parametrize(("priority", "order"), [
-    (9, PRIORITIES), (0, PRIORITIES), (None, PRIORITIES), (-50, PRIORITIES), (50, OrderConfig()),
-    (50, OrderConfig(has_priorities=True, low_first=True))])
+@pytest.mark.parametrize(
+    ("priority", "order"),
+    [
+        (9, PRIORITIES),
+        (0, PRIORITIES),
+        (None, PRIORITIES),
+        (-50, PRIORITIES),
+        (50, OrderConfig()),
+        (50, OrderConfig(has_priorities=True, low_first=True)),
+    ],
+)
 def test_a_priority_that_is_not_better_by_enough_waits(priority: int | None, order: OrderConfig) -> None:
     world = World(num_pages=60, max_running=1, order=order)
     world.add(prompt(6), priority=0, max_new_tokens=30, ignore_eos=True)
@@ -112,18 +127,30 @@ def test_nobody_gives_way_in_vain() -> None:
 
 def test_pages_are_taken_from_the_worst_priority_first() -> None:
     world = World(num_pages=11, page_size=4, max_running=4, order=PRIORITIES, conservativeness=0.0)
-    ids = [world.add(prompt(5, k), priority=[5, 0, 8][k], max_new_tokens=18, ignore_eos=True)[0] for k in range(3)]
+    ids = [
+        world.add(prompt(5, k), priority=[5, 0, 8][k], max_new_tokens=18, ignore_eos=True)[0]
+        for k in range(3)
+    ]
     gone: list[int] = []
     while len(world.scheduler.roster.live) == 3:
         step(world)
-        gone += [i for i in ids if i in world.scheduler.roster.live and world.scheduler.roster.live[i].slot < 0 and i not in gone]
+        gone += [
+            i
+            for i in ids
+            if i in world.scheduler.roster.live and world.scheduler.roster.live[i].slot < 0 and i not in gone
+        ]
     assert gone[:1] == [ids[1]]
     check(world)
 
 
 def test_low_priorities_do_not_starve() -> None:
-    """High ones come as fast as they are served; the low one runs after `patience` of them, to its end, without giving way."""
-    world = World(num_pages=60, max_running=1, order=OrderConfig(has_priorities=True, preemption_threshold=1, patience=10))
+    """High ones come as fast as they are served; the low one runs after `patience` of them, to its end,
+    without giving way."""
+    world = World(
+        num_pages=60,
+        max_running=1,
+        order=OrderConfig(has_priorities=True, preemption_threshold=1, patience=10),
+    )
     (low,) = world.add(prompt(6), priority=0, max_new_tokens=6, ignore_eos=True)
     (sequence,) = world.scheduler.roster.live.values()
     others = 0
@@ -137,7 +164,13 @@ def test_low_priorities_do_not_starve() -> None:
 
 
 def test_a_long_prompt_leaves_room_for_others() -> None:
-    world = World(num_pages=400, max_running=8, chunk=16, max_len=400, admission=Admission(max_step_tokens=16, long_share=0.5))
+    world = World(
+        num_pages=400,
+        max_running=8,
+        chunk=16,
+        max_len=400,
+        admission=Admission(max_step_tokens=16, long_share=0.5),
+    )
     (long,) = world.add(prompt(300), max_new_tokens=1)
     assert step(world).counts.tolist() == [16], "alone it gets all"
     shorts = [world.add(prompt(8, k), max_new_tokens=2, ignore_eos=True)[0] for k in range(2, 6)]
@@ -150,7 +183,13 @@ def test_a_long_prompt_leaves_room_for_others() -> None:
 
 
 def test_what_the_others_leave_goes_to_the_long_one() -> None:
-    world = World(num_pages=400, max_running=8, chunk=16, max_len=400, admission=Admission(max_step_tokens=16, long_share=0.25))
+    world = World(
+        num_pages=400,
+        max_running=8,
+        chunk=16,
+        max_len=400,
+        admission=Admission(max_step_tokens=16, long_share=0.25),
+    )
     world.add(prompt(300), max_new_tokens=1)
     step(world)
     world.add(prompt(2, 5), max_new_tokens=1)
@@ -159,7 +198,9 @@ def test_what_the_others_leave_goes_to_the_long_one() -> None:
 
 
 def test_at_most_so_many_prompts_in_a_step() -> None:
-    world = World(num_pages=60, max_running=8, chunk=64, admission=Admission(max_step_tokens=64, max_prompts=2))
+    world = World(
+        num_pages=60, max_running=8, chunk=64, admission=Admission(max_step_tokens=64, max_prompts=2)
+    )
     for k in range(5):
         world.add(prompt(4, k), max_new_tokens=6, ignore_eos=True)
     sizes = [len(plan.slots) - plan.num_decodes for plan in (step(world) for _ in range(4))]
@@ -168,13 +209,15 @@ def test_at_most_so_many_prompts_in_a_step() -> None:
 
 
 def test_without_chunks_a_prompt_is_one_row() -> None:
-    world = World(num_pages=60, max_running=8, chunk=200, admission=Admission(max_step_tokens=200, has_chunks=False))
+    world = World(
+        num_pages=60, max_running=8, chunk=200, admission=Admission(max_step_tokens=200, has_chunks=False)
+    )
     for k in range(5):
         world.add(prompt(60 + k, k), max_new_tokens=6, ignore_eos=True)
     counts: list[int] = []
     while world.scheduler.roster.waiting:
         plan = step(world)
-        counts += plan.counts[plan.num_decodes:].tolist()
+        counts += plan.counts[plan.num_decodes :].tolist()
     assert counts[:3] == [60, 61, 62] and max(counts) < 65
     check(world)
 
@@ -202,7 +245,9 @@ def test_forecast_learns_and_calms_down() -> None:
     forecast = Forecast(1.0)
     for _ in range(200):
         forecast.ended(100, 1000)
-    assert [forecast.future(running(i, 10, generated, 1000)) for i, generated in enumerate([0, 60, 400, 900])] == [100, 40, 200, 100]
+    assert [
+        forecast.future(running(i, 10, generated, 1000)) for i, generated in enumerate([0, 60, 400, 900])
+    ] == [100, 40, 200, 100]
     for _ in range(3):
         forecast.preempted()
     assert forecast.future(running(0, 10, 0, 1000)) == int(100 * 1.5**3)
@@ -227,7 +272,8 @@ def test_the_peak_is_where_one_ends() -> None:
     forecast = Forecast(1.0)
     for _ in range(200):
         forecast.ended(100, 100)  # all take all
-    # in 10 steps the first ends and gives 100 + 90 + 10 back; until then the other one takes 10, and then 80 more
+    # in 10 steps the first ends and gives 100 + 90 + 10 back; until then the other one takes 10, and then 80
+    # more
     assert forecast.peak([running(0, 100, 90, 100), running(1, 10, 10, 100)]) == 20
     assert forecast.peak([running(1, 10, 10, 100)]) == 90
     assert forecast.peak([]) == 0
@@ -242,7 +288,8 @@ def tokens_a_step(world: World, steps: int) -> float:
 
 @pytest.mark.parametrize(("conservativeness", "is_calm"), [(1.0, True), (0.0, False)])
 def test_throughput_recovers_after_preemptions(conservativeness: float, is_calm: bool) -> None:
-    """Short answers, then long ones: too many are admitted and some give way; then as many run as if it had been known."""
+    """Short answers, then long ones: too many are admitted and some give way; then as many run as if it had
+    been known."""
     throughputs = []
     for is_misled in (True, False):
         world = World(num_pages=257, page_size=4, max_running=64, chunk=64, conservativeness=conservativeness)
@@ -255,16 +302,31 @@ def test_throughput_recovers_after_preemptions(conservativeness: float, is_calm:
         early = world.scheduler.totals.preemptions
         assert early > 0
         throughputs.append(tokens_a_step(world, 600))
-        assert (world.scheduler.totals.preemptions == early) == is_calm, "hysteresis: nobody gives way any more"
-    assert throughputs[0] > 0.97 * throughputs[1] > 0.97 * 19  # of about 23 if every page were full at every moment
+        assert (world.scheduler.totals.preemptions == early) == is_calm, (
+            "hysteresis: nobody gives way any more"
+        )
+    # of about 23 if every page were full at every moment
+    assert throughputs[0] > 0.97 * throughputs[1] > 0.97 * 19
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 2.0}])
 def test_tenants_with_unequal_load_get_equal_shares(weights: dict[str, float]) -> None:
-    """One tenant asks ten times as often and for longer answers; while both want something, tokens are shared by weight."""
-    world = World(num_pages=300, page_size=4, max_running=8, chunk=32, order=OrderConfig(fair=True, weights=weights, patience=0))
+    """One tenant asks ten times as often and for longer answers; while both want something, tokens are shared
+    by weight."""
+    world = World(
+        num_pages=300,
+        page_size=4,
+        max_running=8,
+        chunk=32,
+        order=OrderConfig(fair=True, weights=weights, patience=0),
+    )
     for k in range(1200):
-        world.add(prompt(6, k % 30), tenant="a" if k % 11 == 0 else "b", max_new_tokens=20 if k % 11 else 10, ignore_eos=True)
+        world.add(
+            prompt(6, k % 30),
+            tenant="a" if k % 11 == 0 else "b",
+            max_new_tokens=20 if k % 11 else 10,
+            ignore_eos=True,
+        )
     while sum(s.request.tenant == "a" for s in world.scheduler.roster.live.values()) > 8:
         step(world)
     tokens = world.scheduler.roster.shares.tokens
@@ -282,9 +344,19 @@ def test_tenants_are_charged_what_is_computed() -> None:
 
 
 def test_all_waiting_are_admitted_within_a_bound_once_arrivals_stop() -> None:
-    world = World(num_pages=40, max_running=4, order=OrderConfig(policy="lpm", has_priorities=True, fair=True, patience=8))
+    world = World(
+        num_pages=40,
+        max_running=4,
+        order=OrderConfig(policy="lpm", has_priorities=True, fair=True, patience=8),
+    )
     for k in range(60):
-        world.add(prompt(5 + k % 7, k % 9), priority=k % 5 * 10, tenant="xyz"[k % 3], max_new_tokens=4, ignore_eos=True)
+        world.add(
+            prompt(5 + k % 7, k % 9),
+            priority=k % 5 * 10,
+            tenant="xyz"[k % 3],
+            max_new_tokens=4,
+            ignore_eos=True,
+        )
     steps: Counter[int] = Counter()
     while world.scheduler.roster.live:
         for sequence in world.scheduler.roster.live.values():
@@ -295,7 +367,8 @@ def test_all_waiting_are_admitted_within_a_bound_once_arrivals_stop() -> None:
 
 
 def test_chunks_of_equal_time() -> None:
-    """Times are made by a law of the model's form; chunks deeper in the prompt shrink so that the time stays."""
+    """Times are made by a law of the model's form; chunks deeper in the prompt shrink so that the time
+    stays."""
     chunking = Chunking(page_size=16)
     assert chunking.size(100_000, 2048) == 2048, "nothing is known yet"
 

@@ -15,10 +15,18 @@ def expire(world: World, now_s: float) -> list[Refused]:
     return [refusal for refusal, _ in refused]
 
 
-@pytest.mark.parametrize(("limit", "own", "at_s"), [
-    (Limit(), {}, inf), (Limit(queue_s=5), {}, 5), (Limit(queue_s=5), {"queue_timeout_s": 2}, 2),
-    (Limit(queue_s=5), {"queue_timeout_s": 9}, 5),
-    (Limit(), {"timeout_s": 3}, 3), (Limit(total_s=3, queue_s=5), {}, 3), (Limit(total_s=5, queue_s=3), {}, 3)])
+@pytest.mark.parametrize(
+    ("limit", "own", "at_s"),
+    [
+        (Limit(), {}, inf),
+        (Limit(queue_s=5), {}, 5),
+        (Limit(queue_s=5), {"queue_timeout_s": 2}, 2),
+        (Limit(queue_s=5), {"queue_timeout_s": 9}, 5),
+        (Limit(), {"timeout_s": 3}, 3),
+        (Limit(total_s=3, queue_s=5), {}, 3),
+        (Limit(total_s=5, queue_s=3), {}, 3),
+    ],
+)
 def test_the_shorter_limit_holds(limit: Limit, own: dict[str, float], at_s: float) -> None:
     world = World(limit=limit)
     world.add([1, 2], max_new_tokens=3, **own)

@@ -9,11 +9,22 @@ from tests.scheduling.test_scheduler import World
 NOTHING, SOME, FULL = Replica(False, False, 0.5), Replica(True, False, 0.5), Replica(True, True, 0.5)
 
 
-@pytest.mark.parametrize(("replicas", "watermark", "reason"), [
-    ([FULL], None, "full"), ([SOME], None, None), ([SOME], 0.4, None), ([SOME], 0.6, "watermark"),
-    ([SOME, SOME], None, "full"), ([SOME, NOTHING], None, None), ([FULL, NOTHING], None, None), ([NOTHING, SOME], 0.6, "watermark"),
-])
-def test_when_newcomers_are_let_in(replicas: list[Replica], watermark: float | None, reason: str | None) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "watermark", "reason"),
+    [
+        ([FULL], None, "full"),
+        ([SOME], None, None),
+        ([SOME], 0.4, None),
+        ([SOME], 0.6, "watermark"),
+        ([SOME, SOME], None, "full"),
+        ([SOME, NOTHING], None, None),
+        ([FULL, NOTHING], None, None),
+        ([NOTHING, SOME], 0.6, "watermark"),
+    ],
+)
+def test_when_newcomers_are_let_in(
+    replicas: list[Replica], watermark: float | None, reason: str | None
+) -> None:
     told: list[str] = []
     delayer = Delayer(3, watermark)
     delayer.on_admit = lambda reason, steps, seconds: told.append(reason)
@@ -33,7 +44,8 @@ def test_nobody_is_held_back_for_longer_than_the_limit() -> None:
 
 
 def trickle(delay_steps: int, **more: object) -> tuple[World, int, list[int]]:
-    """Four streams decode while short prompts come, one every second step. -> world, steps with prompts, ids"""
+    """Four streams decode while short prompts come, one every second step. -> world, steps with prompts,
+    ids"""
     admission = Admission(max_step_tokens=64, delay_steps=delay_steps, **more)
     world = World(num_pages=400, page_size=4, max_running=16, chunk=64, admission=admission)
     ids = [i for k in range(4) for i in world.add([1, 2, k], max_new_tokens=150, ignore_eos=True)]

@@ -51,7 +51,9 @@ def test_under_load_what_pays_and_not_often() -> None:
     assert captures.next(now_s + BUSY_EVERY_S, is_idle=False) == 2
 
 
-@pytest.mark.parametrize(("captured", "failing", "left"), [((1,), 4, [2]), ((16,), 4, [1, 2]), ((1, 2, 4, 8), 16, [])])
+@pytest.mark.parametrize(
+    ("captured", "failing", "left"), [((1,), 4, [2]), ((16,), 4, [1, 2]), ((1, 2, 4, 8), 16, [])]
+)
 def test_a_failure_leaves_the_smaller_ones(captured: tuple[int, ...], failing: int, left: list[int]) -> None:
     captures = Captures((1, 2, 4, 8, 16))
     for size in captured:

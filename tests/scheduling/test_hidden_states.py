@@ -1,4 +1,5 @@
-"""Hidden states and embeddings in plans: each token brings its own, once, whatever the chunks, preemptions and deaths of ranks."""
+"""Hidden states and embeddings in plans: each token brings its own, once, whatever the chunks, preemptions
+and deaths of ranks."""
 
 from random import Random
 
@@ -18,21 +19,43 @@ WISHES = ("all", "last", None)
 
 def make(num_pages: int, conservativeness: float = 0.0) -> Scheduler:
     """Sequences are admitted without much thought, and give way."""
-    return Scheduler(SchedulerConfig(max_running=4, max_step_tokens=8, max_len=40, page_size=4, num_pages=num_pages, eos_ids=(7,),
-                                     conservativeness=conservativeness))
+    return Scheduler(
+        SchedulerConfig(
+            max_running=4,
+            max_step_tokens=8,
+            max_len=40,
+            page_size=4,
+            num_pages=num_pages,
+            eos_ids=(7,),
+            conservativeness=conservativeness,
+        )
+    )
 
 
 def request(name: str, prompt: list[int], number: int, wish: str | None, *, is_embedded: bool) -> Request:
     params = SamplingParams(hidden_states=wish, max_new_tokens=NEW_TOKENS, ignore_eos=True)  # type: ignore[arg-type]
-    rows = np.stack([np.full(len(prompt), number), np.arange(len(prompt))], axis=1).astype(np.float32) if is_embedded else None
-    return Request(id=name, prompt_ids=prompt, params=params, seed=1, arrival_s=0, embeds=rows, namespace=name if is_embedded else "")
+    rows = (
+        np.stack([np.full(len(prompt), number), np.arange(len(prompt))], axis=1).astype(np.float32)
+        if is_embedded
+        else None
+    )
+    return Request(
+        id=name,
+        prompt_ids=prompt,
+        params=params,
+        seed=1,
+        arrival_s=0,
+        embeds=rows,
+        namespace=name if is_embedded else "",
+    )
 
 
 class Rank:
     """Its hidden states are positions. It notes which rows of embeddings each slot was given."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[int, int, int]] = []  # number of the request, position of the token, row of the embeddings
+        # number of the request, position of the token, row of the embeddings
+        self.given: list[tuple[int, int, int]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         ends = plan.counts.cumsum()
@@ -41,10 +64,16 @@ class Rank:
         if plan.embed_places is not None:
             rows = plan.embeds.reshape(len(plan.embed_places), 2).astype(int)
             assert plan.embeds.size <= planner.MAX_EMBEDS and (plan.embed_places >= plan.num_decodes).all()
-            self.given += [(number, position, row) for (number, row), position in zip(rows.tolist(), positions[plan.embed_places].tolist(),
-                                                                                      strict=True)]
+            self.given += [
+                (number, position, row)
+                for (number, row), position in zip(
+                    rows.tolist(), positions[plan.embed_places].tolist(), strict=True
+                )
+            ]
         tokens = np.full(int(plan.samples.sum()), 3, np.int32)
-        return StepResult(plan.step, tokens, -1, NOTHING, np.zeros(0, np.int32), NOTHING, [], 0.0, hidden=hidden)
+        return StepResult(
+            plan.step, tokens, -1, NOTHING, np.zeros(0, np.int32), NOTHING, [], 0.0, hidden=hidden
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -55,7 +84,10 @@ def test_each_token_brings_its_own(depth: int, num_pages: int, seed: int) -> Non
     prompts = [[random.randrange(3) for _ in range(random.randint(1, 30))] for _ in range(40)]
     wishes = [random.choice(WISHES) for _ in prompts]
     embedded = [random.random() < 0.3 for _ in prompts]
-    ids = [scheduler.add(request(f"r{i}", prompt, i, wishes[i], is_embedded=embedded[i]))[0] for i, prompt in enumerate(prompts)]
+    ids = [
+        scheduler.add(request(f"r{i}", prompt, i, wishes[i], is_embedded=embedded[i]))[0]
+        for i, prompt in enumerate(prompts)
+    ]
     told: dict[int, list[list[int]]] = {sequence_id: [] for sequence_id in ids}
     deaths = 2
     while plans or scheduler.roster.live:
@@ -88,12 +120,31 @@ def test_a_step_brings_so_many_embeddings() -> None:
     width = planner.MAX_EMBEDS // 5
     for name, length in (("a", 12), ("b", 3)):
         rows = np.broadcast_to(np.arange(length, dtype=np.float32)[:, None], (length, width))
-        scheduler.add(Request(id=name, prompt_ids=[1] * length, params=SamplingParams(max_new_tokens=1), seed=1, arrival_s=0, embeds=rows,
-                              namespace=name))
+        scheduler.add(
+            Request(
+                id=name,
+                prompt_ids=[1] * length,
+                params=SamplingParams(max_new_tokens=1),
+                seed=1,
+                arrival_s=0,
+                embeds=rows,
+                namespace=name,
+            )
+        )
     while scheduler.roster.live:
         plan = scheduler.plan()
         assert plan is not None
         counts.append(0 if plan.embed_places is None else len(plan.embed_places))
-        scheduler.apply(StepResult(plan.step, np.full(int(plan.samples.sum()), 3, np.int32), -1, NOTHING, np.zeros(0, np.int32), NOTHING,
-                                   [], 0.0))
+        scheduler.apply(
+            StepResult(
+                plan.step,
+                np.full(int(plan.samples.sum()), 3, np.int32),
+                -1,
+                NOTHING,
+                np.zeros(0, np.int32),
+                NOTHING,
+                [],
+                0.0,
+            )
+        )
     assert sum(counts) == 15 and max(counts) == 5

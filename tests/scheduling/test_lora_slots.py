@@ -21,7 +21,9 @@ class Hall:
     def come(self, adapter: int, *, is_pinned: bool = False) -> Sequence:
         self.count += 1
         ref = AdapterRef(adapter, str(adapter), is_pinned) if adapter else None
-        request = Request(id=str(self.count), prompt_ids=[1], params=SamplingParams(), seed=0, arrival_s=0.0, adapter=ref)
+        request = Request(
+            id=str(self.count), prompt_ids=[1], params=SamplingParams(), seed=0, arrival_s=0.0, adapter=ref
+        )
         sequence = Sequence(self.count, request, 0, 9, frozenset())
         self.queue.add(sequence)
         return sequence
@@ -38,7 +40,11 @@ class Hall:
 
     def moved(self) -> dict[int, int]:
         lora_assignment = self.lora_slots.take()
-        return {} if lora_assignment is None else dict(zip(lora_assignment.lora_slots.tolist(), lora_assignment.ids.tolist(), strict=True))
+        return (
+            {}
+            if lora_assignment is None
+            else dict(zip(lora_assignment.lora_slots.tolist(), lora_assignment.ids.tolist(), strict=True))
+        )
 
 
 def test_the_plain_model_needs_no_seat() -> None:
@@ -51,7 +57,10 @@ def test_who_finds_none_waits_and_others_pass() -> None:
     hall = Hall(2)
     a, b, c, again, plain = (hall.come(adapter) for adapter in (1, 2, 3, 1, 0))
     assert hall.start() == [a, b, again, plain]
-    assert hall.moved() == {hall.lora_slots.index(a): 1, hall.lora_slots.index(b): 2} and hall.lora_slots.index(again) == hall.lora_slots.index(a)
+    assert hall.moved() == {
+        hall.lora_slots.index(a): 1,
+        hall.lora_slots.index(b): 2,
+    } and hall.lora_slots.index(again) == hall.lora_slots.index(a)
     assert hall.start() == [] and hall.moved() == {}
     hall.lora_slots.leave(b)
     lora_slot = hall.lora_slots.index(b)
@@ -72,7 +81,12 @@ def test_an_unused_adapter_stays_until_another_wants_its_seat() -> None:
         hall.start()
         assert list(hall.moved().values()) == [3], eviction
         lora_slots = hall.lora_slots
-        assert (lora_slots.num_taken, lora_slots.num_used, lora_slots.num_placed, lora_slots.num_evicted) == (2, 2, 3, 1)
+        assert (lora_slots.num_taken, lora_slots.num_used, lora_slots.num_placed, lora_slots.num_evicted) == (
+            2,
+            2,
+            3,
+            1,
+        )
 
 
 def test_nobody_waits_for_ever() -> None:

@@ -1,4 +1,5 @@
-"""Random arrivals, aborts, stops, submissions, results and deaths of the ranks, with every kind of memory, against the oracle."""
+"""Random arrivals, aborts, stops, submissions, results and deaths of the ranks, with every kind of memory,
+against the oracle."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,38 +13,109 @@ from runtime.scheduling.planner import Admission
 from runtime.scheduling.waiting import OrderConfig
 from tests.scheduling.test_scheduler import World
 
-ORDERS = st.builds(OrderConfig, policy=st.sampled_from(sorted(POLICIES)), has_priorities=st.booleans(), low_first=st.booleans(),
-                   preemption_threshold=st.integers(1, 12), patience=st.integers(0, 5), fair=st.booleans(),
-                   weights=st.dictionaries(st.sampled_from("abc"), st.floats(0.1, 10)))
-ADMISSIONS = st.fixed_dictionaries({
-    "max_prompts": st.none() | st.integers(1, 3), "has_dynamic_chunks": st.booleans(),
-    "long_share": st.sampled_from([0.1, 0.5, 1.0]), "decode_steps": st.integers(1, 4)})
+ORDERS = st.builds(
+    OrderConfig,
+    policy=st.sampled_from(sorted(POLICIES)),
+    has_priorities=st.booleans(),
+    low_first=st.booleans(),
+    preemption_threshold=st.integers(1, 12),
+    patience=st.integers(0, 5),
+    fair=st.booleans(),
+    weights=st.dictionaries(st.sampled_from("abc"), st.floats(0.1, 10)),
+)
+ADMISSIONS = st.fixed_dictionaries(
+    {
+        "max_prompts": st.none() | st.integers(1, 3),
+        "has_dynamic_chunks": st.booleans(),
+        "long_share": st.sampled_from([0.1, 0.5, 1.0]),
+        "decode_steps": st.integers(1, 4),
+    }
+)
 
 
 class Machine(RuleBasedStateMachine):
     """Random arrivals, aborts, stops, submissions, results and deaths of the ranks, against the oracle."""
 
-    @initialize(depth=st.integers(1, 3), page_size=st.sampled_from([1, 2, 5]), chunk=st.integers(1, 20), shares=st.booleans(),
-                order=ORDERS, admission=ADMISSIONS, conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
-                eviction=st.sampled_from(sorted(EVICTIONS)), num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
-                write_policy=st.sampled_from(sorted(WRITE_POLICIES)), window=st.sampled_from([0, 0, 1, 4, 11]),
-                spare_window_pages=st.integers(0, 12), num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]), interval=st.integers(0, 3),
-                longest_run=st.sampled_from([1, 1, 2, 3, 9]))
-    def begin(self, depth: int, page_size: int, chunk: int, shares: bool, order: OrderConfig, admission: dict,
-              conservativeness: float, num_host_pages: int, window: int, longest_run: int, **cache: object) -> None:
-        self.world = World(depth=depth, page_size=page_size, num_pages=1 + 30 // page_size, chunk=chunk, shares=shares, order=order,
-                           admission=Admission(max_step_tokens=chunk, **admission), conservativeness=conservativeness,
-                           num_host_pages=0 if window else num_host_pages, window=window,
-                           longest_run=1 if window else longest_run, **cache)
+    @initialize(
+        depth=st.integers(1, 3),
+        page_size=st.sampled_from([1, 2, 5]),
+        chunk=st.integers(1, 20),
+        shares=st.booleans(),
+        order=ORDERS,
+        admission=ADMISSIONS,
+        conservativeness=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+        eviction=st.sampled_from(sorted(EVICTIONS)),
+        num_host_pages=st.sampled_from([0, 2, 4, 9, 25, 60]),
+        write_policy=st.sampled_from(sorted(WRITE_POLICIES)),
+        window=st.sampled_from([0, 0, 1, 4, 11]),
+        spare_window_pages=st.integers(0, 12),
+        num_states=st.sampled_from([0, 0, 1, 2, 3, 5, 9, 20]),
+        interval=st.integers(0, 3),
+        longest_run=st.sampled_from([1, 1, 2, 3, 9]),
+    )
+    def begin(
+        self,
+        depth: int,
+        page_size: int,
+        chunk: int,
+        shares: bool,
+        order: OrderConfig,
+        admission: dict,
+        conservativeness: float,
+        num_host_pages: int,
+        window: int,
+        longest_run: int,
+        **cache: object,
+    ) -> None:
+        self.world = World(
+            depth=depth,
+            page_size=page_size,
+            num_pages=1 + 30 // page_size,
+            chunk=chunk,
+            shares=shares,
+            order=order,
+            admission=Admission(max_step_tokens=chunk, **admission),
+            conservativeness=conservativeness,
+            num_host_pages=0 if window else num_host_pages,
+            window=window,
+            longest_run=1 if window else longest_run,
+            **cache,
+        )
 
-    @rule(head=st.integers(0, 2), length=st.integers(1, 22), n=st.integers(1, 3), new=st.integers(1, 12), eos=st.booleans(),
-          prompt_logprobs=st.booleans(), priority=st.none() | st.integers(-30, 30), tenant=st.sampled_from("abc"),
-          namespace=st.sampled_from(["", "", "x"]))
-    def add(self, head: int, length: int, n: int, new: int, eos: bool, prompt_logprobs: bool, priority: int | None, tenant: str,
-            namespace: str) -> None:
-        self.world.add(([head] * 6 + [1, 2, 3, 4] * 5)[:length], n=n, max_new_tokens=new, ignore_eos=not eos,
-                       prompt_logprobs=0 if prompt_logprobs else None, priority=priority, tenant=tenant, routing_key=tenant,
-                       namespace=namespace)
+    @rule(
+        head=st.integers(0, 2),
+        length=st.integers(1, 22),
+        n=st.integers(1, 3),
+        new=st.integers(1, 12),
+        eos=st.booleans(),
+        prompt_logprobs=st.booleans(),
+        priority=st.none() | st.integers(-30, 30),
+        tenant=st.sampled_from("abc"),
+        namespace=st.sampled_from(["", "", "x"]),
+    )
+    def add(
+        self,
+        head: int,
+        length: int,
+        n: int,
+        new: int,
+        eos: bool,
+        prompt_logprobs: bool,
+        priority: int | None,
+        tenant: str,
+        namespace: str,
+    ) -> None:
+        self.world.add(
+            ([head] * 6 + [1, 2, 3, 4] * 5)[:length],
+            n=n,
+            max_new_tokens=new,
+            ignore_eos=not eos,
+            prompt_logprobs=0 if prompt_logprobs else None,
+            priority=priority,
+            tenant=tenant,
+            routing_key=tenant,
+            namespace=namespace,
+        )
 
     @rule()
     def submit(self) -> None:
@@ -70,7 +142,9 @@ class Machine(RuleBasedStateMachine):
     @rule(keeps_host=st.booleans())
     def die(self, keeps_host: bool) -> None:
         if self.world.rank.window:
-            lost = self.world.die(more_window_pages=0 if keeps_host else 1, more_states=len(self.world.rank.states) % 2)
+            lost = self.world.die(
+                more_window_pages=0 if keeps_host else 1, more_states=len(self.world.rank.states) % 2
+            )
         else:
             lost = self.world.die(num_host_pages=None if keeps_host else len(self.world.rank.host) ^ 1)
         assert lost.guilty is None or lost.num_steps
@@ -86,8 +160,14 @@ class Machine(RuleBasedStateMachine):
     def fetch(self, data: st.DataObject) -> None:
         world = self.world
         held = [sequence for sequence, *_ in world.shelf.fetches]
-        waiting = [s for s in world.scheduler.roster.live.values() if s.slot < 0 and s.first_cached_len < 0 and s not in held
-                   and not world.scheduler.roster.waiting.is_parked(s)]
+        waiting = [
+            s
+            for s in world.scheduler.roster.live.values()
+            if s.slot < 0
+            and s.first_cached_len < 0
+            and s not in held
+            and not world.scheduler.roster.waiting.is_parked(s)
+        ]
         if waiting:
             world.shelf.fetch(data.draw(st.sampled_from(waiting)), world.rank)
 
@@ -105,7 +185,12 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.check_pages()
             for sequence in self.world.scheduler.roster.live.values():
-                assert 0 <= sequence.cached_len <= sequence.computed_len <= len(sequence.tokens) + sequence.in_flight
+                assert (
+                    0
+                    <= sequence.cached_len
+                    <= sequence.computed_len
+                    <= len(sequence.tokens) + sequence.in_flight
+                )
                 assert len(sequence.tokens) <= sequence.max_len
 
     def teardown(self) -> None:
@@ -115,8 +200,11 @@ class Machine(RuleBasedStateMachine):
         self.world.run()  # nobody starves: all that wait get their turn in a bounded number of steps
         for i, tokens in self.world.seen.items():
             expected = self.world.expected(i)
-            complete = i not in self.world.failed and self.world.reasons.get(i) in (FinishReason.STOP, FinishReason.LENGTH)
-            assert tokens == (expected if complete else expected[:len(tokens)])
+            complete = i not in self.world.failed and self.world.reasons.get(i) in (
+                FinishReason.STOP,
+                FinishReason.LENGTH,
+            )
+            assert tokens == (expected if complete else expected[: len(tokens)])
             if complete and self.world.requests[i].params.prompt_logprobs is not None:
                 assert [t.token_id for t in self.world.prompts[i]] == self.world.requests[i].prompt_ids
 

@@ -19,7 +19,9 @@ def tree_of(*prompts: list[int]) -> PrefixTree:
         node = tree.root
         tree.lock(node)
         for start in range(0, len(prompt) // PAGE * PAGE, PAGE):
-            node = tree.extend(node, sequence(0, prompt[start:start + PAGE]).tokens.tobytes(), 100 * number + start + 1)
+            node = tree.extend(
+                node, sequence(0, prompt[start : start + PAGE]).tokens.tobytes(), 100 * number + start + 1
+            )
         tree.unlock(node)
     return tree
 
@@ -29,8 +31,12 @@ def sequence(id: int, prompt: list[int], max_new: int = 10, **fields: object) ->
     return Sequence(id, request, 0, len(prompt) + max_new, frozenset())
 
 
-def queue(order: OrderConfig, tree: PrefixTree | None = None, running_keys: dict[str, int] | None = None,
-          shares: Shares | None = None) -> WaitingQueue:
+def queue(
+    order: OrderConfig,
+    tree: PrefixTree | None = None,
+    running_keys: dict[str, int] | None = None,
+    shares: Shares | None = None,
+) -> WaitingQueue:
     shares = shares or Shares(is_on=order.fair, weights=order.weights)
     return WaitingQueue(order, Now(tree or PrefixTree(PAGE), running_keys or {}), shares)
 
@@ -48,14 +54,17 @@ def drain(waiting: WaitingQueue) -> list[int]:
 PROMPTS = [[1, 1, 1, 1, 9], [2, 2, 2, 2, 9], [1, 1, 3, 3, 9], [1, 1, 1, 1, 8], [4, 4, 9]]
 
 
-@pytest.mark.parametrize(("policy", "expected"), [
-    ("fcfs", [0, 1, 2, 3, 4]),
-    ("priority", [0, 1, 2, 3, 4]),
-    ("lof", [3, 0, 1, 4, 2]),
-    ("lpm", [1, 0, 2, 3, 4]),  # cached: [2 2 2 2], [1 1]
-    ("dfs-weight", [0, 3, 2, 1, 4]),
-    ("routing-key", [2, 0, 4, 1, 3]),
-])
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fcfs", [0, 1, 2, 3, 4]),
+        ("priority", [0, 1, 2, 3, 4]),
+        ("lof", [3, 0, 1, 4, 2]),
+        ("lpm", [1, 0, 2, 3, 4]),  # cached: [2 2 2 2], [1 1]
+        ("dfs-weight", [0, 3, 2, 1, 4]),
+        ("routing-key", [2, 0, 4, 1, 3]),
+    ],
+)
 def test_policies(policy: str, expected: list[int]) -> None:
     keys = ["a", "", "b", "", "a"]
     waiting = queue(OrderConfig(policy=policy), tree_of([2, 2, 2, 2], [1, 1]), {"a": 1, "b": 3})
@@ -153,7 +162,10 @@ def test_heaviest_prefix_ends_with_prompts_that_are_the_same() -> None:
     same = [sequence(i, [1, 2, 3, 4]) for i in range(5)]
     now = Now(PrefixTree(PAGE), {})
     assert heaviest_prefix(same, now) == same
-    assert [s.id for s in heaviest_prefix([sequence(0, [1, 2]), sequence(1, [1, 3, 4]), sequence(2, [1, 3, 5])], now)] == [1, 2, 0]
+    assert [
+        s.id
+        for s in heaviest_prefix([sequence(0, [1, 2]), sequence(1, [1, 3, 4]), sequence(2, [1, 3, 5])], now)
+    ] == [1, 2, 0]
 
 
 def test_clocks() -> None:

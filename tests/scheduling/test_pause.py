@@ -14,8 +14,20 @@ from tests.scheduling.test_scheduler import World
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_pauses_at_random_moments_change_no_token(depth: int, seed: int) -> None:
     random = Random(seed)
-    world = World(depth=depth, page_size=random.choice([1, 3, 4]), num_pages=60, chunk=random.choice([2, 7, 64]), shares=seed % 3 != 0)
-    ids = [i for k in range(6) for i in world.add([1, 2, 3, 4, 5, k] * (1 + k % 3), max_new_tokens=12, ignore_eos=k % 2 == 0, n=1 + k % 2)]
+    world = World(
+        depth=depth,
+        page_size=random.choice([1, 3, 4]),
+        num_pages=60,
+        chunk=random.choice([2, 7, 64]),
+        shares=seed % 3 != 0,
+    )
+    ids = [
+        i
+        for k in range(6)
+        for i in world.add(
+            [1, 2, 3, 4, 5, k] * (1 + k % 3), max_new_tokens=12, ignore_eos=k % 2 == 0, n=1 + k % 2
+        )
+    ]
     flushed = pauses = 0
     for _ in range(25):
         for _ in range(random.randrange(1, 6)):
@@ -44,7 +56,10 @@ def test_pauses_at_random_moments_change_no_token(depth: int, seed: int) -> None
 
 def test_abort_ends_all_and_newcomers_wait() -> None:
     world = World()
-    ids = [*world.add([1, 2, 3], max_new_tokens=50, ignore_eos=True, n=2), *world.add([4], max_new_tokens=50, ignore_eos=True)]
+    ids = [
+        *world.add([1, 2, 3], max_new_tokens=50, ignore_eos=True, n=2),
+        *world.add([4], max_new_tokens=50, ignore_eos=True),
+    ]
     for _ in range(3):
         world.submit()
         world.receive()
@@ -68,8 +83,12 @@ def test_time_goes_on_in_a_pause() -> None:
     pause(world.scheduler, "retract")
     world.add([1], queue_timeout_s=2)
     refused = world.scheduler.expire(3.0)
-    assert [refusal.request_id for refusal, _ in refused] == ["r1"] and world.scheduler.timeouts == {"queue": 1, "total": 0}
-    assert world.scheduler.expire(6.0) == [] and world.scheduler.timeouts == {"queue": 1, "total": 1}  # ends with its token
+    assert [refusal.request_id for refusal, _ in refused] == ["r1"] and world.scheduler.timeouts == {
+        "queue": 1,
+        "total": 0,
+    }
+    # ends with its token
+    assert world.scheduler.expire(6.0) == [] and world.scheduler.timeouts == {"queue": 1, "total": 1}
 
 
 def test_a_flush_is_refused_while_sequences_run() -> None:

@@ -17,9 +17,19 @@ NOTHING = np.zeros(0, np.float32)
 
 
 def make(*, is_whole: bool, num_pages: int = 40, max_running: int = 4) -> Scheduler:
-    return Scheduler(SchedulerConfig(
-        max_running=max_running, max_step_tokens=24, max_len=24, page_size=4, num_pages=num_pages, eos_ids=(7,), pools=True,
-        cache=CacheConfig(shares=not is_whole), admission=Admission(max_step_tokens=24, has_chunks=not is_whole)))
+    return Scheduler(
+        SchedulerConfig(
+            max_running=max_running,
+            max_step_tokens=24,
+            max_len=24,
+            page_size=4,
+            num_pages=num_pages,
+            eos_ids=(7,),
+            pools=True,
+            cache=CacheConfig(shares=not is_whole),
+            admission=Admission(max_step_tokens=24, has_chunks=not is_whole),
+        )
+    )
 
 
 def request(name: str, prompt: list[int]) -> Request:
@@ -29,8 +39,20 @@ def request(name: str, prompt: list[int]) -> Request:
 def execute(plan: StepPlan) -> StepResult:
     """The vector of a row is its slot and its length."""
     rows = np.flatnonzero(plan.samples)
-    vectors = np.stack([plan.slots[rows], (plan.starts + plan.counts)[rows]], axis=1).astype(np.float32).ravel()
-    return StepResult(plan.step, np.zeros(0, np.int32), -1, NOTHING, np.zeros(0, np.int32), NOTHING, [], 0.0, vectors=vectors)
+    vectors = (
+        np.stack([plan.slots[rows], (plan.starts + plan.counts)[rows]], axis=1).astype(np.float32).ravel()
+    )
+    return StepResult(
+        plan.step,
+        np.zeros(0, np.int32),
+        -1,
+        NOTHING,
+        np.zeros(0, np.int32),
+        NOTHING,
+        [],
+        0.0,
+        vectors=vectors,
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -17,7 +17,8 @@ def is_deadly(plan: StepPlan) -> bool:
 
 
 def run_with_poison(world: World) -> int:
-    """Steps run until nothing is left; ranks die at a step that computes a prompt with the poison. -> deaths"""
+    """Steps run until nothing is left; ranks die at a step that computes a prompt with the poison. ->
+    deaths"""
     deaths = 0
     for _ in range(10_000):
         plan = world.scheduler.plan() if len(world.results) < world.depth else None
@@ -38,8 +39,20 @@ def run_with_poison(world: World) -> int:
 @pytest.mark.parametrize("seed", range(12))
 def test_deaths_at_random_moments_change_no_token(depth: int, seed: int) -> None:
     random = Random(seed)
-    world = World(depth=depth, page_size=random.choice([1, 3, 4]), num_pages=60, chunk=random.choice([2, 7, 64]), shares=seed % 3 != 0)
-    ids = [i for k in range(6) for i in world.add([1, 2, 3, 4, 5, k] * (1 + k % 3), max_new_tokens=12, ignore_eos=k % 2 == 0, n=1 + k % 2)]
+    world = World(
+        depth=depth,
+        page_size=random.choice([1, 3, 4]),
+        num_pages=60,
+        chunk=random.choice([2, 7, 64]),
+        shares=seed % 3 != 0,
+    )
+    ids = [
+        i
+        for k in range(6)
+        for i in world.add(
+            [1, 2, 3, 4, 5, k] * (1 + k % 3), max_new_tokens=12, ignore_eos=k % 2 == 0, n=1 + k % 2
+        )
+    ]
     recovered = 0
     for _ in range(40):
         for _ in range(random.randrange(1, 9)):
@@ -68,7 +81,9 @@ def test_who_ran_goes_first_and_oldest_first() -> None:
     assert world.die().num_requests == 2
     waiting = world.scheduler.roster.waiting
     assert [entry[3].id for lane in waiting._lanes.values() for entry in lane.entries] == ids
-    assert all(s.in_flight == s.computed_len == 0 and s.slot == -1 for s in world.scheduler.roster.live.values())
+    assert all(
+        s.in_flight == s.computed_len == 0 and s.slot == -1 for s in world.scheduler.roster.live.values()
+    )
     assert len(world.scheduler.roster.live[ids[0]].tokens) == 4, "its first token is known and stays"
 
 
@@ -93,7 +108,10 @@ def test_prompt_logprobs_start_over_or_are_not_given_twice(steps: int) -> None:
 
 def test_an_abort_between_the_generations_ends_a_request_once() -> None:
     world = World(num_pages=40)
-    first, second = world.add([1, 2, 3], max_new_tokens=9)[0], world.add([4, 5, 6], max_new_tokens=9, ignore_eos=True)[0]
+    first, second = (
+        world.add([1, 2, 3], max_new_tokens=9)[0],
+        world.add([4, 5, 6], max_new_tokens=9, ignore_eos=True)[0],
+    )
     world.submit()
     world.scheduler.lose_ranks()
     world.scheduler.abort("r0")
@@ -130,8 +148,15 @@ def test_a_poisoned_request_fails_alone(depth: int, chunk: int, seed: int) -> No
     random = Random(seed)
     world = World(depth=depth, chunk=chunk, num_pages=200, max_running=8)
     guilty = set(random.sample(range(10), seed % 3))
-    ids = {k: world.add([k + 1, 2, 3, POISON if k in guilty else 4, 5], max_new_tokens=8 + k, n=1 + (k == 3), ignore_eos=True)
-           for k in range(10)}
+    ids = {
+        k: world.add(
+            [k + 1, 2, 3, POISON if k in guilty else 4, 5],
+            max_new_tokens=8 + k,
+            n=1 + (k == 3),
+            ignore_eos=True,
+        )
+        for k in range(10)
+    }
     deaths = run_with_poison(world)
     assert world.failed == {i for k in guilty for i in ids[k]}
     assert deaths <= len(guilty) * (2 + 4)
@@ -153,7 +178,9 @@ def test_poison_that_comes_late_is_found_at_its_token() -> None:
             if not world.results:
                 break
             world.receive()
-        elif victim is not None and (plan.starts + plan.counts)[plan.slots == victim.slot].max(initial=0) > 12:
+        elif (
+            victim is not None and (plan.starts + plan.counts)[plan.slots == victim.slot].max(initial=0) > 12
+        ):
             world.die()
             deaths += 1
         else:
@@ -161,7 +188,10 @@ def test_poison_that_comes_late_is_found_at_its_token() -> None:
     world.check_idle()
     assert world.failed == {ids[2]} and deaths <= 2 + 3
     assert all(world.seen[i] == world.expected(i) for i in ids if i != ids[2])
-    assert world.seen[ids[2]] == world.expected(ids[2])[:len(world.seen[ids[2]])] and len(world.seen[ids[2]]) >= 9
+    assert (
+        world.seen[ids[2]] == world.expected(ids[2])[: len(world.seen[ids[2]])]
+        and len(world.seen[ids[2]]) >= 9
+    )
 
 
 def test_others_wait_while_a_request_is_on_trial() -> None:
@@ -177,7 +207,9 @@ def test_others_wait_while_a_request_is_on_trial() -> None:
         running.append({s.request.id for s in world.scheduler.flights[-1].computed})
         if world.scheduler.roster.waiting.admits_only:
             assert running[-1] <= world.scheduler.roster.waiting.admits_only
-            assert {s.request.id for f in world.scheduler.flights for s in f.computed} <= world.scheduler.roster.waiting.admits_only
+            assert {
+                s.request.id for f in world.scheduler.flights for s in f.computed
+            } <= world.scheduler.roster.waiting.admits_only
         world.receive()
     assert running[0] == {"r0", "r1"} and running[-1] >= {"r4"}
     world.check_idle()

@@ -27,22 +27,58 @@ EOS = 7
 class World:
     """A scheduler, a rank and what the clients have seen."""
 
-    def __init__(self, *, depth: int = 2, num_pages: int = 12, page_size: int = 4, max_running: int = 4, chunk: int = 16,
-                 shares: bool = True, max_len: int = 200, eviction: str = "lru", num_host_pages: int = 0,
-                 write_policy: str = "write_through", window: int = 0, spare_window_pages: int = 0, num_states: int = 0,
-                 interval: int = 0, longest_run: int = 1, **more: object) -> None:
+    def __init__(
+        self,
+        *,
+        depth: int = 2,
+        num_pages: int = 12,
+        page_size: int = 4,
+        max_running: int = 4,
+        chunk: int = 16,
+        shares: bool = True,
+        max_len: int = 200,
+        eviction: str = "lru",
+        num_host_pages: int = 0,
+        write_policy: str = "write_through",
+        window: int = 0,
+        spare_window_pages: int = 0,
+        num_states: int = 0,
+        interval: int = 0,
+        longest_run: int = 1,
+        **more: object,
+    ) -> None:
         num_window_pages = 1 + least_pages(window, page_size, 1) + spare_window_pages if window else 0
         cache = CacheConfig(
-            shares=shares, eviction=eviction, host=HostConfig(num_pages=num_host_pages, write_policy=write_policy, has_storage=not window),
-            states=StateConfig(num_slots=num_states + 1 if num_states else 0, interval=interval * page_size, shares=shares),
-            window=WindowConfig(num_pages=num_window_pages, window=window, step_tokens=chunk))
-        self.config = SchedulerConfig(max_running=max_running, max_step_tokens=chunk, max_len=max_len, page_size=page_size,
-                                      num_pages=num_pages, eos_ids=(EOS,), cache=cache, **more)
+            shares=shares,
+            eviction=eviction,
+            host=HostConfig(num_pages=num_host_pages, write_policy=write_policy, has_storage=not window),
+            states=StateConfig(
+                num_slots=num_states + 1 if num_states else 0, interval=interval * page_size, shares=shares
+            ),
+            window=WindowConfig(num_pages=num_window_pages, window=window, step_tokens=chunk),
+        )
+        self.config = SchedulerConfig(
+            max_running=max_running,
+            max_step_tokens=chunk,
+            max_len=max_len,
+            page_size=page_size,
+            num_pages=num_pages,
+            eos_ids=(EOS,),
+            cache=cache,
+            **more,
+        )
         self.scheduler = Scheduler(self.config, Journal(page_size))
         self.router = Router()
-        self.rank = OracleRank(num_pages, page_size, max_running, num_host_pages=num_host_pages,
-                               num_window_pages=num_window_pages, window=window, num_state_slots=cache.states.num_slots,
-                               longest_run=longest_run)
+        self.rank = OracleRank(
+            num_pages,
+            page_size,
+            max_running,
+            num_host_pages=num_host_pages,
+            num_window_pages=num_window_pages,
+            window=window,
+            num_state_slots=cache.states.num_slots,
+            longest_run=longest_run,
+        )
         self.scheduler.roster.start = self._start  # type: ignore[method-assign]
         self.shelf = Shelf(self.scheduler)
         self.depth = depth
@@ -62,22 +98,48 @@ class World:
         Roster.start(self.scheduler.roster, sequence)
         assert cache.num_available == available - missing
 
-    def add(self, prompt: list[int], *, priority: int | None = None, tenant: str = "", routing_key: str = "",
-            timeout_s: float | None = None, queue_timeout_s: float | None = None, namespace: str = "", is_idle: bool = False,
-            **params: object) -> list[int]:
-        request = Request(id=f"r{len(self.requests)}", prompt_ids=prompt, params=SamplingParams(**params), seed=1, arrival_s=0,
-                          priority=priority, tenant=tenant, routing_key=routing_key, timeout_s=timeout_s, queue_timeout_s=queue_timeout_s,
-                          namespace=namespace, is_idle=is_idle)
+    def add(
+        self,
+        prompt: list[int],
+        *,
+        priority: int | None = None,
+        tenant: str = "",
+        routing_key: str = "",
+        timeout_s: float | None = None,
+        queue_timeout_s: float | None = None,
+        namespace: str = "",
+        is_idle: bool = False,
+        **params: object,
+    ) -> list[int]:
+        request = Request(
+            id=f"r{len(self.requests)}",
+            prompt_ids=prompt,
+            params=SamplingParams(**params),
+            seed=1,
+            arrival_s=0,
+            priority=priority,
+            tenant=tenant,
+            routing_key=routing_key,
+            timeout_s=timeout_s,
+            queue_timeout_s=queue_timeout_s,
+            namespace=namespace,
+            is_idle=is_idle,
+        )
         ids = self.scheduler.add(request)
         for i in ids:
             self.seen[i] = []
             self.requests[i] = request
         return ids
 
-    def die(self, num_pages: int | None = None, num_host_pages: int | None = None, more_window_pages: int = 0,
-            more_states: int = 0) -> Lost:
-        """The ranks die with the steps in flight, and come again with nothing in their pages. Host memory outlives them if it has the
-        same size."""
+    def die(
+        self,
+        num_pages: int | None = None,
+        num_host_pages: int | None = None,
+        more_window_pages: int = 0,
+        more_states: int = 0,
+    ) -> Lost:
+        """The ranks die with the steps in flight, and come again with nothing in their pages. Host memory
+        outlives them if it has the same size."""
         num_pages = num_pages or self.config.num_pages
         host = self.rank.host
         num_host_pages = len(host) if num_host_pages is None else num_host_pages
@@ -89,9 +151,17 @@ class World:
         refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_states)
         self.config = self.scheduler.config
         self.results.clear()
-        self.rank = OracleRank(num_pages, self.config.page_size, self.config.max_running, step=self.scheduler.totals.steps,
-                               num_host_pages=num_host_pages, num_window_pages=num_window_pages, window=self.rank.window,
-                               num_state_slots=num_states, longest_run=self.rank.longest_run)
+        self.rank = OracleRank(
+            num_pages,
+            self.config.page_size,
+            self.config.max_running,
+            step=self.scheduler.totals.steps,
+            num_host_pages=num_host_pages,
+            num_window_pages=num_window_pages,
+            window=self.rank.window,
+            num_state_slots=num_states,
+            longest_run=self.rank.longest_run,
+        )
         if num_host_pages == len(host):
             self.rank.host = host
         for given_up in (lost.guilty, *refused):
@@ -152,7 +222,9 @@ class World:
             assert node.pins == self.shelf.num_pins(node), "between plans nothing else is pinned"
             if node.parent is not None:
                 assert node.page or node.host
-                assert node.page or not (node.num_resident or node.locks), "what is on the device is closed towards the root"
+                assert node.page or not (node.num_resident or node.locks), (
+                    "what is on the device is closed towards the root"
+                )
                 assert node.parent.locks >= node.locks
                 if node.page:
                     owned[node.page] += 1
@@ -161,8 +233,8 @@ class World:
                     hosts[node.host] += 1
         for sequence in self.scheduler.roster.live.values():
             if sequence.node is not None:
-                assert sequence.node.path() == sequence.pages[:sequence.node.depth]
-                owned.update(sequence.pages[sequence.node.depth:])
+                assert sequence.node.path() == sequence.pages[: sequence.node.depth]
+                owned.update(sequence.pages[sequence.node.depth :])
         assert findings(cache, self.scheduler.roster.live.values()).words == []
         assert owned == Counter(range(1, self.config.num_pages))
         assert hosts == Counter(range(1, len(self.rank.host)))
@@ -179,7 +251,10 @@ class World:
             assert (sequence.node is None) == (sequence.window is None)
             if (span := sequence.window) is not None:
                 path = sequence.node.depth
-                assert all(isinstance(entry, int) or entry.depth == row + 1 <= path for row, entry in enumerate(span.pages, span.first))
+                assert all(
+                    isinstance(entry, int) or entry.depth == row + 1 <= path
+                    for row, entry in enumerate(span.pages, span.first)
+                )
                 owned.update(entry for entry in span.pages if isinstance(entry, int))
                 locks.update(id(entry) for entry in span.pages if not isinstance(entry, int))
         nodes = list(self.scheduler.cache.tree.roots.values())
@@ -206,14 +281,25 @@ class World:
         running = [s for s in self.scheduler.roster.live.values() if s.node is not None]
         for sequence in running:
             owned.update(sequence.state.own)
-        assert num_kept == states.num_idle and len(states._seconds) == sum(s.state.second > 0 for s in running)
+        assert num_kept == states.num_idle and len(states._seconds) == sum(
+            s.state.second > 0 for s in running
+        )
         assert owned == Counter(range(1, self.config.cache.states.num_slots))
 
     def check_idle(self) -> None:
         self.check_pages()
         roster = self.scheduler.roster
-        assert not roster.live and not roster.num_running and not roster.waiting and not self.scheduler.num_in_flight
-        assert self.scheduler.cache.num_used == self.scheduler.cache.tree.num_pages == self.scheduler.cache.tree.num_evictable
+        assert (
+            not roster.live
+            and not roster.num_running
+            and not roster.waiting
+            and not self.scheduler.num_in_flight
+        )
+        assert (
+            self.scheduler.cache.num_used
+            == self.scheduler.cache.tree.num_pages
+            == self.scheduler.cache.tree.num_evictable
+        )
         assert all(self.ends[i] == 1 for i in self.seen if i not in self.quiet)
 
 
@@ -223,8 +309,16 @@ class World:
 @pytest.mark.parametrize("shares", [True, False])
 def test_output_does_not_depend_on_the_schedule(depth: int, page_size: int, chunk: int, shares: bool) -> None:
     world = World(depth=depth, page_size=page_size, num_pages=1 + 48 // page_size, chunk=chunk, shares=shares)
-    ids = [i for k in range(7) for i in world.add([1, 2, 3, 4, 5, 6, k % 3, 8] * (1 + k % 2), max_new_tokens=10 + k,
-                                                  ignore_eos=k % 2 == 0, n=1 + k % 2)]
+    ids = [
+        i
+        for k in range(7)
+        for i in world.add(
+            [1, 2, 3, 4, 5, 6, k % 3, 8] * (1 + k % 2),
+            max_new_tokens=10 + k,
+            ignore_eos=k % 2 == 0,
+            n=1 + k % 2,
+        )
+    ]
     world.run()
     for i in ids:
         assert world.seen[i] == world.expected(i)
@@ -244,7 +338,8 @@ def test_a_second_request_finds_the_prefix() -> None:
     world.run()
     (second,) = world.add(list(range(20, 40)), max_new_tokens=2)
     world.run()
-    assert world.scheduler.totals.cached_tokens == 16  # the last page is not full of prompt tokens but one must be computed
+    # the last page is not full of prompt tokens but one must be computed
+    assert world.scheduler.totals.cached_tokens == 16
     assert world.seen[second] == world.expected(second)
 
 
@@ -263,10 +358,25 @@ def test_siblings_share_their_prompt() -> None:
 def test_windows_of_few_pages(depth: int, page_size: int, chunk: int, window: int) -> None:
     """As many window pages as one sequence needs, or some more: nobody is in the way of somebody for ever."""
     for spare in (0, 5):
-        world = World(depth=depth, page_size=page_size, num_pages=1 + 160 // page_size, chunk=chunk, window=window,
-                      spare_window_pages=spare, conservativeness=0.0)
-        ids = [i for k in range(7) for i in world.add([1, 2, 3, 4, 5, 6, k % 3, 8] * (1 + 3 * (k % 2)), max_new_tokens=20 + k,
-                                                      ignore_eos=k % 2 == 0, n=1 + k % 2)]
+        world = World(
+            depth=depth,
+            page_size=page_size,
+            num_pages=1 + 160 // page_size,
+            chunk=chunk,
+            window=window,
+            spare_window_pages=spare,
+            conservativeness=0.0,
+        )
+        ids = [
+            i
+            for k in range(7)
+            for i in world.add(
+                [1, 2, 3, 4, 5, 6, k % 3, 8] * (1 + 3 * (k % 2)),
+                max_new_tokens=20 + k,
+                ignore_eos=k % 2 == 0,
+                n=1 + k % 2,
+            )
+        ]
         world.run()
         assert [world.seen[i] for i in ids] == [world.expected(i) for i in ids]
 

@@ -14,7 +14,8 @@ def names(count: int) -> list[str]:
 
 
 def hunt(suspects: Suspects, everybody: list[str], guilty: set[str]) -> tuple[str | None, int]:
-    """Runs everybody who may until somebody is found out or nobody dies any more. -> who, and how many deaths it took"""
+    """Runs everybody who may until somebody is found out or nobody dies any more. -> who, and how many deaths
+    it took"""
     deaths = 0
     for _ in range(1000):
         running = [r for r in everybody if not suspects.trial or r in suspects.trial]

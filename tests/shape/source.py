@@ -11,7 +11,13 @@ PACKAGE = ROOT / "runtime"
 @cache
 def files(folder: str = "runtime") -> tuple[Path, ...]:
     """Python files of a folder of the repository, relative to its root."""
-    return tuple(sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts))
+    return tuple(
+        sorted(
+            path.relative_to(ROOT)
+            for path in (ROOT / folder).rglob("*.py")
+            if "__pycache__" not in path.parts
+        )
+    )
 
 
 @cache
@@ -25,7 +31,8 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path, *, lazy: bool) -> set[str]:
-    """Modules that a file imports; with `lazy` also those imported within functions. Imports for type checking are not imports."""
+    """Modules that a file imports; with `lazy` also those imported within functions. Imports for type
+    checking are not imports."""
     found: set[str] = set()
     pending: list[ast.AST] = [tree(path)]
     while pending:
@@ -45,6 +52,9 @@ def imports(path: Path, *, lazy: bool) -> set[str]:
 
 
 def _target(module: str, name: str) -> str:
-    """`from runtime.options import plan` imports runtime.options.plan; `from runtime.errors import StartError` runtime.errors."""
+    """`from runtime.options import plan` imports runtime.options.plan; `from runtime.errors import
+    StartError` runtime.errors."""
     path = ROOT.joinpath(*module.split("."), name)
-    return f"{module}.{name}" if path.with_suffix(".py").exists() or (path / "__init__.py").exists() else module
+    return (
+        f"{module}.{name}" if path.with_suffix(".py").exists() or (path / "__init__.py").exists() else module
+    )

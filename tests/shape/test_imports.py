@@ -9,7 +9,8 @@ import pytest
 
 from tests.shape import source
 
-# The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the longest one counts.
+# The layers, lowest first. A module may import modules of lower layers, and of its own package. Prefixes; the
+# longest one counts.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "runtime",
@@ -23,12 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.models.pooling",
         "runtime.messages.requests",
     ),
-    (
-        "runtime.adapters",
-        "runtime.messages.memory",
-        "runtime.parsing",
-        "runtime.messages.sampling",
-    ),
+    ("runtime.adapters", "runtime.messages.memory", "runtime.parsing", "runtime.messages.sampling"),
     ("runtime.messages.requests",),
     ("runtime.messages",),
     (
@@ -45,20 +41,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.text",
         "runtime.messages.codec",
     ),
-    (
-        "runtime.models.encoder_config",
-        "runtime.models.quantization",
-    ),
-    (
-        "runtime.models.config",
-        "runtime.scheduling",
-        "runtime.storage",
-    ),
+    ("runtime.models.encoder_config", "runtime.models.quantization"),
+    ("runtime.models.config", "runtime.scheduling", "runtime.storage"),
     ("runtime.models.lora_targets",),
-    (
-        "runtime.options",
-        "runtime.pocket",
-    ),
+    ("runtime.options", "runtime.pocket"),
     (
         "runtime.devices.single_rank",
         "runtime.devices.all_to_all",
@@ -75,10 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.metrics.request_records",
         "runtime.admin.sessions",
     ),
-    (
-        "runtime.devices.base",
-        "runtime.grammar",
-    ),
+    ("runtime.devices.base", "runtime.grammar"),
     ("runtime.layers",),
     ("runtime.models",),
     ("runtime.ranks.transfers",),
@@ -90,26 +73,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("runtime.ranks.piecewise_graphs",),
     ("runtime.ranks.model_runner",),
-    (
-        "runtime.ranks.weight_offload",
-        "runtime.ranks.profile_run",
-    ),
+    ("runtime.ranks.weight_offload", "runtime.ranks.profile_run"),
     ("runtime.ranks.memory_saver",),
     ("runtime.ranks.executor",),
-    (
-        "runtime.devices.ascend",
-        "runtime.devices.cpu",
-        "runtime.devices.cuda",
-        "runtime.devices.null",
-    ),
-    (
-        "runtime.ranks.benchmark",
-        "runtime.ranks.worker",
-    ),
-    (
-        "runtime.actors",
-        "runtime.http",
-    ),
+    ("runtime.devices.ascend", "runtime.devices.cpu", "runtime.devices.cuda", "runtime.devices.null"),
+    ("runtime.ranks.benchmark", "runtime.ranks.worker"),
+    ("runtime.actors", "runtime.http"),
     (
         "runtime.actors.blocking",
         "runtime.admin.heartbeat",
@@ -121,25 +90,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.admin.warmup",
     ),
     ("runtime.admin.expert_load",),
-    (
-        "runtime.control",
-        "runtime.admin.engine_controls",
-        "runtime.admin.memory_saver",
-    ),
+    ("runtime.control", "runtime.admin.engine_controls", "runtime.admin.memory_saver"),
     ("runtime.core",),
-    (
-        "runtime.engine",
-        "runtime.server",
-    ),
+    ("runtime.engine", "runtime.server"),
     ("runtime.cli",),
     ("runtime.__main__",),
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {
-    "runtime.actors": (
-        "runtime.actors.rank_replies",
-        "runtime.actors.expert_counts",
-    ),
+    "runtime.actors": ("runtime.actors.rank_replies", "runtime.actors.expert_counts"),
     "runtime.devices": (
         "runtime.devices.single_rank",
         "runtime.devices.base",
@@ -210,8 +169,12 @@ def within(module: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def layer(module: str) -> int:
-    matches = [(len(prefix), level) for level, prefixes in enumerate(LAYERS) for prefix in prefixes
-               if module == prefix or (prefix != "runtime" and module.startswith(prefix + "."))]
+    matches = [
+        (len(prefix), level)
+        for level, prefixes in enumerate(LAYERS)
+        for prefix in prefixes
+        if module == prefix or (prefix != "runtime" and module.startswith(prefix + "."))
+    ]
     assert matches, f"{module} has no layer; give it one in LAYERS"
     return max(matches)[1]
 
@@ -225,7 +188,9 @@ def test_arrows_point_down(path: Path) -> None:
     module = source.module_name(path)
     for target in source.imports(path, lazy=True):
         if within(target, ("runtime",)) and prefix_of(target) != prefix_of(module):
-            assert layer(target) < layer(module), f"{module} imports {target}, which stands above or beside it"
+            assert layer(target) < layer(module), (
+                f"{module} imports {target}, which stands above or beside it"
+            )
 
 
 @PATHS
@@ -235,8 +200,11 @@ def test_siblings_do_not_know_each_other(path: Path) -> None:
         if not module.startswith(family + ".") or module == "runtime.ranks.worker":
             continue
         own = ".".join(module.split(".")[:3])
-        strangers = [target for target in source.imports(path, lazy=True)
-                     if target.startswith(family + ".") and not within(target, (own, *SHARED[family]))]
+        strangers = [
+            target
+            for target in source.imports(path, lazy=True)
+            if target.startswith(family + ".") and not within(target, (own, *SHARED[family]))
+        ]
         assert not strangers, f"{module} imports {strangers}: members of {family} are linked by messages only"
 
 
@@ -246,16 +214,24 @@ def test_torch_stays_on_the_rank_side(path: Path) -> None:
     if within(module, RANK_SIDE) and not within(module, TORCH_FREE):
         return
     roots = {target.split(".")[0] for target in source.imports(path, lazy=True)}
-    assert not roots & TORCH, f"{module} belongs to the event-loop process, which never imports {roots & TORCH}"
+    assert not roots & TORCH, (
+        f"{module} belongs to the event-loop process, which never imports {roots & TORCH}"
+    )
 
 
 def test_event_loop_modules_load_no_torch() -> None:
     """Follows what is imported in fact, third parties included."""
     modules = [source.module_name(path) for path in source.files()]
-    chosen = [m for m in modules if (not within(m, RANK_SIDE) or within(m, TORCH_FREE)) and m != "runtime.__main__"]
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n" \
-           "print(sorted({'torch', 'torch_npu', 'transformers'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code, *chosen], cwd=source.ROOT, capture_output=True, text=True, check=False)
+    chosen = [
+        m for m in modules if (not within(m, RANK_SIDE) or within(m, TORCH_FREE)) and m != "runtime.__main__"
+    ]
+    code = (
+        "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print(sorted({'torch', 'torch_npu', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *chosen], cwd=source.ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 

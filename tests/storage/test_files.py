@@ -49,16 +49,21 @@ def test_a_page_comes_back_also_in_the_next_life(tmp_path: Path) -> None:
 
 def test_more_parts_than_one_system_call_takes(store: Store) -> None:
     page = memoryview(bytearray(page_of(key_of(0))))
-    store.save(key_of(0), [page[i:i + 1] for i in range(PAGE)])
+    store.save(key_of(0), [page[i : i + 1] for i in range(PAGE)])
     assert load(store, key_of(0)) == page
 
 
 @settings(max_examples=60, deadline=None)
-@given(damage=st.one_of(
-    st.tuples(st.just("flip"), st.integers(0, RECORD - 1), st.integers(1, 255)),
-    st.tuples(st.just("cut"), st.integers(0, RECORD - 1), st.just(0)),
-    st.tuples(st.just("add"), st.just(0), st.integers(1, 100))))
-def test_damage_of_any_kind_is_a_miss_and_goes_away(tmp_path_factory: pytest.TempPathFactory, damage: tuple[str, int, int]) -> None:
+@given(
+    damage=st.one_of(
+        st.tuples(st.just("flip"), st.integers(0, RECORD - 1), st.integers(1, 255)),
+        st.tuples(st.just("cut"), st.integers(0, RECORD - 1), st.just(0)),
+        st.tuples(st.just("add"), st.just(0), st.integers(1, 100)),
+    )
+)
+def test_damage_of_any_kind_is_a_miss_and_goes_away(
+    tmp_path_factory: pytest.TempPathFactory, damage: tuple[str, int, int]
+) -> None:
     folder = tmp_path_factory.mktemp("pages")
     store, key = open_at(folder), key_of(1)
     save(store, key)
@@ -69,7 +74,12 @@ def test_damage_of_any_kind_is_a_miss_and_goes_away(tmp_path_factory: pytest.Tem
         record[place] ^= value
     path.write_bytes(record[:place] if kind == "cut" else record + bytes(value) if kind == "add" else record)
     assert load(store, key) is None
-    assert (store.totals.pages_corrupt, store.totals.errors, path.exists(), store.count([key])) == (1, 0, False, 0)
+    assert (store.totals.pages_corrupt, store.totals.errors, path.exists(), store.count([key])) == (
+        1,
+        0,
+        False,
+        0,
+    )
     save(store, key)
     assert load(store, key) == page_of(key)
     store.close()
@@ -88,7 +98,10 @@ def test_records_of_others_are_strangers(tmp_path: Path) -> None:
     path_of(tmp_path, key_of(3)).rename(foreign / f"{key_of(3).hex()}.page")
     assert load(store, key_of(3)) is None and store.totals.pages_corrupt == 2
     larger = open_at(tmp_path, page_bytes=PAGE + 1)
-    assert larger.load(key_of(1), [memoryview(bytearray(PAGE + 1))]) is False and larger.totals.pages_corrupt == 1
+    assert (
+        larger.load(key_of(1), [memoryview(bytearray(PAGE + 1))]) is False
+        and larger.totals.pages_corrupt == 1
+    )
     for each in (store, other, larger):
         each.close()
 
@@ -100,7 +113,9 @@ def test_the_bound_holds_and_the_least_recently_used_go(tmp_path: Path) -> None:
     assert load(store, keys[0]) is not None
     save(store, *keys[4:])
     assert [load(store, key) is not None for key in keys] == [True, False, False, True, True, True]
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) == store.stats()["bytes"] == 4 * RECORD
+    assert (
+        sum(path.stat().st_size for path in tmp_path.rglob("*.page")) == store.stats()["bytes"] == 4 * RECORD
+    )
     assert store.stats()["evicted"] == 2
     store.close()
     again = open_at(tmp_path, max_bytes=2 * RECORD)
@@ -125,7 +140,9 @@ def test_two_servers_share_a_directory(tmp_path: Path) -> None:
     two.close()
 
 
-def test_trouble_is_counted_and_told_once(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trouble_is_counted_and_told_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     save(store, key_of(0))
     told: list[str] = []
 
@@ -134,10 +151,16 @@ def test_trouble_is_counted_and_told_once(store: Store, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
-        patch.setattr(store, "_log", type("Log", (), {"error": lambda self, text, **extra: told.append(text)})())
+        patch.setattr(
+            store, "_log", type("Log", (), {"error": lambda self, text, **extra: told.append(text)})()
+        )
         save(store, key_of(1), key_of(2))
     assert (len(told), store.totals.errors, store.totals.pages_written) == (1, 2, 1)
-    assert not [path for path in (tmp_path / "pages" / files.WRITING).rglob("*") if path.is_file() and path.name != "lock"]
+    assert not [
+        path
+        for path in (tmp_path / "pages" / files.WRITING).rglob("*")
+        if path.is_file() and path.name != "lock"
+    ]
     assert load(store, key_of(0)) == page_of(key_of(0)) and load(store, key_of(1)) is None
 
 
@@ -163,7 +186,9 @@ for number in range(int(sys.argv[2]), 10**9):
 def test_killed_writers_leave_no_wrong_page_and_no_litter(tmp_path: Path) -> None:
     source, first = random.Random(0), 0
     for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(first)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), str(first)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         for line, _ in zip(process.stdout, range(source.randrange(1, 40)), strict=False):
             first = int(line) + 1

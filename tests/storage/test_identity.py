@@ -8,7 +8,9 @@ from runtime.storage.identity import identity, weights
 from runtime.storage.settings import FileSettings, backend_settings, problem, tier_settings
 
 
-def write_weights(path: Path, *, name: str = "w", payload: bytes = b"12345678", modified_s: int = 1000) -> None:
+def write_weights(
+    path: Path, *, name: str = "w", payload: bytes = b"12345678", modified_s: int = 1000
+) -> None:
     head = json.dumps({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     path.write_bytes(len(head).to_bytes(8, "little") + head + payload)
     os.utime(path, (modified_s, modified_s))
@@ -22,7 +24,10 @@ def test_weights_differ_by_name_header_length_and_date(tmp_path: Path) -> None:
         write_weights(folder / "model.safetensors", **change)  # type: ignore[arg-type]
         seen.append(identity(weights=weights(folder, None), page_size=16))
     (tmp_path / "0" / "model.safetensors").rename(tmp_path / "0" / "other.safetensors")
-    seen += [identity(weights=weights(tmp_path / "0", None), page_size=16), identity(weights=weights(tmp_path / "0", None), page_size=32)]
+    seen += [
+        identity(weights=weights(tmp_path / "0", None), page_size=16),
+        identity(weights=weights(tmp_path / "0", None), page_size=32),
+    ]
     assert len(set(seen)) == len(seen) and all(len(each) == 16 for each in seen)
     assert weights(tmp_path / "3", "mine")[0][3] == "mine"
 
@@ -42,7 +47,9 @@ def test_where_pages_lie() -> None:
     assert FileSettings(dir="/x").folder({"XDG_CACHE_HOME": "/c"}) == Path("/x")
     assert FileSettings().folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/runtime/pages")
     assert FileSettings().folder({"XDG_CACHE_HOME": "no"}) == Path.home() / ".cache/runtime/pages"
-    assert FileSettings().folder({"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "/s", "XDG_CACHE_HOME": "/c"}) == Path("/s")
+    assert FileSettings().folder(
+        {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "/s", "XDG_CACHE_HOME": "/c"}
+    ) == Path("/s")
 
 
 def test_settings_are_strict_and_shared_out() -> None:

@@ -29,7 +29,7 @@ class Memory:
         record = self.records.get(key)
         at = 0
         for buffer in buffers if record is not None else ():
-            buffer[:] = record[at:at + buffer.nbytes]  # type: ignore[index]
+            buffer[:] = record[at : at + buffer.nbytes]  # type: ignore[index]
             at += buffer.nbytes
         return record is not None
 
@@ -62,15 +62,21 @@ def test_a_plug_in_is_loaded_told_its_settings_and_verified() -> None:
     memory = store._backend
     assert memory.config.settings == {"url": "x"} and memory.config.identity == IDENTITY  # type: ignore[attr-defined]
     save(store, key_of(1), key_of(2))
-    assert store.count([key_of(1), key_of(2), key_of(3)]) == 2 and load(store, key_of(2)) == page_of(key_of(2))
+    assert store.count([key_of(1), key_of(2), key_of(3)]) == 2 and load(store, key_of(2)) == page_of(
+        key_of(2)
+    )
     memory.records[key_of(1)][70] ^= 1  # type: ignore[attr-defined]
-    assert load(store, key_of(1)) is None and store.totals.pages_corrupt == 1 and store.stats() == {"records": 1}
+    assert (
+        load(store, key_of(1)) is None and store.totals.pages_corrupt == 1 and store.stats() == {"records": 1}
+    )
     assert store.clear() == 1 and load(store, key_of(2)) is None
     store.close()
 
 
 def test_a_plug_in_that_fails_makes_misses() -> None:
-    store = open_store("dynamic", {"module": "tests.storage.test_store:Memory", "fails": True}, IDENTITY, PAGE)
+    store = open_store(
+        "dynamic", {"module": "tests.storage.test_store:Memory", "fails": True}, IDENTITY, PAGE
+    )
     save(store, key_of(1))
     assert load(store, key_of(1)) is None and store.count([key_of(1)]) == 0
     with pytest.raises(Unavailable, match="log"):
@@ -79,7 +85,9 @@ def test_a_plug_in_that_fails_makes_misses() -> None:
     assert (store.totals.errors, store.totals.pages_missed, store.totals.pages_written) == (5, 1, 0)
 
 
-@pytest.mark.parametrize("module", ["no.such.module:X", "tests.storage.test_store:Missing", "tests.storage.test_store:Memory"])
+@pytest.mark.parametrize(
+    "module", ["no.such.module:X", "tests.storage.test_store:Missing", "tests.storage.test_store:Memory"]
+)
 def test_a_plug_in_that_cannot_open_stops_the_start(module: str) -> None:
     with pytest.raises(StartError, match="cannot be opened"):
         open_store("dynamic", {"module": module, "refuses": True}, IDENTITY, PAGE)

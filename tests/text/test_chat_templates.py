@@ -11,7 +11,9 @@ from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build
 
-NAMED = Vocabulary(build.sentencepiece(), TokenizerFiles(templates={"default": "plain", "rag": "rag", "tool_use": "tools"}))
+NAMED = Vocabulary(
+    build.sentencepiece(), TokenizerFiles(templates={"default": "plain", "rag": "rag", "tool_use": "tools"})
+)
 
 
 def text(choice: str = "auto", name: str | None = None) -> str:
@@ -28,9 +30,10 @@ def test_a_name_of_ours_or_a_file(tmp_path: Path) -> None:
     assert text(str(tmp_path / "mine.jinja")) == "mine"
 
 
-@pytest.mark.parametrize(("choice", "name", "words"), [
-    ("lama-3", None, "none of alpaca"), ("auto", "raq", "default, rag, tool_use"),
-])
+@pytest.mark.parametrize(
+    ("choice", "name", "words"),
+    [("lama-3", None, "none of alpaca"), ("auto", "raq", "default, rag, tool_use")],
+)
 def test_an_unknown_name_says_which_there_are(choice: str, name: str | None, words: str) -> None:
     with pytest.raises(OptionsError, match=words):
         text(choice, name)

@@ -37,13 +37,17 @@ def id_lists(tokenizer: Tokenizer, *favourites: str) -> st.SearchStrategy[list[i
 
 
 @settings(max_examples=300, deadline=None)
-@given(id_lists(BYTE_LEVEL, "ä", "¸", "Ń", "ð", "Ł", "<|im_end|>", "<tool_call>", "日本 語", "café"), st.booleans())
+@given(
+    id_lists(BYTE_LEVEL, "ä", "¸", "Ń", "ð", "Ł", "<|im_end|>", "<tool_call>", "日本 語", "café"),
+    st.booleans(),
+)
 def test_byte_level_streams_are_exact_for_any_ids(ids: list[int], skip: bool) -> None:
     assert streamed(BYTE_LEVEL, ids, skip) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
 
 
 def sentencepiece_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    """SentencePiece's rule for byte tokens, written the slow way: U+FFFD for each byte that is in no character."""
+    """SentencePiece's rule for byte tokens, written the slow way: U+FFFD for each byte that is in no
+    character."""
     text = ""
     run = b""
 
@@ -73,7 +77,10 @@ def sentencepiece_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
 
 
 @settings(max_examples=300, deadline=None)
-@given(id_lists(GEMMA, "<0xE4>", "<0xB8>", "<0xAD>", "<0x20>", "<0xFF>", "▁hello", "</s>", "<tool>"), st.booleans())
+@given(
+    id_lists(GEMMA, "<0xE4>", "<0xB8>", "<0xAD>", "<0x20>", "<0xFF>", "▁hello", "</s>", "<tool>"),
+    st.booleans(),
+)
 def test_byte_tokens_follow_sentencepiece(ids: list[int], skip: bool) -> None:
     want = sentencepiece_text(GEMMA, ids, skip)
     assert streamed(GEMMA, ids, skip) == want
@@ -119,8 +126,11 @@ def test_at_most_three_bytes_wait() -> None:
         assert len(utf8.pending) <= 3
 
 
-# every class of byte that the UTF-8 table of the Unicode standard (3-7) tells apart: continuations, leads and what is never valid
-CLASSES = bytes([0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5])
+# every class of byte that the UTF-8 table of the Unicode standard (3-7) tells apart: continuations, leads and
+# what is never valid
+CLASSES = bytes(
+    [0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5]
+)
 
 
 @pytest.mark.parametrize("first", CLASSES)
@@ -128,7 +138,9 @@ def test_bytes_one_at_a_time_are_the_text_of_all(first: int) -> None:
     for rest in itertools.product(CLASSES, repeat=3):
         data = bytes([first, *rest])
         utf8, each = Utf8(replaces_each_byte=False), Utf8(replaces_each_byte=True)
-        assert "".join(utf8.feed(bytes([byte])) for byte in data) + utf8.flush() == data.decode(errors="replace")
+        assert "".join(utf8.feed(bytes([byte])) for byte in data) + utf8.flush() == data.decode(
+            errors="replace"
+        )
         text = "".join(each.feed(bytes([byte])) for byte in data) + each.flush()
         assert text.replace(REPLACEMENT, "") == data.decode(errors="ignore")
         assert len(text.replace(REPLACEMENT, "").encode()) + text.count(REPLACEMENT) == len(data)

@@ -16,10 +16,13 @@ def test_a_model_is_known_by_its_tokens() -> None:
     assert find_format("star_coder", QWEN.__contains__) == FORMATS["star_coder"]  # who names one knows better
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("star_coder", "<fim_prefix>def f({suffix}<fim_suffix>)<fim_middle>"),
-    ("codestral", "[SUFFIX])[PREFIX]def f({suffix}"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("star_coder", "<fim_prefix>def f({suffix}<fim_suffix>)<fim_middle>"),
+        ("codestral", "[SUFFIX])[PREFIX]def f({suffix}"),
+    ],
+)
 def test_texts_stand_as_they_are(name: str, text: str) -> None:
     assert infill(FORMATS[name], "def f({suffix}", ")") == text
 

@@ -25,7 +25,7 @@ def searched(stops: list[str], text: str, keep: bool = False) -> tuple[str, str 
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             stop = max(found, key=len)
-            return text[:end] if keep else text[:end - len(stop)], stop
+            return text[:end] if keep else text[: end - len(stop)], stop
     return text, None
 
 
@@ -46,20 +46,23 @@ def test_exactly_what_may_begin_a_stop_string_is_held_back(stops: list[str], pie
         if search.matched is not None:
             return
         held = max(k for stop in stops for k in range(len(stop)) if seen.endswith(stop[:k]))
-        assert sent == seen[:len(seen) - held]
+        assert sent == seen[: len(seen) - held]
 
 
-@pytest.mark.parametrize(("stops", "pieces", "text", "matched"), [
-    (["stop"], ["we ", "st", "op here"], "we ", "stop"),
-    (["stop"], ["we st", "ay"], "we stay", None),
-    (["stop"], ["we st"], "we st", None),
-    (["ab", "b"], ["xab"], "x", "ab"),  # complete together: the longest
-    (["abcd", "bc"], ["abcd"], "a", "bc"),  # complete first
-    (["\n\n"], ["line\n", "\nnext"], "line", "\n\n"),
-    (["👍🏽"], ["ok 👍", "🏽!"], "ok ", "👍🏽"),
-    (["a"], ["", "", "a"], "", "a"),
-    (["aab"], ["aa", "aab"], "aa", "aab"),
-])
+@pytest.mark.parametrize(
+    ("stops", "pieces", "text", "matched"),
+    [
+        (["stop"], ["we ", "st", "op here"], "we ", "stop"),
+        (["stop"], ["we st", "ay"], "we stay", None),
+        (["stop"], ["we st"], "we st", None),
+        (["ab", "b"], ["xab"], "x", "ab"),  # complete together: the longest
+        (["abcd", "bc"], ["abcd"], "a", "bc"),  # complete first
+        (["\n\n"], ["line\n", "\nnext"], "line", "\n\n"),
+        (["👍🏽"], ["ok 👍", "🏽!"], "ok ", "👍🏽"),
+        (["a"], ["", "", "a"], "", "a"),
+        (["aab"], ["aa", "aab"], "aa", "aab"),
+    ],
+)
 def test_cases(stops: list[str], pieces: list[str], text: str, matched: str | None) -> None:
     assert run(stops, pieces) == (text, matched)
 

@@ -75,23 +75,46 @@ INSTRUCT = """{%- macro text_of(content) %}
     {%- endif %}
 {%- endfor %}"""
 
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells <b>wet</b> from \"dry\" & més", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": 'Tells <b>wet</b> from "dry" & més',
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
 SYSTEM = {"role": "system", "content": " Be brief. "}
 USER = {"role": "user", "content": "Is it <raining> in Zürich? 'yes' & \"no\""}
 ANSWER = {"role": "assistant", "content": "It is dry. "}
-CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", "type": "function", "function": {
-    "name": "weather", "arguments": {"city": "Zürich"}}}]}
-RESULT = {"role": "tool", "content": "{\"rain\": 0}", "tool_call_id": "call_1"}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+    ],
+}
+RESULT = {"role": "tool", "content": '{"rain": 0}', "tool_call_id": "call_1"}
 THOUGHT = {"role": "assistant", "content": "Dry.", "reasoning": "Look at the sky."}
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [
-    [USER], [SYSTEM, USER], [USER, ANSWER, USER], [USER, CALL, RESULT], [USER, THOUGHT, USER],
+    [USER],
+    [SYSTEM, USER],
+    [USER, ANSWER, USER],
+    [USER, CALL, RESULT],
+    [USER, THOUGHT, USER],
 ]
 
 
 def theirs(source: str, tmp_path: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(str(build.save(tmp_path, build.byte_level(), chat_template=source, **TOKENS)))
+    return PreTrainedTokenizerFast.from_pretrained(
+        str(build.save(tmp_path, build.byte_level(), chat_template=source, **TOKENS))
+    )
 
 
 @pytest.mark.parametrize("source", [CHATML, HEADERS, INSTRUCT], ids=["chatml", "headers", "instruct"])
@@ -103,7 +126,9 @@ def test_parity_with_transformers(source: str, tools: list[dict[str, Any]] | Non
     for messages in CONVERSATIONS:
         for args in ({}, {"add_generation_prompt": False}, {"enable_thinking": False}):
             try:
-                want = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **{"add_generation_prompt": True, **args})
+                want = tokenizer.apply_chat_template(
+                    messages, tools=tools, tokenize=False, **{"add_generation_prompt": True, **args}
+                )
             except Exception:
                 with pytest.raises(InvalidRequest, match="can't render this conversation") as refused:
                     ours.render(Chat(messages, tools, args))
@@ -115,7 +140,7 @@ def test_parity_with_transformers(source: str, tools: list[dict[str, Any]] | Non
 
 
 @pytest.mark.parametrize("source", [CHATML, HEADERS, INSTRUCT], ids=["chatml", "headers", "instruct"])
-@pytest.mark.parametrize("final", ["It is", "It is ", "  It\n", "{\"a\":", "It is, it is"])
+@pytest.mark.parametrize("final", ["It is", "It is ", "  It\n", '{"a":', "It is, it is"])
 def test_continuing_the_final_message_like_transformers(source: str, final: str, tmp_path: Path) -> None:
     messages = [USER, {"role": "assistant", "content": final}]
     want = theirs(source, tmp_path).apply_chat_template(messages, tokenize=False, continue_final_message=True)
@@ -129,19 +154,31 @@ def render(source: str, *messages: dict[str, Any], **args: Any) -> str:
 
 def test_tool_arguments_may_be_a_json_string() -> None:
     def call(arguments: str) -> dict[str, Any]:
-        return CALL | {"tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]}
+        return CALL | {
+            "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]
+        }
 
-    assert render(CHATML, USER, call("{\"city\": \"Zürich\"}")) == render(CHATML, USER, CALL)
-    assert "\"arguments\": \"{\\\"city\"" in render(CHATML, USER, call("{\"city"))
-    assert CALL["tool_calls"][0]["function"]["arguments"] == {"city": "Zürich"}  # the caller's messages are left alone
+    assert render(CHATML, USER, call('{"city": "Zürich"}')) == render(CHATML, USER, CALL)
+    assert '"arguments": "{\\"city"' in render(CHATML, USER, call('{"city'))
+    # the caller's messages are left alone
+    assert CALL["tool_calls"][0]["function"]["arguments"] == {"city": "Zürich"}
 
 
-@pytest.mark.parametrize(("source", "text"), [
-    ("{% for m in messages %}{{ m.content }}{% endfor %}", "a\nb"),
-    ("{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b]"),
-    ("{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b]"),
-    ("{% macro say(content) %}{% for p in content %}[{{ p.text }}]{% endfor %}{% endmacro %}{{ say(messages[0].content) }}", "[a][b]"),
-])
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "a\nb"),
+        ("{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b]"),
+        (
+            "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}",
+            "[a][b]",
+        ),
+        (
+            "{% macro say(content) %}{% for p in content %}[{{ p.text }}]{% endfor %}{% endmacro %}{{ say(messages[0].content) }}",
+            "[a][b]",
+        ),
+    ],
+)
 def test_parts_are_joined_for_templates_that_take_strings(source: str, text: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert render(source, {"role": "user", "content": parts}) == text
@@ -149,38 +186,71 @@ def test_parts_are_joined_for_templates_that_take_strings(source: str, text: str
 
 def test_arguments_that_are_joined_to_text_are_json() -> None:
     """As DeepSeek's own templates have it, and Kimi's."""
-    source = ("{% for message in messages %}{% for call in message.tool_calls or [] %}{{ call['type'] + '<sep>' + "
-              "call['function']['name'] + '\\n```json\\n' + call['function']['arguments'] + '\\n```' }}"
-              "{{ call.function.arguments + '!' }}{% endfor %}{% endfor %}")
+    source = (
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}{{ call['type'] + '<sep>' + "
+        "call['function']['name'] + '\\n```json\\n' + call['function']['arguments'] + '\\n```' }}"
+        "{{ call.function.arguments + '!' }}{% endfor %}{% endfor %}"
+    )
     for arguments in ({"city": "Zürich", "n": 1}, '{"city": "Zürich", "n": 1}'):
         call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-        text = ChatTemplates({"default": source}, TOKENS).render(Chat([{"role": "assistant", "content": "", "tool_calls": [call]}]))
+        text = ChatTemplates({"default": source}, TOKENS).render(
+            Chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
+        )
         assert text == 'function<sep>f\n```json\n{"city": "Zürich", "n": 1}\n```{"city": "Zürich", "n": 1}!'
 
 
 def test_a_template_for_tools_is_chosen_for_tools() -> None:
     both = ChatTemplates({"default": "plain", "tool_use": "tools"}, {})
-    assert (both.render(Chat([USER])), both.render(Chat([USER], TOOLS)), both.render(Chat([USER], []))) == ("plain", "tools", "plain")
+    assert (both.render(Chat([USER])), both.render(Chat([USER], TOOLS)), both.render(Chat([USER], []))) == (
+        "plain",
+        "tools",
+        "plain",
+    )
 
 
-@pytest.mark.parametrize(("source", "chat", "param", "message"), [
-    ("{{ messages[0].nothing.more }}", Chat([USER]), "messages", "can't render"),
-    ("{{ raise_exception('no system message') }}", Chat([USER]), "messages", "no system message"),
-    ("{{ ''.__class__.__mro__ }}", Chat([USER]), "messages", "can't render"),
-    ("{{ messages.append(1) }}", Chat([USER]), "messages", "can't render"),
-    ("{% for i in range(10 ** 9) %}x{% endfor %}", Chat([USER]), "messages", "can't render"),
-    ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", Chat([USER]), "messages", "turns of its loops"),
-    ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", Chat([USER]), "messages", "turns of its"),
-    ("{{ 'x' * 99999999 }}", Chat([USER]), "messages", "repeats a value"),
-    ("{{ 9 ** 9 ** 9 }}", Chat([USER]), "messages", "power of large numbers"),
-    ("x", Chat([USER], template_args={"runtime_turn": "1"}), "chat_template_kwargs", "can't set runtime_turn"),
-    ("x", Chat([USER], template_args={"messages": []}), "chat_template_kwargs", "can't set messages"),
-    ("x", Chat([], continue_final=True), "messages", "needs a final message"),
-    ("x", Chat([{"role": "assistant"}], continue_final=True), "messages", "needs a final message"),
-    ("x", Chat([USER], continue_final=True), "messages", "leaves out the final message"),
-    ("x", Chat([USER], template_args={"add_generation_prompt": True}, continue_final=True), "add_generation_prompt", "exclude each other"),
-])
-def test_refusals_name_the_field(source: str, chat: Chat, param: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "chat", "param", "message"),
+    [
+        ("{{ messages[0].nothing.more }}", Chat([USER]), "messages", "can't render"),
+        ("{{ raise_exception('no system message') }}", Chat([USER]), "messages", "no system message"),
+        ("{{ ''.__class__.__mro__ }}", Chat([USER]), "messages", "can't render"),
+        ("{{ messages.append(1) }}", Chat([USER]), "messages", "can't render"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", Chat([USER]), "messages", "can't render"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+            Chat([USER]),
+            "messages",
+            "turns of its loops",
+        ),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            Chat([USER]),
+            "messages",
+            "turns of its",
+        ),
+        ("{{ 'x' * 99999999 }}", Chat([USER]), "messages", "repeats a value"),
+        ("{{ 9 ** 9 ** 9 }}", Chat([USER]), "messages", "power of large numbers"),
+        (
+            "x",
+            Chat([USER], template_args={"runtime_turn": "1"}),
+            "chat_template_kwargs",
+            "can't set runtime_turn",
+        ),
+        ("x", Chat([USER], template_args={"messages": []}), "chat_template_kwargs", "can't set messages"),
+        ("x", Chat([], continue_final=True), "messages", "needs a final message"),
+        ("x", Chat([{"role": "assistant"}], continue_final=True), "messages", "needs a final message"),
+        ("x", Chat([USER], continue_final=True), "messages", "leaves out the final message"),
+        (
+            "x",
+            Chat([USER], template_args={"add_generation_prompt": True}, continue_final=True),
+            "add_generation_prompt",
+            "exclude each other",
+        ),
+    ],
+)
+def test_refusals_name_the_field(
+    source: str, chat: Chat, param: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox, "MAX_TURNS", 10_000)
     with pytest.raises(InvalidRequest, match=message) as refused:
         ChatTemplates({"default": source}, {}).render(chat)
@@ -196,7 +266,9 @@ def test_turns_are_counted_anew_in_each_render(monkeypatch: pytest.MonkeyPatch) 
 def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "MAX_CHARS", 1000)
     with pytest.raises(InvalidRequest, match="longer than 1000 characters"):
-        render("{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxx{% endfor %}{% endfor %}", USER)
+        render(
+            "{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxx{% endfor %}{% endfor %}", USER
+        )
 
 
 def test_arguments_named_like_python_parameters() -> None:

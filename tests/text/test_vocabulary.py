@@ -16,22 +16,79 @@ from runtime.text.tokenizer_files import TokenizerFiles
 from runtime.text.vocabulary import Vocabulary
 from tests.text import build
 
-TEXTS = ["", " ", "hello world", " hello  world ", "Hello,\n\nworld!\t42", "naïve 中文 👍🏽 \x00", "<|im_start|>user\nhi<|im_end|>",
-         "<s> hello</s>world", "<tool_call>{\"a\": 1}</tool_call>", "日本 語 café", "e\u0301"]
+TEXTS = [
+    "",
+    " ",
+    "hello world",
+    " hello  world ",
+    "Hello,\n\nworld!\t42",
+    "naïve 中文 👍🏽 \x00",
+    "<|im_start|>user\nhi<|im_end|>",
+    "<s> hello</s>world",
+    '<tool_call>{"a": 1}</tool_call>',
+    "日本 語 café",
+    "e\u0301",
+]
 
 FOLDERS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
-    "qwen": (build.byte_level, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "add_bos_token": False}),
-    "deepseek": (build.byte_level, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "add_bos_token": True, "add_eos_token": False}),
-    "both_ends": (build.byte_level, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "add_bos_token": True, "add_eos_token": True}),
-    "llama": (build.sentencepiece, {"bos_token": "<s>", "eos_token": {"content": "</s>", "__type": "AddedToken"}, "unk_token": "<unk>"}),
+    "qwen": (
+        build.byte_level,
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "add_bos_token": False},
+    ),
+    "deepseek": (
+        build.byte_level,
+        {
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "add_bos_token": True,
+            "add_eos_token": False,
+        },
+    ),
+    "both_ends": (
+        build.byte_level,
+        {
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "add_bos_token": True,
+            "add_eos_token": True,
+        },
+    ),
+    "llama": (
+        build.sentencepiece,
+        {"bos_token": "<s>", "eos_token": {"content": "</s>", "__type": "AddedToken"}, "unk_token": "<unk>"},
+    ),
     "no_bos": (build.sentencepiece, {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}),
     "gemma": (lambda: build.sentencepiece(strips=False), {"bos_token": "<s>", "eos_token": "</s>"}),
     "metaspace": (build.metaspace, {"eos_token": "</s>"}),
     "wordpiece": (build.wordpiece, {"unk_token": "[UNK]"}),
-    "named_only_in_config": (build.byte_level, {"eos_token": "<eot>", "additional_special_tokens": ["<extra>"]}),
-    "added_in_config": (build.byte_level, {"eos_token": "<|im_end|>", "added_tokens_decoder": {
-        "600": {"content": "<think>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": False},
-        "601": {"content": "<eot>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}}}),
+    "named_only_in_config": (
+        build.byte_level,
+        {"eos_token": "<eot>", "additional_special_tokens": ["<extra>"]},
+    ),
+    "added_in_config": (
+        build.byte_level,
+        {
+            "eos_token": "<|im_end|>",
+            "added_tokens_decoder": {
+                "600": {
+                    "content": "<think>",
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "single_word": False,
+                    "special": False,
+                },
+                "601": {
+                    "content": "<eot>",
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "single_word": False,
+                    "special": True,
+                },
+            },
+        },
+    ),
 }
 
 
@@ -71,7 +128,9 @@ def test_ids_without_a_token(token_id: int, piece: bytes) -> None:
 def test_token_bytes_may_be_half_a_character() -> None:
     ids = BYTE_LEVEL.encode("🦜", add_special=False)
     assert len(ids) > 1
-    assert [BYTE_LEVEL.token_bytes(i) for i in ids] != [b""] and b"".join(map(BYTE_LEVEL.token_bytes, ids)) == "🦜".encode()
+    assert [BYTE_LEVEL.token_bytes(i) for i in ids] != [b""] and b"".join(
+        map(BYTE_LEVEL.token_bytes, ids)
+    ) == "🦜".encode()
 
 
 def test_padding_rows_of_the_embedding_decode_to_nothing() -> None:
@@ -89,14 +148,17 @@ def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("tokenizer.json", "{", "tokenizer.json of .* can't be read"),
-    ("tokenizer_config.json", "[1]", "tokenizer_config.json is not a JSON object"),
-    ("tokenizer_config.json", "{\"added_tokens_decoder\": {\"1\": 2}}", "added_tokens_decoder"),
-    ("tokenizer_config.json", "{\"chat_template\": [3]}", "needs name and template"),
-    ("tokenizer_config.json", "{\"chat_template\": 3}", "must be a string"),
-    ("chat_template.json", "nonsense", "chat_template.json is not a JSON object"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json of .* can't be read"),
+        ("tokenizer_config.json", "[1]", "tokenizer_config.json is not a JSON object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": 2}}', "added_tokens_decoder"),
+        ("tokenizer_config.json", '{"chat_template": [3]}', "needs name and template"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "must be a string"),
+        ("chat_template.json", "nonsense", "chat_template.json is not a JSON object"),
+    ],
+)
 def test_broken_files(name: str, content: str, message: str, tmp_path: Path) -> None:
     build.save(tmp_path, build.wordpiece())
     (tmp_path / name).write_text(content, encoding="utf-8")
@@ -105,7 +167,11 @@ def test_broken_files(name: str, content: str, message: str, tmp_path: Path) -> 
 
 
 def test_templates_and_their_precedence(tmp_path: Path) -> None:
-    build.save(tmp_path, build.wordpiece(), chat_template=[{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}])
+    build.save(
+        tmp_path,
+        build.wordpiece(),
+        chat_template=[{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}],
+    )
     assert Vocabulary.load(tmp_path).files.templates == {"default": "A", "tool_use": "B"}
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "C"}), encoding="utf-8")
     assert Vocabulary.load(tmp_path).files.templates == {"default": "C", "tool_use": "B"}
@@ -117,7 +183,9 @@ def test_templates_and_their_precedence(tmp_path: Path) -> None:
 
 def test_named_tokens_of_older_folders(tmp_path: Path) -> None:
     build.save(tmp_path, build.byte_level())
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}), encoding="utf-8")
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": {"content": "<|im_end|>"}}), encoding="utf-8"
+    )
     vocabulary = Vocabulary.load(tmp_path)
     assert vocabulary.eos_id == vocabulary.token_id("<|im_end|>") is not None
 
@@ -125,9 +193,20 @@ def test_named_tokens_of_older_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen", "llama", "metaspace"])  # both kinds of tables, and none
 def test_special_tokens_that_are_shown(name: str, tmp_path: Path) -> None:
     make, config = FOLDERS[name]
-    ours = Vocabulary.load(build.save(tmp_path, make(), **config | ({"unk_token": "<unk>"} if name == "metaspace" else {})))
-    shown, hidden = {"qwen": ("<|im_start|>", "<|im_end|>"), "llama": ("<s>", "</s>"), "metaspace": ("</s>", "<unk>")}[name]
-    ids = [ours.token_id("hello") or ours.encode("hello", False)[0], ours.token_id(hidden), ours.token_id(shown), ours.token_id(hidden)]
+    ours = Vocabulary.load(
+        build.save(tmp_path, make(), **config | ({"unk_token": "<unk>"} if name == "metaspace" else {}))
+    )
+    shown, hidden = {
+        "qwen": ("<|im_start|>", "<|im_end|>"),
+        "llama": ("<s>", "</s>"),
+        "metaspace": ("</s>", "<unk>"),
+    }[name]
+    ids = [
+        ours.token_id("hello") or ours.encode("hello", False)[0],
+        ours.token_id(hidden),
+        ours.token_id(shown),
+        ours.token_id(hidden),
+    ]
     said = {}
     for marks in ((), (f"before {shown} and after",)):
         stream = ours.stream(ids[:1], True, marks)

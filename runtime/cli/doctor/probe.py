@@ -34,7 +34,9 @@ def ask(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TOOL_TIMEOUT_S).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=TOOL_TIMEOUT_S
+        ).stdout.strip()
     except subprocess.TimeoutExpired:
         return ""
 

@@ -1,8 +1,9 @@
-"""Exchange of tokens between experts by CANN's own operators: npu_moe_distribute_dispatch_v2 brings a row for each choice, sorted by
-expert, with their numbers on the device; npu_moe_distribute_combine_v2 brings back the weighted sums. Shapes are fixed, so a step can
-be captured.
+"""Exchange of tokens between experts by CANN's own operators: npu_moe_distribute_dispatch_v2 brings a row for
+each choice, sorted by expert, with their numbers on the device; npu_moe_distribute_combine_v2 brings back the
+weighted sums. Shapes are fixed, so a step can be captured.
 
-Rows of experts whose activations are int8 travel as int8, by the very rounding that these experts would do themselves.
+Rows of experts whose activations are int8 travel as int8, by the very rounding that these experts would do
+themselves.
 """
 
 import torch
@@ -13,7 +14,8 @@ from runtime.devices.all_to_all import Exchange
 from runtime.devices.ascend.grouped_gemm import Packed
 from runtime.devices.ascend.moe import AscendExperts, Plain
 
-MOST_TOKENS, MOST_CHOICES, MOST_EXPERTS, SIZES = 512, 16, 1024, range(1024, 8193)  # the operators' limits; tokens of a rank, hidden sizes
+# the operators' limits; tokens of a rank, hidden sizes
+MOST_TOKENS, MOST_CHOICES, MOST_EXPERTS, SIZES = 512, 16, 1024, range(1024, 8193)
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -27,8 +29,15 @@ class Distributed:
         self.experts = experts
         self.beyond = beyond
 
-    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Plain | Packed,
-              is_rounded: bool) -> Tensor:
+    def apply(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        num_local: int,
+        packed: Plain | Packed,
+        is_rounded: bool,
+    ) -> Tensor:
         num_experts, choices = num_local * self.size, ids.shape[1]
         if not fits(x, choices, num_experts):
             return self.beyond.apply(x, ids, weights, num_local, packed, is_rounded)
@@ -36,7 +45,8 @@ class Distributed:
         # rows that are no token's go to some experts; the mask that would keep them is not on all devices
         ids = torch.where(ids < 0, torch.arange(choices, device=ids.device), ids).int()
         rows, scales, assist, counts, received, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
-            x.contiguous(), ids, quant_mode=2 if is_rounded else 0, expert_token_nums_type=1, **where)
+            x.contiguous(), ids, quant_mode=2 if is_rounded else 0, expert_token_nums_type=1, **where
+        )
         if not is_rounded:
             rows, prepared = packed.prepared(rows)
             scales = scales if prepared is None else prepared
@@ -46,5 +56,10 @@ class Distributed:
 
 def fits(x: Tensor, choices: int, num_experts: int) -> bool:
     """Whether the operators take it: the same on all ranks."""
-    return (len(x) <= MOST_TOKENS and choices <= MOST_CHOICES and num_experts <= MOST_EXPERTS and x.shape[1] in SIZES
-            and x.dtype in HALVES)
+    return (
+        len(x) <= MOST_TOKENS
+        and choices <= MOST_CHOICES
+        and num_experts <= MOST_EXPERTS
+        and x.shape[1] in SIZES
+        and x.dtype in HALVES
+    )

@@ -1,14 +1,16 @@
 """Paged attention on Ascend: CANN's fused operator, one call for the rows of one token, one for the others.
 
-Both phases read pages through a block table, whose ids the kernel believes. What is documented decides the form of each call:
+Both phases read pages through a block table, whose ids the kernel believes. What is documented decides the
+form of each call:
 
     rows of one token     BSND, a query length of 1: the operator's incremental branch, made for decodes, for every dtype and head size.
                           It knows no sparse mode, so a sliding window is a mask over the few pages that the window touches.
     rows of several       TND, all rows in one call, where the operator is documented for head size and dtype (HEAD_DIMS, DTYPES); else
                           BSND, a call for each row. Sparse mode 3 (causal, aligned at the lower right) or 4 (a band).
 
-The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size, K * D], the one layout that
-goes with both forms. Lengths are lists on the host, a fact of the operator: they are part of its launch.
+The cache is what every device has, [pages * page_size, K, D], and the operator sees it as [pages, page_size,
+K * D], the one layout that goes with both forms. Lengths are lists on the host, a fact of the operator: they
+are part of its launch.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +25,8 @@ from runtime.devices.attention_scores import Scores
 from runtime.layers.upload import to_device, upload
 from runtime.messages.steps import StepPlan
 
-TRIANGLE = 2048  # the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
+# the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
+TRIANGLE = 2048
 CAUSAL, BAND = 3, 4  # sparse modes
 LENGTHS = "actual_seq_lengths_kv"  # what the operator calls the lengths of keys
 HEAD_DIMS = (128, 192)  # that TND is documented for
@@ -58,7 +61,8 @@ class AttentionPlan:
     triangle: Tensor
     singles: dict[int, Singles]
     several: dict[int, Several]
-    called: list[tuple[str, int]] = field(default_factory=list)  # calls for rows of one token, in order: see graphs.py
+    # calls for rows of one token, in order: see graphs.py
+    called: list[tuple[str, int]] = field(default_factory=list)
 
 
 def triangle(torch_device: torch.device) -> Tensor:
@@ -66,7 +70,9 @@ def triangle(torch_device: torch.device) -> Tensor:
     return torch.ones(TRIANGLE, TRIANGLE, dtype=torch.bool, device=torch_device).triu_(1)
 
 
-def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor) -> AttentionPlan:
+def plan_attention(
+    plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], mask: Tensor
+) -> AttentionPlan:
     counts = plan.counts.astype(np.int64)
     offsets = counts.cumsum() - counts
     one, more = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
@@ -77,14 +83,17 @@ def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows:
             singles[window] = singles_of(plan, table, page_size, window, one, offsets[one])
         if len(more):
             seen = Seen(plan, more, page_size, window)
-            queries = np.concatenate([np.arange(at, at + count) for at, count in zip(offsets[more], counts[more], strict=True)])
+            queries = np.concatenate(
+                [np.arange(at, at + count) for at, count in zip(offsets[more], counts[more], strict=True)]
+            )
             where, ends = where_of(queries, table.device), counts[more].cumsum()
             several[window] = Several(where, seen.table(table), seen.lengths.tolist(), ends.tolist())
     return AttentionPlan(page_size, mask, singles, several)
 
 
 class Seen:
-    """Pages that rows see: from that of the oldest key in the first query's window to that of the last token."""
+    """Pages that rows see: from that of the oldest key in the first query's window to that of the last
+    token."""
 
     def __init__(self, plan: StepPlan, rows: np.ndarray, page_size: int, window: int) -> None:
         starts = plan.starts[rows].astype(np.int64)
@@ -104,7 +113,9 @@ class Seen:
         return page_table[slots.unsqueeze(1), to_device(columns, page_table.device)]
 
 
-def singles_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray) -> Singles:
+def singles_of(
+    plan: StepPlan, page_table: Tensor, page_size: int, window: int, rows: np.ndarray, queries: np.ndarray
+) -> Singles:
     seen, mask = Seen(plan, rows, page_size, window), None
     if seen.begins.any():
         is_out = np.arange(seen.width * page_size) < (seen.begins - seen.first * page_size)[:, None]
@@ -118,13 +129,21 @@ def where_of(queries: np.ndarray, torch_device: torch.device) -> slice | Tensor:
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
-    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. The operator caps no scores, and has sinks in a form of its own for which
-    pages are not documented: models with either are refused at start (device.py)."""
+    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]. The operator caps no scores, and has sinks
+    in a form of its own for which pages are not documented: models with either are refused at start
+    (device.py)."""
     assert not scores.cap and scores.sinks is None, "caps or sinks on an NPU"
     window = scores.window
-    caches = k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]), v_cache.view(
-        -1, plan.page_size, v_cache.shape[1] * v_cache.shape[2])
-    common = {"num_heads": q.shape[1], "num_key_value_heads": k_cache.shape[1], "scale": scores.scale, "block_size": plan.page_size}
+    caches = (
+        k_cache.view(-1, plan.page_size, k_cache.shape[1] * k_cache.shape[2]),
+        v_cache.view(-1, plan.page_size, v_cache.shape[1] * v_cache.shape[2]),
+    )
+    common = {
+        "num_heads": q.shape[1],
+        "num_key_value_heads": k_cache.shape[1],
+        "scale": scores.scale,
+        "block_size": plan.page_size,
+    }
     singles, several = plan.singles.get(window), plan.several.get(window)
     if singles is not None:
         plan.called.append((LENGTHS, window))
@@ -135,27 +154,61 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
     assert singles is not None and several is not None, "a step without rows"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     out[singles.where] = _attend_singles(q[singles.where].contiguous(), caches, singles, common)
-    out[several.where] = _attend_several(q[several.where].contiguous(), caches, several, plan.triangle, window, common)
+    out[several.where] = _attend_several(
+        q[several.where].contiguous(), caches, several, plan.triangle, window, common
+    )
     return out
 
 
-def _attend_singles(q: Tensor, caches: tuple[Tensor, Tensor], rows: Singles, common: dict[str, Any]) -> Tensor:
+def _attend_singles(
+    q: Tensor, caches: tuple[Tensor, Tensor], rows: Singles, common: dict[str, Any]
+) -> Tensor:
     out, _ = torch_npu.npu_fused_infer_attention_score(
-        q.unsqueeze(1), *caches, atten_mask=rows.mask, block_table=rows.table, actual_seq_lengths_kv=rows.lengths, input_layout="BSND",
-        **common)
+        q.unsqueeze(1),
+        *caches,
+        atten_mask=rows.mask,
+        block_table=rows.table,
+        actual_seq_lengths_kv=rows.lengths,
+        input_layout="BSND",
+        **common,
+    )
     return out.squeeze(1)
 
 
-def _attend_several(q: Tensor, caches: tuple[Tensor, Tensor], rows: Several, mask: Tensor, window: int, common: dict[str, Any]) -> Tensor:
-    sparse = {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0} if window else {"sparse_mode": CAUSAL}
+def _attend_several(
+    q: Tensor, caches: tuple[Tensor, Tensor], rows: Several, mask: Tensor, window: int, common: dict[str, Any]
+) -> Tensor:
+    sparse = (
+        {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0}
+        if window
+        else {"sparse_mode": CAUSAL}
+    )
     if q.shape[2] in HEAD_DIMS and q.dtype in DTYPES:
         return torch_npu.npu_fused_infer_attention_score(
-            q, *caches, atten_mask=mask, block_table=rows.table, actual_seq_lengths=rows.ends, actual_seq_lengths_kv=rows.lengths,
-            input_layout="TND", **sparse, **common)[0]
+            q,
+            *caches,
+            atten_mask=mask,
+            block_table=rows.table,
+            actual_seq_lengths=rows.ends,
+            actual_seq_lengths_kv=rows.lengths,
+            input_layout="TND",
+            **sparse,
+            **common,
+        )[0]
     parts, begin = [], 0
     for row, (end, length) in enumerate(zip(rows.ends, rows.lengths, strict=True)):
-        parts.append(torch_npu.npu_fused_infer_attention_score(
-            q[begin:end].unsqueeze(0), *caches, atten_mask=mask, block_table=rows.table[row : row + 1], actual_seq_lengths=[end - begin],
-            actual_seq_lengths_kv=[length], input_layout="BSND", **sparse, **common)[0].squeeze(0))
+        parts.append(
+            torch_npu.npu_fused_infer_attention_score(
+                q[begin:end].unsqueeze(0),
+                *caches,
+                atten_mask=mask,
+                block_table=rows.table[row : row + 1],
+                actual_seq_lengths=[end - begin],
+                actual_seq_lengths_kv=[length],
+                input_layout="BSND",
+                **sparse,
+                **common,
+            )[0].squeeze(0)
+        )
         begin = end
     return parts[0] if len(parts) == 1 else torch.cat(parts)

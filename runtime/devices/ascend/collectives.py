@@ -1,7 +1,7 @@
 """Exchange between ranks on NPUs: HCCL through torch.distributed.
 
-HCCL takes its buffers at the first exchange, so a rank makes one before it counts its free memory. Every rank calls the same method in the
-same order, on the current stream, which is what HCCL needs as well.
+HCCL takes its buffers at the first exchange, so a rank makes one before it counts its free memory. Every rank
+calls the same method in the same order, on the current stream, which is what HCCL needs as well.
 """
 
 from typing import Any
@@ -28,8 +28,10 @@ class Hccl:
             self.all_reduce(torch.zeros(1, device=torch_device)).cpu()
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise StartError(f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check doctor, "
-                             "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT") from error
+            raise StartError(
+                f"HCCL does not link rank {rank} with the other {size - 1} ({reason}); look at runtime check doctor, "
+                "at the others' NPUs in npu-smi info, and at HCCL_SOCKET_IFNAME and HCCL_CONNECT_TIMEOUT"
+            ) from error
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)

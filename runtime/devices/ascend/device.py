@@ -33,7 +33,9 @@ def import_npu() -> ModuleType:
     except ModuleNotFoundError as error:
         raise StartError(f"--device npu needs {error.name}, which is not installed; {INSTALL}") from error
     except (ImportError, OSError, RuntimeError) as error:
-        raise StartError(f"torch_npu cannot be loaded beside torch {torch.__version__} ({first_line(error)}); {INSTALL}") from error
+        raise StartError(
+            f"torch_npu cannot be loaded beside torch {torch.__version__} ({first_line(error)}); {INSTALL}"
+        ) from error
     return torch_npu
 
 
@@ -42,15 +44,22 @@ def set_device(start: StartRank, rank: int) -> torch.device:
     first, step = start.device_options.get("first", 0), start.device_options.get("step", 1)
     number, count = first + rank * step, torch.npu.device_count()
     if count == 0:
-        raise StartError("--device npu finds no NPU; look at npu-smi info, at the driver, and at ASCEND_RT_VISIBLE_DEVICES")
+        raise StartError(
+            "--device npu finds no NPU; look at npu-smi info, at the driver, and at ASCEND_RT_VISIBLE_DEVICES"
+        )
     if number >= count:
-        raise StartError(f"rank {rank} needs NPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
-                         "lower --tensor-parallel-size or these two")
+        raise StartError(
+            f"rank {rank} needs NPU {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
+            "lower --tensor-parallel-size or these two"
+        )
     try:
         torch.npu.set_device(number)
-        torch.npu.set_compile_mode(jit_compile=False)  # operators as they are installed, none compiled for each new shape
+        # operators as they are installed, none compiled for each new shape
+        torch.npu.set_compile_mode(jit_compile=False)
     except RuntimeError as error:
-        raise StartError(f"NPU {number} does not answer ({first_line(error)}); look at npu-smi info") from error
+        raise StartError(
+            f"NPU {number} does not answer ({first_line(error)}); look at npu-smi info"
+        ) from error
     torch.npu.config.allow_internal_format = True  # FRACTAL_NZ
     return torch.device("npu", number)
 
@@ -68,72 +77,146 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
     torch_device = set_device(start, rank)
-    ranks: Collectives = SingleRank() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, torch_device)
+    ranks: Collectives = (
+        SingleRank() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, torch_device)
+    )
     said = start.device_options
     is_nz = said.get("nz_cache", False)
-    prologs = Prologs(start.page_size, is_whole=said.get("mla_prolog", False), needs_whole=said.get("needs_prolog", True), is_nz=is_nz)
-    ops = AscendOps(dtype, start.page_size, torch_device, is_nz=is_nz, sampling=said.get("sampling", "ascend"))
+    prologs = Prologs(
+        start.page_size,
+        is_whole=said.get("mla_prolog", False),
+        needs_whole=said.get("needs_prolog", True),
+        is_nz=is_nz,
+    )
+    ops = AscendOps(
+        dtype, start.page_size, torch_device, is_nz=is_nz, sampling=said.get("sampling", "ascend")
+    )
     check_model(start, ops, dtype, torch_device)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
-    exchanges = open_exchanges(start.exchange, start.exchange_mode, ranks, experts,
-                               lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed))
-    return Device(FACTS, torch_device, ops, experts, AscendMemory(start.tp_size), ranks, AscendGraphs(ops.triangle), start.ep_size,
-                  exchanges, streams=torch.npu, prologs=prologs,
-                  beside=SideStream(torch.npu) if said.get("multi_stream", False) else None,
-                  joins_latents=said.get("gather_after_q", False))
+    exchanges = open_exchanges(
+        start.exchange,
+        start.exchange_mode,
+        ranks,
+        experts,
+        lambda fixed: Distributed(group_name(rank), rank, ranks.size, experts, fixed),
+    )
+    return Device(
+        FACTS,
+        torch_device,
+        ops,
+        experts,
+        AscendMemory(start.tp_size),
+        ranks,
+        AscendGraphs(ops.triangle),
+        start.ep_size,
+        exchanges,
+        streams=torch.npu,
+        prologs=prologs,
+        beside=SideStream(torch.npu) if said.get("multi_stream", False) else None,
+        joins_latents=said.get("gather_after_q", False),
+    )
 
 
 def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_device: torch.device) -> None:
-    """Raises StartError where the attention of the model, or any attention if there is no model, does not work here."""
+    """Raises StartError where the attention of the model, or any attention if there is no model, does not
+    work here."""
     if not start.model_path:
         return check_attention(ops, dtype, start.page_size, torch_device)
-    config = read_config(start.model_path, is_embedding=start.is_embedding, pooling=start.pooling, quantization=start.quantization,
-                         overrides=start.config_overrides)
+    config = read_config(
+        start.model_path,
+        is_embedding=start.is_embedding,
+        pooling=start.pooling,
+        quantization=start.quantization,
+        overrides=start.config_overrides,
+    )
     if config.score_cap or config.has_sinks:
-        raise StartError("this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages")
+        raise StartError(
+            "this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages"
+        )
     if config.latent is None:
         check_attention(ops, dtype, start.page_size, torch_device)
     elif config.num_heads % start.tp_size == 0:
-        check_latents(ops, dtype, start.page_size, torch_device, config.latent, config.num_heads // start.tp_size)
+        check_latents(
+            ops, dtype, start.page_size, torch_device, config.latent, config.num_heads // start.tp_size
+        )
     return None
 
 
 def check_attention(ops: Ops, dtype: torch.dtype, page_size: int, torch_device: torch.device) -> None:
-    """Attends one token. A CANN without the operator, or one that does not take this dtype, is a StartError, not the death of a step."""
+    """Attends one token. A CANN without the operator, or one that does not take this dtype, is a StartError,
+    not the death of a step."""
     page = torch.zeros(page_size, 1, 128, dtype=dtype, device=torch_device)
     tables = torch.zeros(1, 1, 1, dtype=torch.int32, device=torch_device)
     try:
-        ops.attention(page[:1], page, page, ops.plan_attention(fresh_rows([1]), tables, page_size, (0,)), Scores(128**-0.5))
+        ops.attention(
+            page[:1],
+            page,
+            page,
+            ops.plan_attention(fresh_rows([1]), tables, page_size, (0,)),
+            Scores(128**-0.5),
+        )
         torch.npu.synchronize()
     except RuntimeError as error:
         name = str(dtype).removeprefix("torch.")
-        raise StartError(f"the attention of this NPU does not work in {name} with --page-size {page_size} ({first_line(error)}); "
-                         "take --dtype bfloat16 and --page-size 128, and look at the versions of CANN and torch_npu") from error
+        raise StartError(
+            f"the attention of this NPU does not work in {name} with --page-size {page_size} ({first_line(error)}); "
+            "take --dtype bfloat16 and --page-size 128, and look at the versions of CANN and torch_npu"
+        ) from error
 
 
-def check_latents(ops: "AscendOps", dtype: torch.dtype, page_size: int, torch_device: torch.device, latent: Latent, num_heads: int) -> None:
+def check_latents(
+    ops: "AscendOps",
+    dtype: torch.dtype,
+    page_size: int,
+    torch_device: torch.device,
+    latent: Latent,
+    num_heads: int,
+) -> None:
     """The same for latent attention in its three forms, in the sizes of the model."""
     made = latent.nope_dim + latent.value_dim
-    up = ops.pack_latent(torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=torch_device), latent.nope_dim)
+    up = ops.pack_latent(
+        torch.zeros(num_heads, made, latent.kv_rank, dtype=dtype, device=torch_device), latent.nope_dim
+    )
     counts = sorted({1, 2, min(ops.most_absorbed, MOST_ASKED) + 1})
-    q = torch.zeros(sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=torch_device)
-    caches = [torch.zeros(page_size, 1, size, dtype=dtype, device=torch_device) for size in (latent.kv_rank, latent.rope_dim)]
-    tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=torch_device)  # the same page again and again
+    q = torch.zeros(
+        sum(counts), num_heads, latent.nope_dim + latent.rope_dim, dtype=dtype, device=torch_device
+    )
+    caches = [
+        torch.zeros(page_size, 1, size, dtype=dtype, device=torch_device)
+        for size in (latent.kv_rank, latent.rope_dim)
+    ]
+    # the same page again and again
+    tables = torch.zeros(1, 1, -(-counts[-1] // page_size), dtype=torch.int32, device=torch_device)
     try:
         plan = ops.plan_attention(fresh_rows(counts), tables, page_size, (0,))
         ops.latent_attention(*q.split((latent.nope_dim, latent.rope_dim), 2), *caches, up, plan, 1.0)
         torch.npu.synchronize()
     except RuntimeError as error:
         name = str(dtype).removeprefix("torch.")
-        raise StartError(f"the latent attention of this NPU does not work in {name} with {num_heads} heads of {latent.nope_dim} and "
-                         f"{latent.rope_dim}, latents of {latent.kv_rank} and --page-size {page_size} ({first_line(error)}); take --dtype "
-                         "bfloat16 and another --tensor-parallel-size, and look at the versions of CANN and torch_npu") from error
+        raise StartError(
+            f"the latent attention of this NPU does not work in {name} with {num_heads} heads of {latent.nope_dim} and "
+            f"{latent.rope_dim}, latents of {latent.kv_rank} and --page-size {page_size} ({first_line(error)}); take --dtype "
+            "bfloat16 and another --tensor-parallel-size, and look at the versions of CANN and torch_npu"
+        ) from error
 
 
 def fresh_rows(counts: list[int]) -> StepPlan:
     """A step of prompts, the first one of a single token."""
     nothing, zeros = np.empty(0, np.int32), np.zeros(len(counts), np.int32)
-    return StepPlan(0, 1, [], zeros, zeros, np.array(counts, np.int32), zeros.astype(np.uint8), nothing, nothing, nothing, nothing, nothing)
+    return StepPlan(
+        0,
+        1,
+        [],
+        zeros,
+        zeros,
+        np.array(counts, np.int32),
+        zeros.astype(np.uint8),
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+    )
 
 
 def first_line(error: BaseException) -> str:

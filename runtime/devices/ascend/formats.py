@@ -8,7 +8,8 @@ ROWS, ROW_BYTES = 16, 32
 
 
 def in_tiles(weight: Tensor) -> Tensor:
-    """A matrix, or a stack of them, of 16-bit or 8-bit numbers in FRACTAL_NZ, where its sides are multiples of a tile's; else as it is."""
+    """A matrix, or a stack of them, of 16-bit or 8-bit numbers in FRACTAL_NZ, where its sides are multiples
+    of a tile's; else as it is."""
     rows, columns = weight.shape[-2:]
     if weight.itemsize <= 2 and rows % ROWS == 0 and columns * weight.itemsize % ROW_BYTES == 0:
         return torch_npu.npu_format_cast(weight, FRACTAL_NZ)

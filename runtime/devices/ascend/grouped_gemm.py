@@ -13,18 +13,31 @@ from runtime.layers.quantization.storage import codes
 from runtime.models.schemes import Codes
 
 MOST_INPUTS = 20000  # of a product of int8 by int4, exclusive, as CANN documents it for the fused form
-FUSED_INNER, MOST_FUSED_INNER = 64, 10496  # inner sizes of npu_dequant_swiglu_quant with groups: multiples of it, so many at most
+# inner sizes of npu_dequant_swiglu_quant with groups: multiples of it, so many at most
+FUSED_INNER, MOST_FUSED_INNER = 64, 10496
 
 
-def grouped(rows: Tensor, weights: Tensor, counts: Tensor, dtype: torch.dtype | None = None, **more: Tensor | None) -> Tensor:
-    """rows [N, in] times weights [E, in, out], the first counts[0] rows times the first, and so on; what is behind them is anything.
+def grouped(
+    rows: Tensor, weights: Tensor, counts: Tensor, dtype: torch.dtype | None = None, **more: Tensor | None
+) -> Tensor:
+    """rows [N, in] times weights [E, in, out], the first counts[0] rows times the first, and so on; what is
+    behind them is anything.
 
     `more`: scales and biases of the operator, one tensor of all experts each.
     """
-    kind = 1 if len(weights) > 1 else 0  # counts; the operator wants ends of a single group, which is the same
+    # counts; the operator wants ends of a single group, which is the same
+    kind = 1 if len(weights) > 1 else 0
     given = {name: [tensor] for name, tensor in more.items() if tensor is not None}
-    return torch_npu.npu_grouped_matmul([rows], [weights], group_list=counts, split_item=2, group_type=0, group_list_type=kind,
-                                        output_dtype=dtype, **given)[0]
+    return torch_npu.npu_grouped_matmul(
+        [rows],
+        [weights],
+        group_list=counts,
+        split_item=2,
+        group_type=0,
+        group_list_type=kind,
+        output_dtype=dtype,
+        **given,
+    )[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +61,17 @@ class TokenInt8:
         if self.is_fused:
             total = grouped(rows, self.gate_up, counts, torch.int32)
             codes, scales = torch_npu.npu_dequant_swiglu_quant(
-                total, weight_scale=self.gate_up_scale, activation_scale=scales, group_index=counts, activate_left=True, quant_mode=1)
+                total,
+                weight_scale=self.gate_up_scale,
+                activation_scale=scales,
+                group_index=counts,
+                activate_left=True,
+                quant_mode=1,
+            )
         else:
-            gate_up = grouped(rows, self.gate_up, counts, dtype, scale=self.gate_up_scale, per_token_scale=scales)
+            gate_up = grouped(
+                rows, self.gate_up, counts, dtype, scale=self.gate_up_scale, per_token_scale=scales
+            )
             codes, scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up, dim=-1))
         return grouped(codes, self.down, counts, dtype, scale=self.down_scale, per_token_scale=scales)
 
@@ -66,14 +87,18 @@ class Settled:
     offset: Tensor  # float32 [E, 1]
 
     def multiply(self, rows: Tensor, expert_of: Tensor, counts: Tensor) -> Tensor:
-        reciprocal, offset = self.reciprocal.index_select(0, expert_of), self.offset.index_select(0, expert_of)
+        reciprocal, offset = (
+            self.reciprocal.index_select(0, expert_of),
+            self.offset.index_select(0, expert_of),
+        )
         codes = torch.addcmul(offset, rows.float(), reciprocal).round_().clamp_(-128, 127).to(torch.int8)
         return grouped(codes, self.weight, counts, rows.dtype, scale=self.scale, bias=self.sums)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInt8:
-    """Experts of which each has scale and offset of its activations settled: no operator rounds by group, so torch's do."""
+    """Experts of which each has scale and offset of its activations settled: no operator rounds by group, so
+    torch's do."""
 
     gate_up: Settled
     down: Settled
@@ -93,7 +118,8 @@ class TensorInt8:
 
 @dataclass(frozen=True, slots=True)
 class CodedExperts:
-    """Experts whose weights have 4 or 8 bits, scales by group, and activations as they are, or rounded to int8 and back."""
+    """Experts whose weights have 4 or 8 bits, scales by group, and activations as they are, or rounded to
+    int8 and back."""
 
     gate_up: Coded
     down: Coded
@@ -113,8 +139,8 @@ class CodedExperts:
 class Narrow:
     """One of the two weights of TokenInt4.
 
-    The operator makes two int4 of each int8, x = 16 * floor(x / 16) + (x mod 16 - 8) + 8, and multiplies the weight by both; what the
-    8 adds does not depend on x and is given beforehand. It overwrites the int8.
+    The operator makes two int4 of each int8, x = 16 * floor(x / 16) + (x mod 16 - 8) + 8, and multiplies the
+    weight by both; what the 8 adds does not depend on x and is given beforehand. It overwrites the int8.
     """
 
     weight: Tensor  # int32 [E, in, out / 8]
@@ -122,12 +148,15 @@ class Narrow:
     eights: Tensor  # float32 [E, out]: 8 * scale * the weight's sum over its inputs
 
     def multiply(self, codes: Tensor, scales: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
-        return grouped(codes, self.weight, counts, dtype, scale=self.scale, bias=self.eights, per_token_scale=scales)
+        return grouped(
+            codes, self.weight, counts, dtype, scale=self.scale, bias=self.eights, per_token_scale=scales
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInt4:
-    """Experts of 4 bits with a scale for each output, times activations of int8 with a scale for each token."""
+    """Experts of 4 bits with a scale for each output, times activations of int8 with a scale for each
+    token."""
 
     gate_up: Narrow
     down: Narrow
@@ -167,15 +196,29 @@ def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> P
     inner = down.weight.shape[2]
     is_fused = inner % FUSED_INNER == 0 and inner <= MOST_FUSED_INNER
     scales = gate_up.scale.squeeze(2), down.scale.squeeze(2).to(scale_dtype(dtype))
-    return TokenInt8(_turned(gate_up), _turned(down), scales[0] if is_fused else scales[0].to(scale_dtype(dtype)), scales[1], is_fused)
+    return TokenInt8(
+        _turned(gate_up),
+        _turned(down),
+        scales[0] if is_fused else scales[0].to(scale_dtype(dtype)),
+        scales[1],
+        is_fused,
+    )
 
 
 def is_narrow(weight: Quantized) -> bool:
-    """Whether the product of int8 by int4 takes it: it counts rows of several experts, and its scales by group are not settled
-    (docs/ascend.md)."""
+    """Whether the product of int8 by int4 takes it: it counts rows of several experts, and its scales by
+    group are not settled (docs/ascend.md)."""
     scheme, (experts, outs, ins) = weight.scheme, weight.weight.shape
-    return (isinstance(scheme, Codes) and scheme.bits == 4 and scheme.activations == "token" and weight.zeros is None
-            and weight.scale.shape[-1] == 1 and experts > 1 and outs % WORD == 0 and 2 * ins < MOST_INPUTS)
+    return (
+        isinstance(scheme, Codes)
+        and scheme.bits == 4
+        and scheme.activations == "token"
+        and weight.zeros is None
+        and weight.scale.shape[-1] == 1
+        and experts > 1
+        and outs % WORD == 0
+        and 2 * ins < MOST_INPUTS
+    )
 
 
 def _narrow(weight: Quantized) -> Narrow:
@@ -192,5 +235,10 @@ def _turned(weight: Quantized) -> Tensor:
 
 def _settled(weight: Quantized, dtype: torch.dtype) -> Settled:
     assert weight.input_scale is not None and weight.input_offset is not None and weight.sums is not None
-    return Settled(_turned(weight), weight.scale.squeeze(2).to(scale_dtype(dtype)), weight.sums, 1 / weight.input_scale,
-                   weight.input_offset)
+    return Settled(
+        _turned(weight),
+        weight.scale.squeeze(2).to(scale_dtype(dtype)),
+        weight.sums,
+        1 / weight.input_scale,
+        weight.input_offset,
+    )

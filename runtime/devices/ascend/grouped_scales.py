@@ -1,10 +1,12 @@
-"""Weights of 4 and 8 bits with scales by group (W4A16, W8A16, W4A8) on Ascend: the operators widen them on their way to the matrix unit.
+"""Weights of 4 and 8 bits with scales by group (W4A16, W8A16, W4A8) on Ascend: the operators widen them on
+their way to the matrix unit.
 
-What operators take decides what can be packed: groups are multiples of 32 inputs, all of one size; outputs of 4 bits come in words of
-eight; in experts, 8 bits have one scale for each output. A weight whose checkpoint orders inputs by group is sorted, and inputs follow it.
+What operators take decides what can be packed: groups are multiples of 32 inputs, all of one size; outputs of
+4 bits come in words of eight; in experts, 8 bits have one scale for each output. A weight whose checkpoint
+orders inputs by group is sorted, and inputs follow it.
 
-With int8 activations (W4A8) the activations are rounded to int8 and back, which is what the scheme means. Experts with a scale for each
-output have a product of their own (grouped.py).
+With int8 activations (W4A8) the activations are rounded to int8 and back, which is what the scheme means.
+Experts with a scale for each output have a product of their own (grouped.py).
 """
 
 from dataclasses import dataclass
@@ -64,24 +66,34 @@ def _columns(values: Tensor, group: int) -> Tensor:
 def _sorted(order: Tensor, group: int, ins: int) -> Tensor:
     """int32 [in] of groups -> int64 [in] of inputs, group by group."""
     if order.dim() != 1:
-        raise ModelError("the experts' 4-bit weights have an order of inputs (desc_act), which --device npu does not compute; take a "
-                         "version of the model without it")
+        raise ModelError(
+            "the experts' 4-bit weights have an order of inputs (desc_act), which --device npu does not compute; take a "
+            "version of the model without it"
+        )
     if ins % group or not bool((torch.bincount(order.long().cpu(), minlength=ins // group) == group).all()):
-        raise ModelError(f"a rank's weights have groups of other sizes than {group} inputs (desc_act), which --device npu does not "
-                         "compute; take --tp-size 1, or a version of the model without it")
+        raise ModelError(
+            f"a rank's weights have groups of other sizes than {group} inputs (desc_act), which --device npu does not "
+            "compute; take --tp-size 1, or a version of the model without it"
+        )
     return order.argsort(stable=True)
 
 
 def _check(scheme: Codes, group: int, outs: int, ins: int, *, is_stack: bool) -> None:
     name = scheme.name
     if group % GROUP or group >= ins > 0 or (is_stack and group and ins % group):
-        raise ModelError(f"a rank's weights in {name} have scales for each {group} of {ins} inputs; --device npu takes multiples of "
-                         f"{GROUP} that divide them; lower --tp-size, or take another version of the model")
+        raise ModelError(
+            f"a rank's weights in {name} have scales for each {group} of {ins} inputs; --device npu takes multiples of "
+            f"{GROUP} that divide them; lower --tp-size, or take another version of the model"
+        )
     if scheme.bits == 4 and outs % WORD:
-        raise ModelError(f"a rank's weights in {name} have {outs} outputs, and --device npu takes multiples of {WORD}; lower --tp-size")
+        raise ModelError(
+            f"a rank's weights in {name} have {outs} outputs, and --device npu takes multiples of {WORD}; lower --tp-size"
+        )
     if is_stack and group and scheme.bits == 8:
-        raise ModelError(f"the experts' weights in {name} have scales by group, which --device npu takes for 4 bits alone; take a "
-                         "version of the model in 4 bits, or with int8 activations")
+        raise ModelError(
+            f"the experts' weights in {name} have scales by group, which --device npu takes for 4 bits alone; take a "
+            "version of the model in 4 bits, or with int8 activations"
+        )
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -95,6 +107,7 @@ def multiply_coded(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
     given = rounded(x) if weight.is_rounded else x
     if weight.order is not None:
         given = given.index_select(1, weight.order)
-    out = torch_npu.npu_weight_quant_batchmatmul(given.contiguous(), weight.weight, weight.scale, weight.offset,
-                                                 antiquant_group_size=weight.group)
+    out = torch_npu.npu_weight_quant_batchmatmul(
+        given.contiguous(), weight.weight, weight.scale, weight.offset, antiquant_group_size=weight.group
+    )
     return out if bias is None else out + bias

@@ -33,8 +33,8 @@ class AscendMemory:
         torch.npu.empty_cache()
 
     def peak(self, run: Callable[[], None]) -> int:
-        """With what the allocator takes beyond what is asked of it; and with what is kept elsewhere for the steps to come, such as HCCL's
-        buffers and the operators' workspaces."""
+        """With what the allocator takes beyond what is asked of it; and with what is kept elsewhere for the
+        steps to come, such as HCCL's buffers and the operators' workspaces."""
         self.settle()
         torch.npu.reset_peak_memory_stats()
         free_bytes = self.free_bytes()
@@ -49,12 +49,16 @@ class AscendMemory:
         """Raises StartError for what the attention operator cannot read."""
         width = num_heads * head_dim
         if head_dim % ALIGNED or width > MOST_WIDTH:
-            raise StartError(f"a rank's {num_heads} key/value heads of size {head_dim} do not fit the attention of npu, which takes "
-                             f"multiples of {ALIGNED}, and up to {MOST_WIDTH} numbers together; raise --tensor-parallel-size, or take "
-                             "another --device")
+            raise StartError(
+                f"a rank's {num_heads} key/value heads of size {head_dim} do not fit the attention of npu, which takes "
+                f"multiples of {ALIGNED}, and up to {MOST_WIDTH} numbers together; raise --tensor-parallel-size, or take "
+                "another --device"
+            )
         if num_tokens * width > MOST_NUMBERS:
-            raise StartError(f"{num_tokens} tokens of {width} numbers are more than the attention of npu can address in one layer; set "
-                             f"--max-total-tokens to {MOST_NUMBERS // width // 1024 * 1024} or less")
+            raise StartError(
+                f"{num_tokens} tokens of {width} numbers are more than the attention of npu can address in one layer; set "
+                f"--max-total-tokens to {MOST_NUMBERS // width // 1024 * 1024} or less"
+            )
         return torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype, device="npu")
 
     def free_host_bytes(self, cache_bytes: int) -> int:

@@ -7,8 +7,8 @@
     rows of many          expanded: keys and values of all heads are made from the rows' latents, in parts of the heads that fit the
                           memory set aside; then TND without pages, which is documented for bfloat16: float16 is always absorbed.
 
-Expanding costs once for each row, absorbing makes each query dearer. All rows of a kind are one call. The operator is documented for
-latents of 512, rotary parts of 64, heads of 128, and heads in powers of two.
+Expanding costs once for each row, absorbing makes each query dearer. All rows of a kind are one call. The
+operator is documented for latents of 512, rotary parts of 64, heads of 128, and heads in powers of two.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,16 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.ascend.attention import CAUSAL, DTYPES, AttentionPlan, Seen, Several, Singles, singles_of, where_of
+from runtime.devices.ascend.attention import (
+    CAUSAL,
+    DTYPES,
+    AttentionPlan,
+    Seen,
+    Several,
+    Singles,
+    singles_of,
+    where_of,
+)
 from runtime.errors import ModelError
 from runtime.layers.upload import to_device
 from runtime.messages.steps import StepPlan
@@ -45,7 +54,8 @@ class Many:
     """Rows that are expanded, one behind the other."""
 
     where: slice | Tensor  # their queries in the step
-    places: Tensor | tuple[Tensor, Tensor]  # int64 [L]: of their keys in the cache, oldest first; in NZ pages, and places within them
+    # int64 [L]: of their keys in the cache, oldest first; in NZ pages, and places within them
+    places: Tensor | tuple[Tensor, Tensor]
     ends: list[int]  # of their queries
     key_ends: list[int]
 
@@ -61,51 +71,83 @@ class LatentPlan(AttentionPlan):
 def pack_latent(up: Tensor, nope_dim: int) -> Up:
     heads = len(up)
     if heads & (heads - 1) or heads > MOST_HEADS:
-        raise ModelError(f"a rank's {heads} heads are no power of two up to {MOST_HEADS}, which is what the latent attention of npu takes; "
-                         "take another --tensor-parallel-size or --device")
+        raise ModelError(
+            f"a rank's {heads} heads are no power of two up to {MOST_HEADS}, which is what the latent attention of npu takes; "
+            "take another --tensor-parallel-size or --device"
+        )
     return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
 
 def most_absorbed(up: Up) -> int:
-    """Queries of a row up to which absorbing is cheaper, the length of the row being a factor on both sides, or the only way."""
+    """Queries of a row up to which absorbing is cheaper, the length of the row being a factor on both sides,
+    or the only way."""
     rank, made = up.keys.shape[2], up.keys.shape[1] + up.values.shape[2]
     if up.keys.dtype not in DTYPES:
         return ANY
     return rank * made // max(1, 2 * rank - made) if 2 * rank > made else MOST_QUERIES
 
 
-def plan_latents(plan: StepPlan, page_table: Tensor, page_size: int, mask: Tensor, most: int, *, is_nz: bool) -> LatentPlan:
+def plan_latents(
+    plan: StepPlan, page_table: Tensor, page_size: int, mask: Tensor, most: int, *, is_nz: bool
+) -> LatentPlan:
     """Rows of up to `most` queries are absorbed."""
     counts = plan.counts.astype(np.int64)
     offsets = counts.cumsum() - counts
-    one, few, many = (np.flatnonzero(kind) for kind in (counts == 1, (counts > 1) & (counts <= most), counts > max(1, most)))
+    one, few, many = (
+        np.flatnonzero(kind) for kind in (counts == 1, (counts > 1) & (counts <= most), counts > max(1, most))
+    )
     return LatentPlan(
-        page_size, mask, {0: singles_of(plan, page_table, page_size, 0, one, offsets[one])} if len(one) else {}, {},
+        page_size,
+        mask,
+        {0: singles_of(plan, page_table, page_size, 0, one, offsets[one])} if len(one) else {},
+        {},
         few=_plan_few(plan, few, counts, offsets, page_size, page_table) if len(few) else None,
-        many=_plan_many(plan, many, counts, offsets, page_size, page_table, is_nz) if len(many) else None)
+        many=_plan_many(plan, many, counts, offsets, page_size, page_table, is_nz) if len(many) else None,
+    )
 
 
-def _queries(rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, torch_device: torch.device) -> slice | Tensor:
-    return where_of(np.concatenate([np.arange(offsets[row], offsets[row] + counts[row]) for row in rows]), torch_device)
+def _queries(
+    rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, torch_device: torch.device
+) -> slice | Tensor:
+    return where_of(
+        np.concatenate([np.arange(offsets[row], offsets[row] + counts[row]) for row in rows]), torch_device
+    )
 
 
-def _plan_few(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, page_size: int, page_table: Tensor) -> Several:
+def _plan_few(
+    plan: StepPlan,
+    rows: np.ndarray,
+    counts: np.ndarray,
+    offsets: np.ndarray,
+    page_size: int,
+    page_table: Tensor,
+) -> Several:
     """Each row as sequences of at most MOST_QUERIES, which have the queries before them among their keys."""
     tiles = -(-counts[rows] // MOST_QUERIES)
     row_of = np.repeat(np.arange(len(rows)), tiles)
     nth = np.arange(len(row_of)) - np.repeat(tiles.cumsum() - tiles, tiles)
     share = counts[rows][row_of], tiles[row_of]
-    ends = (nth + 1) * share[0] // share[1]  # within the row, of equal sizes: of a single query the operator wants another mask
+    # within the row, of equal sizes: of a single query the operator wants another mask
+    ends = (nth + 1) * share[0] // share[1]
     sizes = ends - nth * share[0] // share[1]
     lengths = plan.starts[rows].astype(np.int64)[row_of] + ends
     table = Seen(plan, rows, page_size, 0).table(page_table)
     if len(row_of) > len(rows):
         table = table.index_select(0, to_device(row_of, page_table.device))
-    return Several(_queries(rows, counts, offsets, page_table.device), table, lengths.tolist(), sizes.cumsum().tolist())
+    return Several(
+        _queries(rows, counts, offsets, page_table.device), table, lengths.tolist(), sizes.cumsum().tolist()
+    )
 
 
-def _plan_many(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np.ndarray, page_size: int, page_table: Tensor,
-               is_nz: bool) -> Many:
+def _plan_many(
+    plan: StepPlan,
+    rows: np.ndarray,
+    counts: np.ndarray,
+    offsets: np.ndarray,
+    page_size: int,
+    page_table: Tensor,
+    is_nz: bool,
+) -> Many:
     lengths = plan.starts[rows].astype(np.int64) + counts[rows]
     row_of = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(len(row_of)) - np.repeat(lengths.cumsum() - lengths, lengths)
@@ -113,13 +155,26 @@ def _plan_many(plan: StepPlan, rows: np.ndarray, counts: np.ndarray, offsets: np
     torch_device = page_table.device
     pages = page_table[to_device(slots, torch_device), to_device(position // page_size, torch_device)].long()
     within = to_device(position % page_size, torch_device)
-    return Many(_queries(rows, counts, offsets, torch_device), (pages, within) if is_nz else pages * page_size + within,
-                counts[rows].cumsum().tolist(), lengths.cumsum().tolist())
+    return Many(
+        _queries(rows, counts, offsets, torch_device),
+        (pages, within) if is_nz else pages * page_size + within,
+        counts[rows].cumsum().tolist(),
+        lengths.cumsum().tolist(),
+    )
 
 
-def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float,
-                   is_nz: bool) -> Tensor:
-    """See Ops.latent_attention. Queries that prolog.py has made are at the latents already, [T, H, R], and no row is expanded then."""
+def attend_latents(
+    q: Tensor,
+    q_rope: Tensor,
+    latents: Tensor,
+    ropes: Tensor,
+    up: Up,
+    plan: AttentionPlan,
+    scale: float,
+    is_nz: bool,
+) -> Tensor:
+    """See Ops.latent_attention. Queries that prolog.py has made are at the latents already, [T, H, R], and no
+    row is expanded then."""
     caches = _paged(latents, plan.page_size, is_nz), _paged(ropes, plan.page_size, is_nz)
     is_absorbed = q.shape[2] != up.keys.shape[1]
     kinds: list[tuple[slice | Tensor, Any]] = [(rows.where, rows) for rows in plan.singles.values()]
@@ -147,21 +202,48 @@ def _paged(cache: Tensor, page_size: int, is_nz: bool) -> Tensor:
     return cache.view(-1, page_size, cache.shape[2])
 
 
-def _attend(queries: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, rows: Singles | Several, plan: AttentionPlan,
-            scale: float) -> Tensor:
+def _attend(
+    queries: Tensor,
+    q_rope: Tensor,
+    caches: tuple[Tensor, Tensor],
+    up: Up,
+    rows: Singles | Several,
+    plan: AttentionPlan,
+    scale: float,
+) -> Tensor:
     latents, ropes = caches
     turned = q_rope.contiguous()
     common: dict[str, Any] = {
-        "key_rope": ropes, "block_table": rows.table, LENGTHS: rows.lengths, "num_query_heads": queries.shape[1],
-        "num_key_value_heads": 1, "softmax_scale": scale, "block_size": plan.page_size}
+        "key_rope": ropes,
+        "block_table": rows.table,
+        LENGTHS: rows.lengths,
+        "num_query_heads": queries.shape[1],
+        "num_key_value_heads": 1,
+        "softmax_scale": scale,
+        "block_size": plan.page_size,
+    }
     if isinstance(rows, Singles):
         plan.called.append((LENGTHS, 0))
         found = torch_npu.npu_fused_infer_attention_score_v2(
-            queries.unsqueeze(1), latents, latents, query_rope=turned.unsqueeze(1), input_layout="BSND", **common)[0].squeeze(1)
+            queries.unsqueeze(1),
+            latents,
+            latents,
+            query_rope=turned.unsqueeze(1),
+            input_layout="BSND",
+            **common,
+        )[0].squeeze(1)
     else:
         found = torch_npu.npu_fused_infer_attention_score_v2(
-            queries, latents, latents, query_rope=turned, actual_seq_qlen=rows.ends, atten_mask=plan.triangle, sparse_mode=CAUSAL,
-            input_layout="TND", **common)[0]
+            queries,
+            latents,
+            latents,
+            query_rope=turned,
+            actual_seq_qlen=rows.ends,
+            atten_mask=plan.triangle,
+            sparse_mode=CAUSAL,
+            input_layout="TND",
+            **common,
+        )[0]
     return _by_head(found, up.values)
 
 
@@ -173,7 +255,9 @@ def _rows_of(cache: Tensor, rows: Many) -> Tensor:
     return cache.squeeze(1)[pages, :, within].flatten(1)
 
 
-def _attend_expanded(q: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, rows: Many, mask: Tensor, scale: float) -> Tensor:
+def _attend_expanded(
+    q: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], up: Up, rows: Many, mask: Tensor, scale: float
+) -> Tensor:
     latents, ropes = (_rows_of(cache, rows) for cache in caches)  # [L, R] and [L, P]
     num_heads, made = q.shape[1], up.keys.shape[1] + up.values.shape[2] + ropes.shape[1]
     step = max(1, EXPANDED // (made * len(latents)))
@@ -183,10 +267,23 @@ def _attend_expanded(q: Tensor, q_rope: Tensor, caches: tuple[Tensor, Tensor], u
         num = heads.stop - at
         keys = (latents @ up.keys[heads].flatten(0, 1).t()).unflatten(1, (num, -1))
         values = torch.matmul(latents, up.values[heads]).transpose(0, 1).contiguous()
-        parts.append(torch_npu.npu_fused_infer_attention_score_v2(
-            q[:, heads].contiguous(), keys, values, query_rope=q_rope[:, heads].contiguous(),
-            key_rope=ropes.unsqueeze(1).expand(-1, num, -1).contiguous(), atten_mask=mask, sparse_mode=CAUSAL, actual_seq_qlen=rows.ends,
-            actual_seq_kvlen=rows.key_ends, num_query_heads=num, num_key_value_heads=num, softmax_scale=scale, input_layout="TND")[0])
+        parts.append(
+            torch_npu.npu_fused_infer_attention_score_v2(
+                q[:, heads].contiguous(),
+                keys,
+                values,
+                query_rope=q_rope[:, heads].contiguous(),
+                key_rope=ropes.unsqueeze(1).expand(-1, num, -1).contiguous(),
+                atten_mask=mask,
+                sparse_mode=CAUSAL,
+                actual_seq_qlen=rows.ends,
+                actual_seq_kvlen=rows.key_ends,
+                num_query_heads=num,
+                num_key_value_heads=num,
+                softmax_scale=scale,
+                input_layout="TND",
+            )[0]
+        )
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -194,5 +291,7 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
     """x [n, H, in] times a matrix for each head [H, in, out] -> [n, H, out], one behind the other."""
     heads, ins, outs = matrices.shape
     if ins % TILE == 0 and outs % TILE == 0 and ins * heads < LINE:
-        return torch_npu.npu_transpose_batchmatmul(x, matrices, perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2])
+        return torch_npu.npu_transpose_batchmatmul(
+            x, matrices, perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2]
+        )
     return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1).contiguous()

@@ -6,7 +6,8 @@
     whole         npu_mla_prolog_v3 goes from hidden states to absorbed queries and the cache (--npu-mla-prolog), where all rows of a step
                   are absorbed. The others' steps use the same weights, which lie as it wants them: [in, out], in FRACTAL_NZ
 
-PARTS and WHOLE say what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and CANN's documents).
+PARTS and WHOLE say what is documented for A2 and A3 (torch_npu's docstrings, op-plugin's and CANN's
+documents).
 """
 
 from collections.abc import Callable
@@ -52,9 +53,17 @@ class Limits:
 
 
 PARTS = Limits((torch.bfloat16, torch.float16), {"kv_lora_rank": (512,), "qk_rope_head_dim": (64,)})
-WHOLE = Limits((torch.bfloat16,), {
-    "hidden_size": (7168, 7680, 6144), "q_lora_rank": (1536,), "kv_lora_rank": (512,), "qk_nope_head_dim": (128,),
-    "qk_rope_head_dim": (64,), "heads of a rank": tuple(1 << i for i in range(8))})
+WHOLE = Limits(
+    (torch.bfloat16,),
+    {
+        "hidden_size": (7168, 7680, 6144),
+        "q_lora_rank": (1536,),
+        "kv_lora_rank": (512,),
+        "qk_nope_head_dim": (128,),
+        "qk_rope_head_dim": (64,),
+        "heads of a rank": tuple(1 << i for i in range(8)),
+    },
+)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -70,7 +79,9 @@ def _odd(plain: PlainProlog) -> str | None:
     assert plain.queries is not None and plain.q_norm is not None, "queries have a rank"
     if plain.q_norm.shift is not None or plain.down.has_bias:
         return "a norm or a projection with a bias"
-    schemes = tuple(None if linear.storage is None else linear.storage.scheme for linear in (plain.down, plain.queries))
+    schemes = tuple(
+        None if linear.storage is None else linear.storage.scheme for linear in (plain.down, plain.queries)
+    )
     token = Int8("token")
     if schemes in ((None, None), (None, token), (token, token)):
         return None
@@ -86,15 +97,24 @@ class Writer:
     is_nz: bool
 
     def write(self, kv: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor) -> None:
-        """The tokens are those of one sequence to the operator: of as many as tokens it would want as many pages. It takes no more of them
-        than the cache has places, which a step that is rehearsed on a single page exceeds."""
+        """The tokens are those of one sequence to the operator: of as many as tokens it would want as many
+        pages. It takes no more of them than the cache has places, which a step that is rehearsed on a single
+        page exceeds."""
         latents, ropes = self.paged(caches)
         room = latents.shape[0] * self.page_size
         for at in range(0, len(kv), room):
             some = slice(at, at + room)
             torch_npu.npu_kv_rmsnorm_rope_cache(
-                kv[some].contiguous()[None, None], self.norm.weight.tensor, cos[:, some].transpose(1, 2), sin[:, some].transpose(1, 2),
-                locations[some], ropes, latents, epsilon=self.norm.eps, cache_mode=PART_MODES[self.is_nz])
+                kv[some].contiguous()[None, None],
+                self.norm.weight.tensor,
+                cos[:, some].transpose(1, 2),
+                sin[:, some].transpose(1, 2),
+                locations[some],
+                ropes,
+                latents,
+                epsilon=self.norm.eps,
+                cache_mode=PART_MODES[self.is_nz],
+            )
 
     def paged(self, caches: Caches) -> Caches:
         """[pages, page size, 1, size]: in NZ too, where operators know that a page lies otherwise."""
@@ -134,14 +154,19 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One of the projections, as the whole operator takes it: in FRACTAL_NZ. All sizes of WHOLE are multiples of its tiles."""
+    """One of the projections, as the whole operator takes it: in FRACTAL_NZ. All sizes of WHOLE are multiples
+    of its tiles."""
 
     weight: Tensor  # [in, out], in bfloat16 or int8
     scale: Tensor | None  # float32 [out], of int8
 
     @classmethod
     def of(cls, stored: Tensor | Quantized, rows: slice) -> "Matrix":
-        weight, scale = (stored, None) if isinstance(stored, Tensor) else (stored.weight, stored.scale[rows].flatten().contiguous())
+        weight, scale = (
+            (stored, None)
+            if isinstance(stored, Tensor)
+            else (stored.weight, stored.scale[rows].flatten().contiguous())
+        )
         return cls(torch_npu.npu_format_cast(weight[rows].t().contiguous(), FRACTAL_NZ), scale)
 
     def times(self, x: Tensor, codes: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -149,7 +174,9 @@ class Matrix:
         if self.scale is None:
             return torch.mm(x, self.weight)
         given, scales = codes or torch_npu.npu_dynamic_quant(x)
-        return torch_npu.npu_quant_matmul(given, self.weight, self.scale, pertoken_scale=scales, output_dtype=x.dtype)
+        return torch_npu.npu_quant_matmul(
+            given, self.weight, self.scale, pertoken_scale=scales, output_dtype=x.dtype
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +191,37 @@ class Matrices:
     def of(cls, plain: PlainProlog) -> "Matrices":
         assert plain.queries is not None
         stored, (at, size) = plain.down.stored(), plain.split
-        return cls(Matrix.of(stored, slice(0, at)), Matrix.of(plain.queries.stored(), slice(None)),
-                   Matrix.of(stored, slice(at, at + size)))
+        return cls(
+            Matrix.of(stored, slice(0, at)),
+            Matrix.of(plain.queries.stored(), slice(None)),
+            Matrix.of(stored, slice(at, at + size)),
+        )
 
     @property
     def scales(self) -> dict[str, Any]:
         """Arguments for those in int8: none of them, those of queries, or all."""
-        named = {"dequant_scale_w_dq": self.down, "dequant_scale_w_uq_qr": self.queries, "dequant_scale_w_dkv_kr": self.latents}
-        found = {name: matrix.scale.unsqueeze(0) for name, matrix in named.items() if matrix.scale is not None}
+        named = {
+            "dequant_scale_w_dq": self.down,
+            "dequant_scale_w_uq_qr": self.queries,
+            "dequant_scale_w_dkv_kr": self.latents,
+        }
+        found = {
+            name: matrix.scale.unsqueeze(0) for name, matrix in named.items() if matrix.scale is not None
+        }
         return found | {"weight_quant_mode": QUANT_MODES[len(found)]}
 
 
-def run_whole(x: Tensor, matrices: Matrices, keys: Tensor, q_norm: tuple[Tensor, float], kv_norm: tuple[Tensor, float],
-              tables: tuple[Tensor, Tensor], pages: Caches, locations: Tensor, is_nz: bool) -> tuple[Tensor, Tensor]:
+def run_whole(
+    x: Tensor,
+    matrices: Matrices,
+    keys: Tensor,
+    q_norm: tuple[Tensor, float],
+    kv_norm: tuple[Tensor, float],
+    tables: tuple[Tensor, Tensor],
+    pages: Caches,
+    locations: Tensor,
+    is_nz: bool,
+) -> tuple[Tensor, Tensor]:
     """The operator. Norms are weights and epsilons, `keys` as in Up."""
     scales = matrices.scales
     if matrices.down.scale is not None:
@@ -184,8 +229,22 @@ def run_whole(x: Tensor, matrices: Matrices, keys: Tensor, q_norm: tuple[Tensor,
         scales["dequant_scale_x"] = of_tokens.unsqueeze(1)
     cos, sin = (table[0, :, 0] for table in tables)
     found: tuple[Tensor, ...] = torch_npu.npu_mla_prolog_v3(
-        x, matrices.down.weight, matrices.queries.weight, keys, matrices.latents.weight, q_norm[0], kv_norm[0], sin, cos, *pages,
-        cache_index=locations, rmsnorm_epsilon_cq=q_norm[1], rmsnorm_epsilon_ckv=kv_norm[1], cache_mode=MODES[is_nz], **scales)
+        x,
+        matrices.down.weight,
+        matrices.queries.weight,
+        keys,
+        matrices.latents.weight,
+        q_norm[0],
+        kv_norm[0],
+        sin,
+        cos,
+        *pages,
+        cache_index=locations,
+        rmsnorm_epsilon_cq=q_norm[1],
+        rmsnorm_epsilon_ckv=kv_norm[1],
+        cache_mode=MODES[is_nz],
+        **scales,
+    )
     return found[0], found[1]
 
 
@@ -217,10 +276,21 @@ class Whole:
     def takes(self, plan: AttentionPlan | None) -> bool:
         return plan is not None and (not isinstance(plan, LatentPlan) or plan.many is None)
 
-    def prepare(self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: Up) -> tuple[Tensor, Tensor]:
+    def prepare(
+        self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: Up
+    ) -> tuple[Tensor, Tensor]:
         """Queries at the latents, [T, H, R]."""
         assert self.matrices is not None
-        return run_whole(x, self.matrices, up.keys, *self.norms, (cos, sin), self.writer.paged(caches), locations, self.writer.is_nz)
+        return run_whole(
+            x,
+            self.matrices,
+            up.keys,
+            *self.norms,
+            (cos, sin),
+            self.writer.paged(caches),
+            locations,
+            self.writer.is_nz,
+        )
 
     def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
         matrices = self.matrices
@@ -232,28 +302,40 @@ class Whole:
         return matrices.queries.times(self.q_norm.forward(q)).unflatten(1, (self.num_heads, -1)), kv
 
     def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return torch_npu.npu_interleave_rope(q_rope.contiguous().unsqueeze(2), _by_token(cos), _by_token(sin)).squeeze(2)
+        return torch_npu.npu_interleave_rope(
+            q_rope.contiguous().unsqueeze(2), _by_token(cos), _by_token(sin)
+        ).squeeze(2)
 
 
 class Prologs:
     """Makes those of one rank's layers."""
 
     def __init__(self, page_size: int, *, is_whole: bool, is_nz: bool, needs_whole: bool = True) -> None:
-        """`is_whole`: --npu-mla-prolog, which somebody said (`needs_whole`) or a profile; `is_nz`: --npu-nz-cache."""
+        """`is_whole`: --npu-mla-prolog, which somebody said (`needs_whole`) or a profile; `is_nz`:
+        --npu-nz-cache."""
         self.page_size = page_size
         self.is_whole = is_whole
         self.needs_whole = needs_whole
         self.is_nz = is_nz
         self.is_asked = False  # the whole operator
-        self.refusals: list[str] | None = None  # of the other one: what it answered, if that was no; None: it has not been asked
+        # of the other one: what it answered, if that was no; None: it has not been asked
+        self.refusals: list[str] | None = None
 
     def open(self, plain: PlainProlog) -> Prolog:
         """Raises ModelError where the whole operator is wished for and does not take this layer."""
         latent, dtype = plain.latent, plain.kv_norm.weight.tensor.dtype
-        sizes = {"hidden_size": plain.down.inputs.size, "q_lora_rank": latent.q_rank, "kv_lora_rank": latent.kv_rank,
-                 "qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim, "heads of a rank": plain.num_heads}
+        sizes = {
+            "hidden_size": plain.down.inputs.size,
+            "q_lora_rank": latent.q_rank,
+            "kv_lora_rank": latent.kv_rank,
+            "qk_nope_head_dim": latent.nope_dim,
+            "qk_rope_head_dim": latent.rope_dim,
+            "heads of a rank": plain.num_heads,
+        }
         writer = Writer(plain.kv_norm, self.page_size, self.is_nz)
-        missed = PARTS.missed(dtype, sizes) or ("a norm with a bias" if plain.kv_norm.shift is not None else None)
+        missed = PARTS.missed(dtype, sizes) or (
+            "a norm with a bias" if plain.kv_norm.shift is not None else None
+        )
         if not missed and self.refused(writer, latent):
             missed = "to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"
         if not self.is_whole:
@@ -262,39 +344,65 @@ class Prologs:
         if not whole_missed:
             return Whole(plain, writer, None if self.is_asked else self.ask)
         if self.needs_whole:
-            raise ModelError(f"--npu-mla-prolog does not take this model, which has {whole_missed}; leave it out")
-        log.get("ranks").warning("the profile's --npu-mla-prolog does not take this model: latents are prepared step by step",
-                                 reason=f"it has {whole_missed}")
+            raise ModelError(
+                f"--npu-mla-prolog does not take this model, which has {whole_missed}; leave it out"
+            )
+        log.get("ranks").warning(
+            "the profile's --npu-mla-prolog does not take this model: latents are prepared step by step",
+            reason=f"it has {whole_missed}",
+        )
         self.is_whole = False  # said once
         return plain if missed else Parts(plain, writer)
 
     def refused(self, writer: Writer, latent: Latent) -> bool:
-        """Whether the operator that norms, turns and writes does not work here, by one token. Documents differ on it: torch_npu's have it
-        for A2 and A3, CANN's do not. Without it the steps are those of other models."""
+        """Whether the operator that norms, turns and writes does not work here, by one token. Documents
+        differ on it: torch_npu's have it for A2 and A3, CANN's do not. Without it the steps are those of
+        other models."""
         if self.refusals is None:
             like = writer.norm.weight.tensor
-            caches = tuple(like.new_zeros(self.page_size, 1, size) for size in (latent.kv_rank, latent.rope_dim))
+            caches = tuple(
+                like.new_zeros(self.page_size, 1, size) for size in (latent.kv_rank, latent.rope_dim)
+            )
             table = like.new_zeros(1, 1, 1, latent.rope_dim)
             try:
-                writer.write(like.new_zeros(1, latent.kv_rank + latent.rope_dim), table, table, caches,
-                             torch.zeros(1, dtype=torch.int64, device=like.device))
+                writer.write(
+                    like.new_zeros(1, latent.kv_rank + latent.rope_dim),
+                    table,
+                    table,
+                    caches,
+                    torch.zeros(1, dtype=torch.int64, device=like.device),
+                )
                 torch.npu.synchronize()
                 self.refusals = []
             except (AttributeError, RuntimeError) as error:
                 self.refusals = [_reason(error)]
-                log.get("ranks").warning("latents are normed, turned and written by separate operators", reason=self.refusals[0])
+                log.get("ranks").warning(
+                    "latents are normed, turned and written by separate operators", reason=self.refusals[0]
+                )
         return bool(self.refusals)
 
     def ask(self, latent: Latent, matrices: Matrices, norms: tuple[tuple[Tensor, float], ...]) -> None:
-        """One token through the operator. A CANN or torch_npu without it is a StartError, not the death of a step."""
+        """One token through the operator. A CANN or torch_npu without it is a StartError, not the death of a
+        step."""
         self.is_asked = True
         (gamma, _), heads = norms[0], matrices.queries.weight.shape[1] // (latent.nope_dim + latent.rope_dim)
-        pages = tuple(gamma.new_zeros(1, self.page_size, 1, size) for size in (latent.kv_rank, latent.rope_dim))
+        pages = tuple(
+            gamma.new_zeros(1, self.page_size, 1, size) for size in (latent.kv_rank, latent.rope_dim)
+        )
         try:
-            run_whole(gamma.new_zeros(1, len(matrices.down.weight)), matrices, gamma.new_zeros(heads, latent.nope_dim, latent.kv_rank),
-                      *norms, (gamma.new_zeros(1, 1, 1, latent.rope_dim),) * 2, pages,
-                      torch.zeros(1, dtype=torch.int64, device=gamma.device), self.is_nz)
+            run_whole(
+                gamma.new_zeros(1, len(matrices.down.weight)),
+                matrices,
+                gamma.new_zeros(heads, latent.nope_dim, latent.kv_rank),
+                *norms,
+                (gamma.new_zeros(1, 1, 1, latent.rope_dim),) * 2,
+                pages,
+                torch.zeros(1, dtype=torch.int64, device=gamma.device),
+                self.is_nz,
+            )
             torch.npu.synchronize()
         except (AttributeError, RuntimeError) as error:
-            raise StartError(f"--npu-mla-prolog does not work on this NPU ({_reason(error)}); leave it out, or undo a profile's by "
-                             "--no-npu-mla-prolog, and look at the versions of CANN and torch_npu") from error
+            raise StartError(
+                f"--npu-mla-prolog does not work on this NPU ({_reason(error)}); leave it out, or undo a profile's by "
+                "--no-npu-mla-prolog, and look at the versions of CANN and torch_npu"
+            ) from error

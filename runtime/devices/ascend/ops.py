@@ -24,22 +24,37 @@ WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ
 class AscendOps:
     """Ops of one NPU. Nothing here reads the device, so that a step can be captured."""
 
-    def __init__(self, dtype: torch.dtype, page_size: int, torch_device: torch.device, *, is_nz: bool = False, sampling: str = "ascend") -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        page_size: int,
+        torch_device: torch.device,
+        *,
+        is_nz: bool = False,
+        sampling: str = "ascend",
+    ) -> None:
         """`is_nz`: latents are kept in NZ; `sampling`: of CUTS."""
         self.dtype = dtype
         self.page_size = page_size
         self.is_nz = is_nz
         self.cut = CUTS[sampling]
         self.triangle = attention.triangle(torch_device)
-        self.most_absorbed = 0  # queries of a row whose latent attention is absorbed; 0: the model's attention is another
+        # queries of a row whose latent attention is absorbed; 0: the model's attention is another
+        self.most_absorbed = 0
         self._ones: dict[int, Tensor] = {}  # by size
 
-    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+    def plan_attention(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> AttentionPlan:
         if self.most_absorbed:
-            return latent.plan_latents(plan, page_tables[0], page_size, self.triangle, self.most_absorbed, is_nz=self.is_nz)
+            return latent.plan_latents(
+                plan, page_tables[0], page_size, self.triangle, self.most_absorbed, is_nz=self.is_nz
+            )
         return attention.plan_attention(plan, page_tables, page_size, windows, self.triangle)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
+    def attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores
+    ) -> Tensor:
         return attention.attend(q, k_cache, v_cache, plan, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> latent.Up:
@@ -47,16 +62,29 @@ class AscendOps:
         self.most_absorbed = latent.most_absorbed(packed)
         return packed
 
-    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: latent.Up, plan: AttentionPlan,
-                         scale: float) -> Tensor:
+    def latent_attention(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        latents: Tensor,
+        ropes: Tensor,
+        up: latent.Up,
+        plan: AttentionPlan,
+        scale: float,
+    ) -> Tensor:
         return latent.attend_latents(q, q_rope, latents, ropes, up, plan, scale, self.is_nz)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
         if self.is_nz:
-            pages = [cache.view(-1, cache.shape[2] // latent.LANES, self.page_size, latent.LANES) for cache in (k_cache, v_cache)]
+            pages = [
+                cache.view(-1, cache.shape[2] // latent.LANES, self.page_size, latent.LANES)
+                for cache in (k_cache, v_cache)
+            ]
         else:
             pages = [cache.view(-1, self.page_size, *cache.shape[1:]) for cache in (k_cache, v_cache)]
-        torch_npu.npu_scatter_pa_kv_cache(k.contiguous(), v.contiguous(), *pages, locations, cache_mode=WRITES[self.is_nz])
+        torch_npu.npu_scatter_pa_kv_cache(
+            k.contiguous(), v.contiguous(), *pages, locations, cache_mode=WRITES[self.is_nz]
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if weight.dim() == 1:

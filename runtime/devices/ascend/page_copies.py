@@ -1,8 +1,9 @@
 """Copies between an NPU's pages and host memory, on a stream of their own.
 
-Both ways go through page-locked staging memory, as the mapping that both processes have is not page-locked: a save gathers pages on
-the device and the host scatters them, a load gathers on the host and scatters on the device. A save has ended when it returns, so
-rank 0's result says that it has; a load ends layer by layer, and the main stream waits for the layer's event, not the host.
+Both ways go through page-locked staging memory, as the mapping that both processes have is not page-locked: a
+save gathers pages on the device and the host scatters them, a load gathers on the host and scatters on the
+device. A save has ended when it returns, so rank 0's result says that it has; a load ends layer by layer, and
+the main stream waits for the layer's event, not the host.
 """
 
 import numpy as np
@@ -26,8 +27,10 @@ class AscendCopies:
     """See devices/base.py."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
-        self._layers = [[(cache.view(len(cache) // page_size, -1), host.part(2 * i + j)) for j, cache in enumerate(pair)]
-                        for i, pair in enumerate(kv)]
+        self._layers = [
+            [(cache.view(len(cache) // page_size, -1), host.part(2 * i + j)) for j, cache in enumerate(pair)]
+            for i, pair in enumerate(kv)
+        ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._stream = torch.npu.Stream()
 
@@ -73,4 +76,6 @@ class AscendCopies:
         """Raises IndexError: an index beyond the end is nothing that a device checks."""
         for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
             if not 0 <= int(places.min()) <= int(places.max()) < limit:
-                raise IndexError(f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}")
+                raise IndexError(
+                    f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}"
+                )

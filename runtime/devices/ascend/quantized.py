@@ -1,4 +1,5 @@
-"""Int8 weights times int8 activations on Ascend (W8A8): sums are int32, as devices/cpu/quantized.py defines them."""
+"""Int8 weights times int8 activations on Ascend (W8A8): sums are int32, as devices/cpu/quantized.py defines
+them."""
 
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ from runtime.models.schemes import Int8
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """As the product takes it: transposed, in tiles where that is possible. The last three where the scale of activations is settled."""
+    """As the product takes it: transposed, in tiles where that is possible. The last three where the scale of
+    activations is settled."""
 
     weight: Tensor  # int8 [in, out]
     scale: Tensor  # float32 [out]
@@ -34,8 +36,12 @@ def multiply(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     x = x.contiguous()
     if weight.reciprocal is None:
         codes, scales = torch_npu.npu_dynamic_quant(x)
-        out = torch_npu.npu_quant_matmul(codes, weight.weight, weight.scale, pertoken_scale=scales, output_dtype=x.dtype)
+        out = torch_npu.npu_quant_matmul(
+            codes, weight.weight, weight.scale, pertoken_scale=scales, output_dtype=x.dtype
+        )
     else:
         codes = torch_npu.npu_quantize(x, weight.reciprocal, weight.offset, torch.qint8, -1, False)
-        out = torch_npu.npu_quant_matmul(codes, weight.weight, weight.scale, bias=weight.sums, output_dtype=x.dtype)
+        out = torch_npu.npu_quant_matmul(
+            codes, weight.weight, weight.scale, bias=weight.sums, output_dtype=x.dtype
+        )
     return out if bias is None else out + bias

@@ -1,7 +1,9 @@
-"""From logits to tokens on Ascend, without a look at the device: every row goes through the same operators, and those that a row does not
-want leave it as it is. What no row wants is not called, which the host knows. So a choice can be captured.
+"""From logits to tokens on Ascend, without a look at the device: every row goes through the same operators,
+and those that a row does not want leave it as it is. What no row wants is not called, which the host knows.
+So a choice can be captured.
 
-The draw is layers/sampling/sampler.py's: the row's random number against the running sum of its weights. Two ways to what is summed:
+The draw is layers/sampling/sampler.py's: the row's random number against the running sum of its weights. Two
+ways to what is summed:
 
     by_filter  the fused filter, which returns weights in the order of the vocabulary. On the cpu, rows with top_k or top_p are drawn from
                the largest down; so the same seed may give another token than there, of the same distribution, and always the same one
@@ -47,9 +49,13 @@ def by_filter(scaled: Tensor, draw: SamplingInputs) -> tuple[Tensor, None]:
         scaled = _sorted_by_k(scaled, draw.top_k)
     elif draw.largest_k > 0:
         k = draw.top_k.clamp(1, min(MOST_K, scaled.shape[1])).int()
-        scaled = torch.where((draw.top_k > 0).unsqueeze(1), torch_npu.npu_top_k_top_p(scaled, None, k), scaled)
+        scaled = torch.where(
+            (draw.top_k > 0).unsqueeze(1), torch_npu.npu_top_k_top_p(scaled, None, k), scaled
+        )
     if draw.has_top_p:
-        scaled = torch.where((draw.top_p < 1).unsqueeze(1), torch_npu.npu_top_k_top_p(scaled, draw.top_p, None), scaled)
+        scaled = torch.where(
+            (draw.top_p < 1).unsqueeze(1), torch_npu.npu_top_k_top_p(scaled, draw.top_p, None), scaled
+        )
     return scaled.exp(), None
 
 

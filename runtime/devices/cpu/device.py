@@ -21,8 +21,17 @@ def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks = SingleRank() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype)
     experts = CpuExperts(ops)
-    return Device(FACTS, torch.device("cpu"), ops, experts, CpuMemory(start.tp_size), ranks, None, start.ep_size,
-                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts))
+    return Device(
+        FACTS,
+        torch.device("cpu"),
+        ops,
+        experts,
+        CpuMemory(start.tp_size),
+        ranks,
+        None,
+        start.ep_size,
+        open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
+    )
 
 
 def executor(rank: int) -> TorchExecutor:

@@ -19,8 +19,9 @@ _LOADING_BYTES, _STEPPING_BYTES = 1 << 20, 1 << 30
 def set_malloc_threshold(num_bytes: int) -> None:
     """From which size on malloc maps memory anew and returns it when it is freed; no effect without glibc.
 
-    While weights load, all of them should: whatever is replaced by its packed form must not stay behind. In steps none should:
-    a step's larger tensors would be paged in each time, which measured 5 to 10 times slower than the arithmetic on them.
+    While weights load, all of them should: whatever is replaced by its packed form must not stay behind. In
+    steps none should: a step's larger tensors would be paged in each time, which measured 5 to 10 times
+    slower than the arithmetic on them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -40,7 +41,9 @@ class CpuMemory:
 
     def taken_bytes(self) -> int:
         """What is resident of this process."""
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
     def expect_weights(self) -> None:
         set_malloc_threshold(_LOADING_BYTES)
@@ -55,8 +58,13 @@ class CpuMemory:
         return 0
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        """Zero pages of the kernel, huge ones where it has them: physical memory is taken as tokens are written."""
-        memory = mmap.mmap(-1, num_tokens * num_heads * head_dim * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        """Zero pages of the kernel, huge ones where it has them: physical memory is taken as tokens are
+        written."""
+        memory = mmap.mmap(
+            -1,
+            num_tokens * num_heads * head_dim * dtype.itemsize,
+            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        )
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype).view(num_tokens, num_heads, head_dim)

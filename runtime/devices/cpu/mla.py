@@ -1,9 +1,10 @@
-"""Multi-head latent attention on the cpu, over pages of latents and rotary key parts, one row of each for a token.
+"""Multi-head latent attention on the cpu, over pages of latents and rotary key parts, one row of each for a
+token.
 
-Two ways to the same sums. *Absorbed*: the matrices that make a head's keys and values from a latent move to the query and to the
-result, and all heads attend to the latents themselves, as to one key head. *Expanded*: keys and values of all heads are made from the
-gathered latents, then it is plain attention. Expanding costs once for each row, absorbing makes each query dearer: decodes and
-short chunks absorb, long ones expand.
+Two ways to the same sums. *Absorbed*: the matrices that make a head's keys and values from a latent move to
+the query and to the result, and all heads attend to the latents themselves, as to one key head. *Expanded*:
+keys and values of all heads are made from the gathered latents, then it is plain attention. Expanding costs
+once for each row, absorbing makes each query dearer: decodes and short chunks absorb, long ones expand.
 """
 
 from dataclasses import dataclass
@@ -26,13 +27,17 @@ class Up:
     values: Tensor  # [H, R, V]
 
     def absorbs(self, count: int) -> bool:
-        """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both sides."""
+        """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both
+        sides."""
         rank, made = self.keys.shape[2], self.keys.shape[1] + self.values.shape[2]
         return count * (2 * rank - made) < rank * made
 
 
-def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float) -> Tensor:
-    """q [T, H, N], q_rope [T, H, P] over caches [num_locations, 1, R] and [num_locations, 1, P] -> [T, H, V]."""
+def attend_latents(
+    q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float
+) -> Tensor:
+    """q [T, H, N], q_rope [T, H, P] over caches [num_locations, 1, R] and [num_locations, 1, P] -> [T, H,
+    V]."""
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     if plan.num_decodes:
         queries = _absorbed(q[: plan.num_decodes], q_rope[: plan.num_decodes], up)
@@ -51,7 +56,9 @@ def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up
             attend_extend(queries, keys, keys, plan.masks[0], Scores(scale), found)
             out[part] = _valued(found, up)
         else:
-            _attend_expanded(torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, plan.masks[0], scale, out[part])
+            _attend_expanded(
+                torch.cat((q[part], q_rope[part]), 2), keys.squeeze(1), up, plan.masks[0], scale, out[part]
+            )
     return out
 
 
@@ -70,7 +77,8 @@ def _valued(found: Tensor, up: Up) -> Tensor:
 
 
 def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float, out: Tensor) -> None:
-    """q [count, H, N + P] over seen [length, R + P]. Sizes are padded to one, for which torch has a kernel that keeps no scores."""
+    """q [count, H, N + P] over seen [length, R + P]. Sizes are padded to one, for which torch has a kernel
+    that keeps no scores."""
     num_heads, nope_dim, rank = up.keys.shape
     dim, value_dim = q.shape[2], up.values.shape[2]
     size = max(dim, value_dim)

@@ -22,7 +22,10 @@ class CpuExperts:
         return route(logits, bias, routing)
 
     def pack(self, gate_up: Tensor, down: Tensor) -> list[tuple[Any, Any]]:
-        return [(self.ops.pack_linear(first), self.ops.pack_linear(second)) for first, second in zip(gate_up, down, strict=True)]
+        return [
+            (self.ops.pack_linear(first), self.ops.pack_linear(second))
+            for first, second in zip(gate_up, down, strict=True)
+        ]
 
     def pack_quantized(self, gate_up: Quantized, down: Quantized) -> list[tuple[Quantized, Quantized]]:
         return [(entry(gate_up, i), entry(down, i)) for i in range(len(gate_up.weight))]
@@ -32,7 +35,8 @@ class CpuExperts:
 
 
 def apply(ops: CpuOps, x: Tensor, ids: Tensor, weights: Tensor, experts: list[tuple[Any, Any]]) -> Tensor:
-    """Sums in float32 and in the order of the experts, so that a token's sum does not depend on its company."""
+    """Sums in float32 and in the order of the experts, so that a token's sum does not depend on its
+    company."""
     out = torch.zeros(x.shape, dtype=torch.float32)
     chosen = ids.flatten()
     order = chosen.argsort(stable=True)

@@ -1,4 +1,5 @@
-"""Arithmetic of the cpu device, in plain torch: the specification that other devices are held to, and the edge product."""
+"""Arithmetic of the cpu device, in plain torch: the specification that other devices are held to, and the
+edge product."""
 
 from typing import Any
 
@@ -17,7 +18,8 @@ from runtime.layers.sampling.sampler import BANNED, choose
 from runtime.messages.steps import StepPlan
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_MOST = np.where(_BYTES, np.float32(-BANNED), np.float32(BANNED))  # what 8 tokens may be at most, by their byte of a mask
+# what 8 tokens may be at most, by their byte of a mask
+_MOST = np.where(_BYTES, np.float32(-BANNED), np.float32(BANNED))
 
 
 class CpuOps:
@@ -25,20 +27,33 @@ class CpuOps:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16 matrix when there are few rows
+        # oneDNN's own weight layout reads memory at nearly twice the speed of a plain bf16 matrix when there
+        # are few rows
         self.packs = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
-    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> AttentionPlan:
+    def plan_attention(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> AttentionPlan:
         return plan_attention(plan, page_tables, page_size, windows, self.dtype)
 
-    def attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
+    def attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores
+    ) -> Tensor:
         return attend(q, k_cache, v_cache, plan, scores)
 
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
         return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
-    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan,
-                         scale: float) -> Tensor:
+    def latent_attention(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        latents: Tensor,
+        ropes: Tensor,
+        up: Up,
+        plan: AttentionPlan,
+        scale: float,
+    ) -> Tensor:
         return attend_latents(q, q_rope, latents, ropes, up, plan, scale)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:
@@ -49,7 +64,8 @@ class CpuOps:
                 store_as(x, cache, locations)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)  # torch's own rms_norm measured 2 to 10 times slower
+        # torch's own rms_norm measured 2 to 10 times slower
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(torch.tensor(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight).to(x.dtype)
 
@@ -59,7 +75,10 @@ class CpuOps:
 
     def rotary_tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[T, 1, D] each; sines for the first half are negated, so that a roll is all that is left to do."""
-        return (torch.cat((cos, cos), 1).unsqueeze(1).to(self.dtype), torch.cat((-sin, sin), 1).unsqueeze(1).to(self.dtype))
+        return (
+            torch.cat((cos, cos), 1).unsqueeze(1).to(self.dtype),
+            torch.cat((-sin, sin), 1).unsqueeze(1).to(self.dtype),
+        )
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

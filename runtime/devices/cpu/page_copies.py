@@ -1,9 +1,10 @@
-"""Copies between the cache and host memory on the cpu: a slice for each run of pages that are neighbours on both sides, found once for all
-layers. bench/tiers.py: about as fast as bare calls of memcpy for the same pieces, or faster; one large memcpy is faster than those. torch's
-scatter of bytes measured several times slower.
+"""Copies between the cache and host memory on the cpu: a slice for each run of pages that are neighbours on
+both sides, found once for all layers. bench/tiers.py: about as fast as bare calls of memcpy for the same
+pieces, or faster; one large memcpy is faster than those. torch's scatter of bytes measured several times
+slower.
 
-Saves are made at once. Loads are made by a thread of their own, layer by layer ahead of the forward that waits for each: a copy
-of numpy holds no lock of the interpreter.
+Saves are made at once. Loads are made by a thread of their own, layer by layer ahead of the forward that
+waits for each: a copy of numpy holds no lock of the interpreter.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +32,10 @@ class CpuCopies:
     """See devices/base.py."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:
-        self._layers = [[(_pages(cache, page_size), host.part(2 * i + j)) for j, cache in enumerate(pair)] for i, pair in enumerate(kv)]
+        self._layers = [
+            [(_pages(cache, page_size), host.part(2 * i + j)) for j, cache in enumerate(pair)]
+            for i, pair in enumerate(kv)
+        ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._thread = ThreadPoolExecutor(1, "loads")
         self._loading: list[Future[None]] = []
@@ -60,12 +64,15 @@ class CpuCopies:
         """Raises IndexError: a slice beyond the end would copy less without a word."""
         for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
             if not 0 <= int(places.min()) <= int(places.max()) < limit:
-                raise IndexError(f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}")
+                raise IndexError(
+                    f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}"
+                )
         return find_runs(pages, hosts)
 
 
 def _pages(cache: Tensor, page_size: int) -> np.ndarray:
-    """A layer's keys or values [num_pages * page_size, K, D] as bytes: uint8 [num_pages, bytes of a page], shared with the cache."""
+    """A layer's keys or values [num_pages * page_size, K, D] as bytes: uint8 [num_pages, bytes of a page],
+    shared with the cache."""
     bytes_of: np.ndarray = cache.view(len(cache) // page_size, -1).view(torch.uint8).numpy()
     return bytes_of
 
@@ -77,9 +84,17 @@ def _load(layer: list[tuple[np.ndarray, np.ndarray]], runs: list[Run]) -> None:
 
 
 def find_runs(pages: np.ndarray, hosts: np.ndarray) -> list[Run]:
-    """Pairs that follow each other on both sides, as those of one sequence often do, in order of their pages; int32 [N] each, N > 0."""
+    """Pairs that follow each other on both sides, as those of one sequence often do, in order of their pages;
+    int32 [N] each, N > 0."""
     order = np.argsort(pages)
     pages, hosts = pages[order], hosts[order]
     ends = np.flatnonzero((np.diff(pages) != 1) | (np.diff(hosts) != 1)) + 1
     begins = np.concatenate(([0], ends))
-    return list(zip(pages[begins].tolist(), hosts[begins].tolist(), np.diff(begins, append=len(pages)).tolist(), strict=True))
+    return list(
+        zip(
+            pages[begins].tolist(),
+            hosts[begins].tolist(),
+            np.diff(begins, append=len(pages)).tolist(),
+            strict=True,
+        )
+    )

@@ -3,8 +3,8 @@
     Fp8, Int8    activations are rounded first, each token by itself; then y = x Wᵀ over what the rounded numbers stand for
     Codes        y = x Wᵀ with W = (code - zero) * scale
 
-Weights stay in their few bits. A piece of rows at a time is turned to float32, small enough that it never leaves the processor's cache:
-that costs less than reading the same weights in float32 from memory.
+Weights stay in their few bits. A piece of rows at a time is turned to float32, small enough that it never
+leaves the processor's cache: that costs less than reading the same weights in float32 from memory.
 """
 
 from dataclasses import fields
@@ -46,7 +46,9 @@ def rounded_fp8(x: Tensor, weight: Quantized) -> Tensor:
         return _through_fp8(x, (x.abs().amax(1, keepdim=True) / FP8_MAX).clamp_(min=TINY))
     size = x.shape[1]
     grouped = pad(x, (0, -size % group)).unflatten(1, (-1, group))
-    return _through_fp8(grouped, (grouped.abs().amax(2, keepdim=True) / FP8_MAX).clamp_(min=TINY)).flatten(1)[:, :size]
+    return _through_fp8(grouped, (grouped.abs().amax(2, keepdim=True) / FP8_MAX).clamp_(min=TINY)).flatten(1)[
+        :, :size
+    ]
 
 
 def _through_fp8(x: Tensor, scale: Tensor) -> Tensor:
@@ -92,4 +94,6 @@ def piece(weight: Quantized, begin: int, end: int) -> Tensor:
 def entry(stack: Quantized, index: int) -> Quantized:
     """One weight of a stack."""
     tensors = {name: getattr(stack, name) for name in TENSORS}
-    return Quantized(stack.scheme, **{name: None if tensor is None else tensor[index] for name, tensor in tensors.items()})
+    return Quantized(
+        stack.scheme, **{name: None if tensor is None else tensor[index] for name, tensor in tensors.items()}
+    )

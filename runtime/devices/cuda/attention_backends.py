@@ -1,7 +1,8 @@
 """Attention on the card by other kernels than ours, chosen for each phase: `--attention-backend`.
 
-What each of them can do is data, in options/attention_backends.py; here is what makes them. Rows of one phase come together: all of them decode one
-token, or none need to. Kernels that know no sinks tell the logarithm of a row's sum instead, from which `sunk` makes the same.
+What each of them can do is data, in options/attention_backends.py; here is what makes them. Rows of one phase
+come together: all of them decode one token, or none need to. Kernels that know no sinks tell the logarithm of
+a row's sum instead, from which `sunk` makes the same.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,9 @@ class Kernels(Protocol):
         """Once a step, of rows of this phase alone."""
         ...
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Any:
         """As Graphs.plan_decodes; only of those that can be captured."""
         ...
 
@@ -49,14 +52,19 @@ class Triton:
     def __init__(self, dtype: torch.dtype, card: Card) -> None:
         self.card = card
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> paged.AttentionPlan:
+    def plan(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> paged.AttentionPlan:
         return paged.plan_attention(plan, page_tables, page_size)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int,
-                     windows: tuple[int, ...]) -> paged.AttentionPlan:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> paged.AttentionPlan:
         return paged.plan_decodes(slots, lengths, page_tables, page_size)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: paged.AttentionPlan, scores: Scores) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, planned: paged.AttentionPlan, scores: Scores
+    ) -> Tensor:
         return paged.attention(q, keys, values, planned, scores, self.card)
 
     def replan(self, planned: paged.AttentionPlan, lengths: np.ndarray) -> None:
@@ -69,13 +77,19 @@ class TorchNative:
     def __init__(self, dtype: torch.dtype, card: Card) -> None:
         self.dtype = dtype
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> gathered.AttentionPlan:
+    def plan(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> gathered.AttentionPlan:
         return gathered.plan_attention(plan, page_tables, page_size, windows, self.dtype)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Any:
         raise AssertionError("torch_native is not captured")
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: gathered.AttentionPlan, scores: Scores) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, planned: gathered.AttentionPlan, scores: Scores
+    ) -> Tensor:
         return gathered.attend(q, keys, values, planned, scores)
 
     def replan(self, planned: gathered.AttentionPlan, lengths: np.ndarray) -> None:
@@ -98,7 +112,9 @@ class Phases:
         self.prefill = prefill
         self.decode = decode
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> tuple[Part, ...]:
+    def plan(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> tuple[Part, ...]:
         parts, num, end = [], plan.num_decodes, int(plan.counts.sum())
         if num:
             planned = self.decode.plan(rows_of(plan, slice(0, num), num), page_tables, page_size, windows)
@@ -108,24 +124,36 @@ class Phases:
             parts.append(Part(slice(num, end), self.prefill, planned))
         return tuple(parts)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int,
-                     windows: tuple[int, ...]) -> tuple[Part, ...]:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> tuple[Part, ...]:
         planned = self.decode.plan_decodes(slots, lengths, page_tables, page_size, windows)
         return (Part(slice(0, len(slots)), self.decode, planned),)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, parts: tuple[Part, ...], scores: Scores) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, parts: tuple[Part, ...], scores: Scores
+    ) -> Tensor:
         if len(parts) == 1:
             return parts[0].kernels.attend(q, keys, values, parts[0].planned, scores)
-        return torch.cat([part.kernels.attend(q[part.queries], keys, values, part.planned, scores) for part in parts])
+        return torch.cat(
+            [part.kernels.attend(q[part.queries], keys, values, part.planned, scores) for part in parts]
+        )
 
 
 def rows_of(plan: StepPlan, rows: slice, num_decodes: int) -> StepPlan:
     """Some of a step's rows, of which kernels want to know no more than where they are."""
-    return structs.replace(plan, num_decodes=num_decodes, slots=plan.slots[rows], starts=plan.starts[rows], counts=plan.counts[rows])
+    return structs.replace(
+        plan,
+        num_decodes=num_decodes,
+        slots=plan.slots[rows],
+        starts=plan.starts[rows],
+        counts=plan.counts[rows],
+    )
 
 
 def sunk(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """What [T, H, D] becomes when each head's sum has a sink beside it: `lse` float32 [T, H], the natural logarithm of the sum without."""
+    """What [T, H, D] becomes when each head's sum has a sink beside it: `lse` float32 [T, H], the natural
+    logarithm of the sum without."""
     return (out * torch.sigmoid(lse - sinks).unsqueeze(2)).to(out.dtype)
 
 
@@ -145,19 +173,27 @@ def open_kernels(name: str, dtype: torch.dtype, card: Card, capability: tuple[in
     facts = BACKENDS[name]
     if facts.majors and capability[0] not in facts.majors:
         wanted, found = ", ".join(f"{major}.x" for major in facts.majors), ".".join(map(str, capability))
-        raise StartError(f"--attention-backend {name} needs a card of compute capability {wanted}, and this one has {found}; take triton")
+        raise StartError(
+            f"--attention-backend {name} needs a card of compute capability {wanted}, and this one has {found}; take triton"
+        )
     if facts.dtypes and str(dtype).removeprefix("torch.") not in facts.dtypes:
-        raise StartError(f"--attention-backend {name} computes in {' and '.join(facts.dtypes)}; give one as --dtype, or take triton")
+        raise StartError(
+            f"--attention-backend {name} computes in {' and '.join(facts.dtypes)}; give one as --dtype, or take triton"
+        )
     module, _, kind = KERNELS[name].partition(":")
     made: Callable[[torch.dtype, Card], Kernels] = getattr(import_module(module), kind)
     try:
         return made(dtype, card)
     except ImportError as error:
-        raise StartError(f"--attention-backend {name} needs the package {facts.package} ({error}); "
-                         f"install it as {facts.install or facts.package}, or take triton") from error
+        raise StartError(
+            f"--attention-backend {name} needs the package {facts.package} ({error}); "
+            f"install it as {facts.install or facts.package}, or take triton"
+        ) from error
 
 
-def open_phases(prefill: str, decode: str, dtype: torch.dtype, card: Card, capability: tuple[int, int]) -> Phases | None:
+def open_phases(
+    prefill: str, decode: str, dtype: torch.dtype, card: Card, capability: tuple[int, int]
+) -> Phases | None:
     """None: both are our own."""
     if prefill == decode == "triton":
         return None

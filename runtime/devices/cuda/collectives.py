@@ -11,7 +11,9 @@ from runtime.devices.rendezvous import Rendezvous
 class Nccl:
     """Ranks of one start, which meet at a file (`rendezvous`) that none of an earlier start has used."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, torch_device: torch.device, *, shares: bool = False) -> None:
+    def __init__(
+        self, rank: int, size: int, rendezvous: str, torch_device: torch.device, *, shares: bool = False
+    ) -> None:
         """`shares`: small sums go through memory that the cards share."""
         self.rank = rank
         self.size = size

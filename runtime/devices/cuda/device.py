@@ -17,18 +17,26 @@ OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
 def set_device(start: StartRank, rank: int) -> torch.device:
     """Takes this rank's card. Raises StartError where there is none, or one too old."""
     if torch.version.cuda is None:
-        raise StartError(f"--device cuda needs a torch with CUDA, and this is torch {torch.__version__}; {INSTALL}")
+        raise StartError(
+            f"--device cuda needs a torch with CUDA, and this is torch {torch.__version__}; {INSTALL}"
+        )
     first, step = start.device_options.get("first", 0), start.device_options.get("step", 1)
     number, count = first + rank * step, torch.cuda.device_count()
     if count == 0:
-        raise StartError("--device cuda finds no card; look at nvidia-smi, at the driver, and at CUDA_VISIBLE_DEVICES")
+        raise StartError(
+            "--device cuda finds no card; look at nvidia-smi, at the driver, and at CUDA_VISIBLE_DEVICES"
+        )
     if number >= count:
-        raise StartError(f"rank {rank} needs card {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
-                         "lower --tensor-parallel-size or these two")
+        raise StartError(
+            f"rank {rank} needs card {number} (--base-gpu-id {first}, --gpu-id-step {step}), and there are {count}, from 0; "
+            "lower --tensor-parallel-size or these two"
+        )
     capability = torch.cuda.get_device_capability(number)
     if capability < OLDEST:
-        raise StartError(f"card {number} ({torch.cuda.get_device_name(number)}) has compute capability {'.'.join(map(str, capability))}; "
-                         f"--device cuda needs {'.'.join(map(str, OLDEST))} or more")
+        raise StartError(
+            f"card {number} ({torch.cuda.get_device_name(number)}) has compute capability {'.'.join(map(str, capability))}; "
+            f"--device cuda needs {'.'.join(map(str, OLDEST))} or more"
+        )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
@@ -50,15 +58,48 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
-    ranks: Collectives = SingleRank() if start.tp_size == 1 else Nccl(
-        rank, start.tp_size, start.rendezvous, torch_device, shares=start.device_options.get("shares", False))
+    ranks: Collectives = (
+        SingleRank()
+        if start.tp_size == 1
+        else Nccl(
+            rank,
+            start.tp_size,
+            start.rendezvous,
+            torch_device,
+            shares=start.device_options.get("shares", False),
+        )
+    )
     card, options = card_of(torch_device), start.device_options
-    phases = open_phases(options.get("prefill", "triton"), options.get("decode", "triton"), dtype, card, torch.cuda.get_device_capability())
-    graphs = CudaGraphs(torch_device, collects=options.get("collects", False), phases=phases) if start.graph_sizes else None
+    phases = open_phases(
+        options.get("prefill", "triton"),
+        options.get("decode", "triton"),
+        dtype,
+        card,
+        torch.cuda.get_device_capability(),
+    )
+    graphs = (
+        CudaGraphs(torch_device, collects=options.get("collects", False), phases=phases)
+        if start.graph_sizes
+        else None
+    )
     ops, experts = CudaOps(dtype, card, options.get("fp8_gemm", "by_rows"), phases), CudaExperts(card)
-    adapters = None if start.adapters is None else CudaAdapters(card, torch_device, start.adapters.num_lora_slots)
-    return Device(FACTS, torch_device, ops, experts, CudaMemory(start.tp_size, torch_device), ranks, graphs, start.ep_size,
-                  open_exchanges(start.exchange, start.exchange_mode, ranks, experts), adapters, CudaFused(), torch.cuda)
+    adapters = (
+        None if start.adapters is None else CudaAdapters(card, torch_device, start.adapters.num_lora_slots)
+    )
+    return Device(
+        FACTS,
+        torch_device,
+        ops,
+        experts,
+        CudaMemory(start.tp_size, torch_device),
+        ranks,
+        graphs,
+        start.ep_size,
+        open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
+        adapters,
+        CudaFused(),
+        torch.cuda,
+    )
 
 
 def executor(rank: int) -> TorchExecutor:

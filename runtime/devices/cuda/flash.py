@@ -1,7 +1,9 @@
-"""FlashAttention 3 and 4 over pages: `--attention-backend fa3` (Shah et al., 2024; Dao-AILab's flash_attn_interface, built from its folder
-hopper) and `fa4` (the package flash-attn-4). Written by their documents; see options/attention_backends.py for what each is known to take.
+"""FlashAttention 3 and 4 over pages: `--attention-backend fa3` (Shah et al., 2024; Dao-AILab's
+flash_attn_interface, built from its folder hopper) and `fa4` (the package flash-attn-4). Written by their
+documents; see options/attention_backends.py for what each is known to take.
 
-Both align a causal mask at the lower right corner of a row, read keys through a page table, and tell the logarithm of each sum.
+Both align a causal mask at the lower right corner of a row, read keys through a page table, and tell the
+logarithm of each sum.
 """
 
 from dataclasses import dataclass
@@ -40,7 +42,9 @@ class Planned:
 class Flash(Protocol):
     """What the two packages have in common."""
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool) -> Any: ...
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool
+    ) -> Any: ...
 
 
 class FlashKernels:
@@ -52,13 +56,30 @@ class FlashKernels:
         ends, longest = None, int(plan.counts.max())
         if plan.num_decodes < len(plan.slots):
             ends = upload(np.concatenate(([0], plan.counts.cumsum())).astype(np.int32), page_tables.device)
-        return Planned(page_size, {window: Rows(*table_of(plan, page_tables[-1 if window else 0], page_size, window), ends, longest)
-                                   for window in windows})
+        return Planned(
+            page_size,
+            {
+                window: Rows(
+                    *table_of(plan, page_tables[-1 if window else 0], page_size, window), ends, longest
+                )
+                for window in windows
+            },
+        )
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
-        return Planned(page_size, {
-            window: Rows(*table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window), None, 1)
-            for window in windows})
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Planned:
+        return Planned(
+            page_size,
+            {
+                window: Rows(
+                    *table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window),
+                    None,
+                    1,
+                )
+                for window in windows
+            },
+        )
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: Planned, scores: Scores) -> Tensor:
         rows = planned.rows[scores.window]
@@ -80,11 +101,23 @@ class Flash3(FlashKernels):
     def __init__(self, dtype: torch.dtype, card: Card) -> None:
         from flash_attn_interface import flash_attn_with_kvcache
 
-        def flash(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool) -> Any:
+        def flash(
+            q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool
+        ) -> Any:
             return flash_attn_with_kvcache(
-                q, keys, values, cache_seqlens=rows.lengths, page_table=rows.table, cu_seqlens_q=rows.ends,
-                max_seqlen_q=None if rows.ends is None else rows.longest, softmax_scale=scores.scale, causal=True,
-                window_size=(scores.window - 1, 0) if scores.window else (-1, -1), softcap=scores.cap, return_softmax_lse=wants_sums)
+                q,
+                keys,
+                values,
+                cache_seqlens=rows.lengths,
+                page_table=rows.table,
+                cu_seqlens_q=rows.ends,
+                max_seqlen_q=None if rows.ends is None else rows.longest,
+                softmax_scale=scores.scale,
+                causal=True,
+                window_size=(scores.window - 1, 0) if scores.window else (-1, -1),
+                softcap=scores.cap,
+                return_softmax_lse=wants_sums,
+            )
 
         self.flash = flash
 
@@ -95,12 +128,24 @@ class Flash4(FlashKernels):
     def __init__(self, dtype: torch.dtype, card: Card) -> None:
         from flash_attn.cute import flash_attn_varlen_func
 
-        def flash(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool) -> Any:
+        def flash(
+            q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scores: Scores, *, wants_sums: bool
+        ) -> Any:
             found = flash_attn_varlen_func(
-                q, keys, values, cu_seqlens_q=rows.ends, max_seqlen_q=None if rows.ends is None else rows.longest, seqused_k=rows.lengths,
-                page_table=rows.table, softmax_scale=scores.scale, causal=True,
-                window_size=(scores.window - 1, 0) if scores.window else (None, None), softcap=scores.cap, num_splits=0,
-                return_lse=wants_sums)
+                q,
+                keys,
+                values,
+                cu_seqlens_q=rows.ends,
+                max_seqlen_q=None if rows.ends is None else rows.longest,
+                seqused_k=rows.lengths,
+                page_table=rows.table,
+                softmax_scale=scores.scale,
+                causal=True,
+                window_size=(scores.window - 1, 0) if scores.window else (None, None),
+                softcap=scores.cap,
+                num_splits=0,
+                return_lse=wants_sums,
+            )
             return found if wants_sums else found[0]
 
         self.flash = flash

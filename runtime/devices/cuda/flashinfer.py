@@ -1,8 +1,8 @@
 """FlashInfer over pages (Ye et al., 2025): `--attention-backend flashinfer`, the package flashinfer-python.
 
-Its kernels follow a schedule that `plan` makes on the host from the rows' lengths, once a step for each kind of layer. In a captured step
-the schedule lies in buffers that are written anew before each replay; the pages of rows, which the host does not know, are listed by the
-graph itself.
+Its kernels follow a schedule that `plan` makes on the host from the rows' lengths, once a step for each kind
+of layer. In a captured step the schedule lies in buffers that are written anew before each replay; the pages
+of rows, which the host does not know, are listed by the graph itself.
 """
 
 import math
@@ -39,7 +39,16 @@ class Kind:
 
     @classmethod
     def of(cls, q: Tensor, keys: Tensor, scores: Scores) -> "Kind":
-        return cls(q.shape[1], keys.shape[1], q.shape[2], scores.scale, scores.window, scores.cap, q.dtype, keys.dtype)
+        return cls(
+            q.shape[1],
+            keys.shape[1],
+            q.shape[2],
+            scores.scale,
+            scores.window,
+            scores.cap,
+            q.dtype,
+            keys.dtype,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,8 @@ class Pages:
 
 @dataclass(slots=True)
 class Planned:
-    """Of a step; or, where it is captured, of all steps of a number of rows, with the wrappers that are theirs."""
+    """Of a step; or, where it is captured, of all steps of a number of rows, with the wrappers that are
+    theirs."""
 
     page_size: int
     pages: dict[int, Pages]  # by window
@@ -67,14 +77,20 @@ class Scheduled:
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
-        self.copied: torch.cuda.Event | None = None  # the latest schedule has left the pinned memory that the next one is made in
+        # the latest schedule has left the pinned memory that the next one is made in
+        self.copied: torch.cuda.Event | None = None
 
     def plan(self, kind: Kind, pages: Pages, queries: np.ndarray | None, page_size: int) -> None:
         if self.copied is not None:
             self.copied.synchronize()
         ends, last = torch.from_numpy(pages.ends), torch.from_numpy(pages.last)
-        given = {"sm_scale": kind.scale, "window_left": kind.window - 1 if kind.window else -1, "logits_soft_cap": kind.cap,
-                 "q_data_type": kind.dtype, "kv_data_type": kind.kv_dtype}
+        given = {
+            "sm_scale": kind.scale,
+            "window_left": kind.window - 1 if kind.window else -1,
+            "logits_soft_cap": kind.cap,
+            "q_data_type": kind.dtype,
+            "kv_data_type": kind.kv_dtype,
+        }
         ids = pages.ids[: int(pages.ends[-1])]
         rows = (ends, ids, last, kind.heads, kind.kv_heads, kind.dim, page_size)
         if queries is None:
@@ -95,23 +111,39 @@ class FlashInfer:
         self.decode: Any = BatchDecodeWithPagedKVCacheWrapper
         self.prefill: Any = BatchPrefillWithPagedKVCacheWrapper
         self.workspace: Tensor | None = None
-        self.kept: dict[tuple[Kind, bool], Scheduled] = {}  # of steps that are not captured, by whether they decode
+        # of steps that are not captured, by whether they decode
+        self.kept: dict[tuple[Kind, bool], Scheduled] = {}
         self.captured: dict[int, Planned] = {}  # by rows
 
     def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
         queries = None if plan.num_decodes else np.concatenate(([0], plan.counts.cumsum())).astype(np.int32)
-        pages = {window: pages_of(plan, page_tables[-1 if window else 0], page_size, window) for window in windows}
+        pages = {
+            window: pages_of(plan, page_tables[-1 if window else 0], page_size, window) for window in windows
+        }
         return Planned(page_size, pages, queries)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Planned:
-        """The same buffers each time it is called for a number of rows: by the warm-up, then by the capture."""
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Planned:
+        """The same buffers each time it is called for a number of rows: by the warm-up, then by the
+        capture."""
         num = len(slots)
-        tables = {window: table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window) for window in windows}
+        tables = {
+            window: table_of_decodes(slots, lengths, page_tables[-1 if window else 0], page_size, window)
+            for window in windows
+        }
         if num not in self.captured:
-            single = np.arange(num + 1, dtype=np.int32), np.ones(num, np.int32)  # rows of padding, one token each
-            self.captured[num] = Planned(page_size, {
-                window: Pages(*single, torch.zeros(table.numel(), dtype=torch.int32, device=table.device))
-                for window, (table, _) in tables.items()}, None, is_captured=True)
+            # rows of padding, one token each
+            single = np.arange(num + 1, dtype=np.int32), np.ones(num, np.int32)
+            self.captured[num] = Planned(
+                page_size,
+                {
+                    window: Pages(*single, torch.zeros(table.numel(), dtype=torch.int32, device=table.device))
+                    for window, (table, _) in tables.items()
+                },
+                None,
+                is_captured=True,
+            )
         planned = self.captured[num]
         for window, (table, keys) in tables.items():
             flatten(table, keys, page_size, planned.pages[window].ids)
@@ -125,7 +157,9 @@ class FlashInfer:
             made.plan(kind, pages, planned.queries, planned.page_size)
             planned.scheduled[kind] = made
         caches = tuple(cache.unflatten(0, (-1, planned.page_size)) for cache in (keys, values))
-        found = planned.scheduled[kind].wrapper.run(q.contiguous(), caches, return_lse=scores.sinks is not None)
+        found = planned.scheduled[kind].wrapper.run(
+            q.contiguous(), caches, return_lse=scores.sinks is not None
+        )
         if scores.sinks is None:
             return found
         out, sums = found  # its logarithms are binary
@@ -144,27 +178,43 @@ class FlashInfer:
         return self.workspace
 
     def open(self, kind: Kind, torch_device: torch.device, is_decode: bool) -> Scheduled:
-        """The one that all steps take which are not captured: each follows on the one before, in the order of the device."""
+        """The one that all steps take which are not captured: each follows on the one before, in the order of
+        the device."""
         key = kind, is_decode
         if key not in self.kept:
             space = self.space(torch_device)
-            self.kept[key] = Scheduled(self.decode(space, "NHD", use_tensor_cores=kind.heads >= GROUP * kind.kv_heads) if is_decode else
-                                       self.prefill(space, "NHD"))
+            self.kept[key] = Scheduled(
+                self.decode(space, "NHD", use_tensor_cores=kind.heads >= GROUP * kind.kv_heads)
+                if is_decode
+                else self.prefill(space, "NHD")
+            )
         return self.kept[key]
 
     def fixed(self, kind: Kind, pages: Pages) -> Scheduled:
         """One whose buffers stay where they are."""
         torch_device = pages.ids.device
-        return Scheduled(self.decode(
-            self.space(torch_device), "NHD", use_cuda_graph=True, use_tensor_cores=kind.heads >= GROUP * kind.kv_heads,
-            paged_kv_indptr_buffer=torch.zeros(len(pages.ends), dtype=torch.int32, device=torch_device), paged_kv_indices_buffer=pages.ids,
-            paged_kv_last_page_len_buffer=torch.ones(len(pages.last), dtype=torch.int32, device=torch_device)))
+        return Scheduled(
+            self.decode(
+                self.space(torch_device),
+                "NHD",
+                use_cuda_graph=True,
+                use_tensor_cores=kind.heads >= GROUP * kind.kv_heads,
+                paged_kv_indptr_buffer=torch.zeros(len(pages.ends), dtype=torch.int32, device=torch_device),
+                paged_kv_indices_buffer=pages.ids,
+                paged_kv_last_page_len_buffer=torch.ones(
+                    len(pages.last), dtype=torch.int32, device=torch_device
+                ),
+            )
+        )
 
 
 def spans(keys: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows with so many keys: where the pages of each begin, int32 [R + 1], and how many keys are in its last one, int32 [R]."""
+    """Of rows with so many keys: where the pages of each begin, int32 [R + 1], and how many keys are in its
+    last one, int32 [R]."""
     counts = -(-keys // page_size)
-    return np.concatenate(([0], counts.cumsum())).astype(np.int32), (keys - (counts - 1) * page_size).astype(np.int32)
+    return np.concatenate(([0], counts.cumsum())).astype(np.int32), (keys - (counts - 1) * page_size).astype(
+        np.int32
+    )
 
 
 def pages_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> Pages:
@@ -173,11 +223,14 @@ def pages_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) ->
     rows = np.repeat(np.arange(len(keys)), np.diff(ends))
     columns = np.arange(len(rows)) - ends[rows] + first[rows]
     torch_device = page_table.device
-    return Pages(ends, last, page_table[to_device(plan.slots[rows], torch_device), to_device(columns, torch_device)])
+    return Pages(
+        ends, last, page_table[to_device(plan.slots[rows], torch_device), to_device(columns, torch_device)]
+    )
 
 
 def flatten(table: Tensor, keys: Tensor, page_size: int, ids: Tensor) -> None:
-    """In a captured body: the pages of all rows (int32 [R, width], of `keys` [R] tokens) behind one another, at the beginning of `ids`."""
+    """In a captured body: the pages of all rows (int32 [R, width], of `keys` [R] tokens) behind one another,
+    at the beginning of `ids`."""
     ends = ((keys + page_size - 1) // page_size).cumsum(0)
     places = torch.arange(len(ids), device=ids.device)
     rows = torch.searchsorted(ends, places, right=True).clamp_max(len(table) - 1)

@@ -1,7 +1,8 @@
-"""torch's flex_attention over gathered pages: `--attention-backend flex_attention`. Compiled on a card, eager elsewhere.
+"""torch's flex_attention over gathered pages: `--attention-backend flex_attention`. Compiled on a card, eager
+elsewhere.
 
-The keys of all rows lie behind one another, and so do their queries; a mask of blocks says which queries see which keys, so that what no
-query of a block sees costs nothing.
+The keys of all rows lie behind one another, and so do their queries; a mask of blocks says which queries see
+which keys, so that what no query of a block sees costs nothing.
 """
 
 from collections.abc import Callable
@@ -35,17 +36,29 @@ class Flex:
 
     def __init__(self, dtype: torch.dtype, card: Card) -> None:
         self.compiles = card != INTERPRETER
-        self.attention: Callable[..., Any] = torch.compile(flex_attention, dynamic=True) if self.compiles else flex_attention
+        self.attention: Callable[..., Any] = (
+            torch.compile(flex_attention, dynamic=True) if self.compiles else flex_attention
+        )
 
-    def plan(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> dict[int, Line]:
-        return {window: self.line(plan, page_tables[-1 if window else 0], page_size, window) for window in windows}
+    def plan(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> dict[int, Line]:
+        return {
+            window: self.line(plan, page_tables[-1 if window else 0], page_size, window) for window in windows
+        }
 
     def line(self, plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> Line:
-        starts, counts, torch_device = plan.starts.astype(np.int64), plan.counts.astype(np.int64), page_table.device
+        starts, counts, torch_device = (
+            plan.starts.astype(np.int64),
+            plan.counts.astype(np.int64),
+            page_table.device,
+        )
         begins = np.maximum(starts - window + 1, 0) if window else np.zeros_like(starts)
         q_rows, q_places = spread(starts, counts)
         k_rows, k_places = spread(begins, starts + counts - begins)
-        query_rows, query_places, key_rows, key_places = (to_device(x, torch_device) for x in (q_rows, q_places, k_rows, k_places))
+        query_rows, query_places, key_rows, key_places = (
+            to_device(x, torch_device) for x in (q_rows, q_places, k_rows, k_places)
+        )
         slots = to_device(plan.slots[k_rows], torch_device)
         pages = page_table[slots, key_places // page_size].long()
 
@@ -54,19 +67,31 @@ class Flex:
             seen = (query_rows[q] == key_rows[k]) & (distance >= 0)
             return seen & (distance < window) if window else seen
 
-        mask = create_block_mask(sees, None, None, len(q_rows), len(k_rows), device=str(torch_device), _compile=self.compiles)
+        mask = create_block_mask(
+            sees, None, None, len(q_rows), len(k_rows), device=str(torch_device), _compile=self.compiles
+        )
         return Line(pages * page_size + key_places % page_size, mask)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Any:
         raise AssertionError("flex_attention is not captured")
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, planned: dict[int, Line], scores: Scores) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, planned: dict[int, Line], scores: Scores
+    ) -> Tensor:
         line = planned[scores.window]
         read = [read_as(cache, line.locations, q.dtype) for cache in (keys, values)]
         given = [x.transpose(0, 1).unsqueeze(0) for x in (q, *read)]
         asks = None if scores.sinks is None else AuxRequest(lse=True)
-        found = self.attention(*given, score_mod=capped(scores.cap) if scores.cap else None, block_mask=line.mask, scale=scores.scale,
-                               enable_gqa=q.shape[1] != keys.shape[1], return_aux=asks)
+        found = self.attention(
+            *given,
+            score_mod=capped(scores.cap) if scores.cap else None,
+            block_mask=line.mask,
+            scale=scores.scale,
+            enable_gqa=q.shape[1] != keys.shape[1],
+            return_aux=asks,
+        )
         out, aux = (found, None) if asks is None else found
         out = out.squeeze(0).transpose(0, 1)
         return out if scores.sinks is None or aux is None else sunk(out, aux.lse.squeeze(0).T, scores.sinks)
@@ -76,7 +101,8 @@ class Flex:
 
 
 def spread(firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of `counts` numbers from `firsts` on for each row, all behind one another: their row, and the numbers."""
+    """Of `counts` numbers from `firsts` on for each row, all behind one another: their row, and the
+    numbers."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
 

@@ -1,20 +1,24 @@
 """Which kernels multiply what, and in which tiles: data that bench/gpu_gemm.py measures on a card.
 
-Until it has, these figures are reasoned. Few rows are bound by the reading of weights, which many programs that each read a part do best
-(our kernel with splits); from some dozens of rows on, torch's own products of 8-bit numbers (CUTLASS, cuBLASLt) have pipelines for each
-card that Triton's compiler does not find.
+Until it has, these figures are reasoned. Few rows are bound by the reading of weights, which many programs
+that each read a part do best (our kernel with splits); from some dozens of rows on, torch's own products of
+8-bit numbers (CUTLASS, cuBLASLt) have pipelines for each card that Triton's compiler does not find.
 """
 
 from dataclasses import dataclass
 
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Card, power
 
-TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}  # rows from which torch's own product is taken; else Triton's
-SINGLE_SLOTS = 16  # choices of experts up to which each is a tile of its own: the kernels that line them up cost more than is shared
+# rows from which torch's own product is taken; else Triton's
+TORCH_FROM = {"fp8": 33, "fp8_static": 33, "int8": 65, "int8_static": 65}
+# choices of experts up to which each is a tile of its own: the kernels that line them up cost more than is
+# shared
+SINGLE_SLOTS = 16
 SPLIT_ROWS = 64  # rows up to which the inputs of a product may be split
 FILL = 2  # programs for each multiprocessor that splits are to reach
 SPLIT_PIECES = 4  # pieces of inputs that each of them has at least
-NAMES = ("by_rows", "triton", "cutlass")  # of --fp8-gemm-backend: by_rows is TORCH_FROM, cutlass torch's product
+# of --fp8-gemm-backend: by_rows is TORCH_FROM, cutlass torch's product
+NAMES = ("by_rows", "triton", "cutlass")
 
 
 @dataclass(frozen=True, slots=True)

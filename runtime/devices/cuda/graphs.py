@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs. What a body is, and when it is captured, is ranks/decode_graphs.py's.
 
-All graphs share one pool of memory: they are replayed one after the other on one stream, and what outlives a replay lies outside. Captures
-have a stream of their own, and are `thread_local`: another thread waits for the events of earlier steps meanwhile.
+All graphs share one pool of memory: they are replayed one after the other on one stream, and what outlives a
+replay lies outside. Captures have a stream of their own, and are `thread_local`: another thread waits for the
+events of earlier steps meanwhile.
 """
 
 import gc
@@ -28,8 +29,11 @@ class Graph:
 class CudaGraphs:
     """See devices/base.py."""
 
-    def __init__(self, torch_device: torch.device, *, collects: bool = False, phases: Phases | None = None) -> None:
-        """`collects`: Python's garbage collector may run during a capture; `phases`: attention by other kernels than ours."""
+    def __init__(
+        self, torch_device: torch.device, *, collects: bool = False, phases: Phases | None = None
+    ) -> None:
+        """`collects`: Python's garbage collector may run during a capture; `phases`: attention by other
+        kernels than ours."""
         self.torch_device = torch_device
         self.phases = phases
         self.parts: tuple[Part, ...] = ()  # that the latest body has planned
@@ -37,14 +41,17 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(torch_device)
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Any:
         if self.phases is None:
             return plan_decodes(slots, lengths, page_tables, page_size)
         self.parts = self.phases.plan_decodes(slots, lengths, page_tables, page_size, windows)
         return self.parts
 
     def capture(self, body: Callable[[], None]) -> Any:
-        """Where the memory that steps have left lying about is in the way, it is given back, and the capture tried again."""
+        """Where the memory that steps have left lying about is in the way, it is given back, and the capture
+        tried again."""
         try:
             return self._capture(body)
         except torch.OutOfMemoryError:
@@ -79,14 +86,16 @@ class CudaGraphs:
         return Graph(graph, self.parts)
 
     def _give_up(self, graph: Any) -> None:
-        """Ends the capture of a body that raised: of one that did what a capture forbids, this raises as well."""
+        """Ends the capture of a body that raised: of one that did what a capture forbids, this raises as
+        well."""
         try:
             graph.capture_end()
         except RuntimeError:  # the body's own error says more
             self._leave_pool()
 
     def _leave_pool(self) -> None:
-        """After an invalid capture torch's allocator still believes in it, and would never again reuse what other streams have read."""
+        """After an invalid capture torch's allocator still believes in it, and would never again reuse what
+        other streams have read."""
         torch._C._cuda_endAllocateToPool(self.torch_device.index, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(self.torch_device)

@@ -10,7 +10,9 @@ from typing import Any
 
 def use_interpreter() -> None:
     """Kernels defined from now on run in numpy."""
-    assert "triton.language" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", "triton has been imported already"
+    assert "triton.language" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", (
+        "triton has been imported already"
+    )
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 

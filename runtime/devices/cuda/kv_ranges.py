@@ -1,6 +1,8 @@
-"""What kernels that take page tables and lengths want to know of rows: pages from the first one on that a row sees.
+"""What kernels that take page tables and lengths want to know of rows: pages from the first one on that a row
+sees.
 
-A page table's columns before a window may hold anything, so they are left out; a row's position in what is left follows from its end.
+A page table's columns before a window may hold anything, so they are left out; a row's position in what is
+left follows from its end.
 """
 
 import numpy as np
@@ -11,25 +13,40 @@ from runtime.layers.upload import to_device, upload
 from runtime.messages.steps import StepPlan
 
 
-def seen(starts: np.ndarray, counts: np.ndarray, page_size: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+def seen(
+    starts: np.ndarray, counts: np.ndarray, page_size: int, window: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Of each row the first page, and the number of keys from there on; int64."""
-    first = np.maximum(starts.astype(np.int64) - window + 1, 0) // page_size if window else np.zeros(len(starts), np.int64)
+    first = (
+        np.maximum(starts.astype(np.int64) - window + 1, 0) // page_size
+        if window
+        else np.zeros(len(starts), np.int64)
+    )
     return first, starts + counts - first * page_size
 
 
 def table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:
-    """int32 [R, width] and [R]: pages, and keys in them. Columns behind a row's last page repeat what is there; they are not read."""
+    """int32 [R, width] and [R]: pages, and keys in them. Columns behind a row's last page repeat what is
+    there; they are not read."""
     first, lengths = seen(plan.starts, plan.counts, page_size, window)
-    columns = np.minimum(first[:, None] + np.arange(-(-int(lengths.max()) // page_size)), page_table.shape[1] - 1)
+    columns = np.minimum(
+        first[:, None] + np.arange(-(-int(lengths.max()) // page_size)), page_table.shape[1] - 1
+    )
     torch_device = page_table.device
-    return page_table[to_device(plan.slots, torch_device).unsqueeze(1), to_device(columns, torch_device)], upload(lengths.astype(np.int32), torch_device)
+    return page_table[
+        to_device(plan.slots, torch_device).unsqueeze(1), to_device(columns, torch_device)
+    ], upload(lengths.astype(np.int32), torch_device)
 
 
-def table_of_decodes(slots: Tensor, lengths: Tensor, page_table: Tensor, page_size: int, window: int) -> tuple[Tensor, Tensor]:
+def table_of_decodes(
+    slots: Tensor, lengths: Tensor, page_table: Tensor, page_size: int, window: int
+) -> tuple[Tensor, Tensor]:
     """The same in captured bodies: as wide as any length may want, from tensors alone (int64 [R])."""
     if not window:
         return page_table[slots], lengths.int()
     first = (lengths - window).clamp_min(0) // page_size
     width = min(page_table.shape[1], -(-window // page_size) + 1)
-    columns = (first.unsqueeze(1) + torch.arange(width, device=slots.device)).clamp_max(page_table.shape[1] - 1)
+    columns = (first.unsqueeze(1) + torch.arange(width, device=slots.device)).clamp_max(
+        page_table.shape[1] - 1
+    )
     return page_table[slots.unsqueeze(1), columns], (lengths - first * page_size).int()

@@ -1,5 +1,5 @@
-"""Adapters on the card: two launches for a linear layer, whatever adapters its rows have. Nothing is read by the host, so such steps can be
-captured."""
+"""Adapters on the card: two launches for a linear layer, whatever adapters its rows have. Nothing is read by
+the host, so such steps can be captured."""
 
 import numpy as np
 import torch
@@ -31,7 +31,11 @@ class CudaAdapters:
         return self.plan_rows(upload(lora_slots.astype(np.int64), self.torch_device))
 
     def plan_rows(self, lora_slots: Tensor) -> Tiles:
-        return spread(lora_slots.unsqueeze(1), self.num_lora_slots, min(MOST_ROWS, power(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)))
+        return spread(
+            lora_slots.unsqueeze(1),
+            self.num_lora_slots,
+            min(MOST_ROWS, power(triton.cdiv(len(lora_slots), self.num_lora_slots), 16)),
+        )
 
     def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: Tiles) -> None:
         num_rows, ins = x.shape
@@ -41,18 +45,52 @@ class CudaAdapters:
         pieces, columns = self._pieces(weights.parts), min(power(width, 16), COLUMNS)
         x = x if x.stride(1) == 1 else x.contiguous()
         shrink[(len(plan.owners), triton.cdiv(width, columns), splits)](
-            inner, x, weights.a, plan.slots, plan.owners, num_rows, ins, width, x.stride(0), SPLITS=splits, M=plan.size, N=columns, K=64,
-            DOT=dot_type(x.dtype), num_warps=4, num_stages=3)
+            inner,
+            x,
+            weights.a,
+            plan.slots,
+            plan.owners,
+            num_rows,
+            ins,
+            width,
+            x.stride(0),
+            SPLITS=splits,
+            M=plan.size,
+            N=columns,
+            K=64,
+            DOT=dot_type(x.dtype),
+            num_warps=4,
+            num_stages=3,
+        )
         expand[(len(plan.owners), len(pieces))](
-            out, inner, weights.b, pieces, plan.slots, plan.owners, num_rows, weights.b.shape[1], width, out.stride(0), RANK=rank,
-            SPLITS=splits, M=plan.size, N=COLUMNS, K=power(rank, 16), DOT=dot_type(x.dtype), num_warps=4)
+            out,
+            inner,
+            weights.b,
+            pieces,
+            plan.slots,
+            plan.owners,
+            num_rows,
+            weights.b.shape[1],
+            width,
+            out.stride(0),
+            RANK=rank,
+            SPLITS=splits,
+            M=plan.size,
+            N=COLUMNS,
+            K=power(rank, 16),
+            DOT=dot_type(x.dtype),
+            num_warps=4,
+        )
 
     def _pieces(self, parts: tuple[tuple[int, int], ...]) -> Tensor:
         """Made at the first call, which no capture is."""
         if parts not in self.pieces:
             found, first = [], 0
             for index, (offset, size) in enumerate(parts):
-                found += [(index, first + at, offset + at, min(COLUMNS, size - at)) for at in range(0, size, COLUMNS)]
+                found += [
+                    (index, first + at, offset + at, min(COLUMNS, size - at))
+                    for at in range(0, size, COLUMNS)
+                ]
                 first += size
             self.pieces[parts] = upload(np.array(found, np.int32), self.torch_device)
         return self.pieces[parts]

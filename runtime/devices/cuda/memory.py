@@ -11,7 +11,8 @@ from runtime.ranks.host_memory import HostPages, available_bytes
 
 
 class CudaMemory:
-    """Memory of this rank's card, which it shares with no other rank; host memory is shared by `num_ranks`."""
+    """Memory of this rank's card, which it shares with no other rank; host memory is shared by
+    `num_ranks`."""
 
     def __init__(self, num_ranks: int, torch_device: torch.device) -> None:
         self.num_ranks = num_ranks

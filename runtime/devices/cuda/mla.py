@@ -1,7 +1,8 @@
 """Multi-head latent attention on the card (DeepSeek-V2, 2024), over pages of latents and rotary key parts.
 
-Decodes and short chunks are absorbed: queries go to the latents, all heads of a tile see one key, and the sums of latents become values
-afterwards. Long chunks make keys and values of all heads from the row's latents, in parts of the heads that fit the memory set aside.
+Decodes and short chunks are absorbed: queries go to the latents, all heads of a tile see one key, and the
+sums of latents become values afterwards. Long chunks make keys and values of all heads from the row's
+latents, in parts of the heads that fit the memory set aside.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class Up:
     values: Tensor  # [H, R, V]
 
     def absorbs(self, count: int) -> bool:
-        """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both sides."""
+        """Whether `count` queries of a row are cheaper absorbed; the length of the row is a factor on both
+        sides."""
         rank, made = self.keys.shape[2], self.keys.shape[1] + self.values.shape[2]
         return count * (2 * rank - made) < rank * made
 
@@ -34,8 +36,16 @@ def pack_latent(up: Tensor, nope_dim: int) -> Up:
     return Up(up[:, :nope_dim].contiguous(), up[:, nope_dim:].transpose(1, 2).contiguous())
 
 
-def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan, scale: float,
-                   card: Card) -> Tensor:
+def attend_latents(
+    q: Tensor,
+    q_rope: Tensor,
+    latents: Tensor,
+    ropes: Tensor,
+    up: Up,
+    plan: AttentionPlan,
+    scale: float,
+    card: Card,
+) -> Tensor:
     """See Ops.latent_attention."""
     out = q.new_empty(*q.shape[:2], up.values.shape[2])
     for span in plan.spans:
@@ -44,10 +54,22 @@ def attend_latents(q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up
             if part.ends is None or up.absorbs(part.num_queries):
                 queries = torch.bmm(q[lines].transpose(0, 1), up.keys).transpose(0, 1)  # [n, H, R]
                 found = q.new_empty(queries.shape)
-                attend_span(found, queries, latents, latents, part, plan, Scores(scale), card, q_rope[lines], ropes)
+                attend_span(
+                    found, queries, latents, latents, part, plan, Scores(scale), card, q_rope[lines], ropes
+                )
                 out[lines] = torch.bmm(found.transpose(0, 1), up.values).transpose(0, 1)
             else:
-                _attend_expanded(torch.cat((q[lines], q_rope[lines]), 2), latents, ropes, up, part, plan, Scores(scale), card, out[lines])
+                _attend_expanded(
+                    torch.cat((q[lines], q_rope[lines]), 2),
+                    latents,
+                    ropes,
+                    up,
+                    part,
+                    plan,
+                    Scores(scale),
+                    card,
+                    out[lines],
+                )
     return out
 
 
@@ -73,8 +95,17 @@ def _read(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
     return cache.index_select(0, places).to(dtype)
 
 
-def _attend_expanded(q: Tensor, latents: Tensor, ropes: Tensor, up: Up, span: Span, plan: AttentionPlan, scores: Scores, card: Card,
-                     out: Tensor) -> None:
+def _attend_expanded(
+    q: Tensor,
+    latents: Tensor,
+    ropes: Tensor,
+    up: Up,
+    span: Span,
+    plan: AttentionPlan,
+    scores: Scores,
+    card: Card,
+    out: Tensor,
+) -> None:
     """One row: q [n, H, N + P] -> out [n, H, V]."""
     positions = torch.arange(span.longest, device=q.device)
     slot = span.rows[0].long()

@@ -1,7 +1,8 @@
-"""Experts on the card: grouped products in Triton. Nothing is read by the host, so a step with experts can be captured.
+"""Experts on the card: grouped products in Triton. Nothing is read by the host, so a step with experts can be
+captured.
 
-A layer is six launches: the router, two that list the slots by their experts, the gated product of gates and ups, the product down, and the
-sum of each token; rounding activations takes two more.
+A layer is six launches: the router, two that list the slots by their experts, the gated product of gates and
+ups, the product down, and the sum of each token; rounding activations takes two more.
 """
 
 import torch
@@ -35,7 +36,8 @@ class CudaExperts:
         return pack(gate_up), pack(down)
 
     def apply(self, x: Tensor, expert_ids: Tensor, weights: Tensor, packed: Pair) -> Tensor:
-        """Sums in float32 and in the order of a token's choices, so that they do not depend on its company."""
+        """Sums in float32 and in the order of a token's choices, so that they do not depend on its
+        company."""
         gate_up, down = packed
         num_slots, num_experts = expert_ids.numel(), len(gate_up.weight)
         if num_slots == 0:
@@ -44,4 +46,9 @@ class CudaExperts:
         size = 0 if num_slots <= SINGLE_SLOTS else rows_of(-(-num_slots // num_experts), self.card)
         tiles = spread(ids, num_experts, size)
         inner = products(x, gate_up, tiles, ids, ids.shape[1], self.card, is_gated=True)
-        return join(products(inner, down, tiles, ids, 1, self.card, is_gated=False), ids, weights.contiguous(), num_experts)
+        return join(
+            products(inner, down, tiles, ids, 1, self.card, is_gated=False),
+            ids,
+            weights.contiguous(),
+            num_experts,
+        )

@@ -1,4 +1,5 @@
-"""Arithmetic of the cuda device: Triton kernels, and cuBLAS through torch for matrix products. Runs where its tensors are."""
+"""Arithmetic of the cuda device: Triton kernels, and cuBLAS through torch for matrix products. Runs where its
+tensors are."""
 
 from typing import Any
 
@@ -28,14 +29,18 @@ from runtime.messages.steps import StepPlan
 class CudaOps:
     """See devices/base.py for what each one means."""
 
-    def __init__(self, dtype: torch.dtype, card: Card, fp8_gemm: str = "by_rows", phases: Phases | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, card: Card, fp8_gemm: str = "by_rows", phases: Phases | None = None
+    ) -> None:
         """`fp8_gemm`: of choices.NAMES; `phases`: attention by other kernels than ours."""
         self.dtype = dtype
         self.card = card
         self.fp8_gemm = fp8_gemm
         self.phases = phases
 
-    def plan_attention(self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]) -> Any:
+    def plan_attention(
+        self, plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> Any:
         if self.phases is not None:
             return self.phases.plan(plan, page_tables, page_size, windows)
         return paged.plan_attention(plan, page_tables, page_size)
@@ -48,8 +53,16 @@ class CudaOps:
     def pack_latent(self, up: Tensor, nope_dim: int) -> Up:
         return pack_latent(up, nope_dim)
 
-    def latent_attention(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, up: Up, plan: AttentionPlan,
-                         scale: float) -> Tensor:
+    def latent_attention(
+        self,
+        q: Tensor,
+        q_rope: Tensor,
+        latents: Tensor,
+        ropes: Tensor,
+        up: Up,
+        plan: AttentionPlan,
+        scale: float,
+    ) -> Tensor:
         return attend_latents(q, q_rope, latents, ropes, up, plan, scale, self.card)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor) -> None:

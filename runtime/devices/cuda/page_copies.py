@@ -1,7 +1,8 @@
 """Copies between a card's pages and host memory, on a stream of their own.
 
-The mapping that both processes have is locked and told to the card, so a kernel reads and writes its pages in place: no staging, and one
-launch for each cache of a layer, however many pages go. Main stream and copies wait for each other by events; the host waits for neither.
+The mapping that both processes have is locked and told to the card, so a kernel reads and writes its pages in
+place: no staging, and one launch for each cache of a layer, however many pages go. Main stream and copies
+wait for each other by events; the host waits for neither.
 """
 
 from dataclasses import dataclass
@@ -42,10 +43,15 @@ class LayersArriving:
 class CudaCopies:
     """See devices/base.py. `streams`: torch's module of the device."""
 
-    def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Any) -> None:
+    def __init__(
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int, streams: Any
+    ) -> None:
         """The host memory is locked already."""
         self._host = host  # the mapping must live as long as the views of it
-        self._layers = [[sides(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)] for i, pair in enumerate(kv)]
+        self._layers = [
+            [sides(cache, host.part(2 * i + j), page_size) for j, cache in enumerate(pair)]
+            for i, pair in enumerate(kv)
+        ]
         self._limits = len(kv[0][0]) // page_size, host.num_pages
         self._place = kv[0][0].device
         self._streams = streams
@@ -57,7 +63,8 @@ class CudaCopies:
             for layer in self._layers:
                 for side in layer:
                     copy(side.card, side.host, index[0], index[1])
-        self._streams.current_stream().wait_stream(self._stream)  # this step may write to the pages that are saved
+        # this step may write to the pages that are saved
+        self._streams.current_stream().wait_stream(self._stream)
 
     def load(self, hosts: np.ndarray, pages: np.ndarray) -> LayersArriving:
         index, events = self._begin(pages, hosts), []
@@ -76,10 +83,13 @@ class CudaCopies:
         unlock(self._host)
 
     def _begin(self, pages: np.ndarray, hosts: np.ndarray) -> Tensor:
-        """Rows of both sides, int32 [2, N]; what follows on the stream of copies follows all that the main one has been given."""
+        """Rows of both sides, int32 [2, N]; what follows on the stream of copies follows all that the main
+        one has been given."""
         for what, places, limit in zip(("page", "host page"), (pages, hosts), self._limits, strict=True):
             if not 0 <= int(places.min()) <= int(places.max()) < limit:
-                raise IndexError(f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}")
+                raise IndexError(
+                    f"there is no {what} {places.min()} or {places.max()}, only 0 to {limit - 1}"
+                )
         index = upload(np.stack((pages, hosts)).astype(np.int32), self._place)
         if self._place.type != "cpu":
             index.record_stream(self._stream)
@@ -98,15 +108,18 @@ def sides(cache: Tensor, part: np.ndarray, page_size: int) -> Sides:
 def copy(source: Tensor, target: Tensor, source_rows: Tensor, target_rows: Tensor) -> None:
     width = source.shape[1]
     copy_rows[(len(source_rows), triton.cdiv(width, BLOCK))](
-        source, target, source_rows, target_rows, source.stride(0), target.stride(0), width, BLOCK=BLOCK)
+        source, target, source_rows, target_rows, source.stride(0), target.stride(0), width, BLOCK=BLOCK
+    )
 
 
 def lock(host: HostPages) -> None:
     """Page-locks host memory where it is, and lets the card address it. Raises StartError."""
     failed = int(torch.cuda.cudart().cudaHostRegister(host.address, host.num_bytes, 0))
     if failed:
-        raise StartError(f"{host.num_bytes / 1e9:.1f} GB of host pages cannot be page-locked (CUDA error {failed}); lower --hicache-size "
-                         "or --hicache-ratio, or raise the limit of locked memory (ulimit -l)")
+        raise StartError(
+            f"{host.num_bytes / 1e9:.1f} GB of host pages cannot be page-locked (CUDA error {failed}); lower --hicache-size "
+            "or --hicache-ratio, or raise the limit of locked memory (ulimit -l)"
+        )
 
 
 def unlock(host: HostPages) -> None:

@@ -1,11 +1,13 @@
-"""Sums of small tensors through memory that all cards of a model read and write directly (torch.distributed._symmetric_memory).
+"""Sums of small tensors through memory that all cards of a model read and write directly
+(torch.distributed._symmetric_memory).
 
     bytes of the tensor          how
     up to ONE_SHOT               every card reads what all the others have, and sums it
     up to the buffer's size      every card sums a part, and writes it to all the others
     more, or another dtype       the collective library
 
-A tensor goes through one buffer, whose ends the operators guard with barriers of the cards, so the next sum may follow at once.
+A tensor goes through one buffer, whose ends the operators guard with barriers of the cards, so the next sum
+may follow at once.
 """
 
 from typing import Any
@@ -41,7 +43,9 @@ class SymmetricSums:
             _symmetric_memory.rendezvous(buffer, group)
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise StartError(f"--enable-torch-symm-mem: these cards cannot share memory ({reason}); leave it out") from error
+            raise StartError(
+                f"--enable-torch-symm-mem: these cards cannot share memory ({reason}); leave it out"
+            ) from error
         return cls(buffer, group, size, torch.ops.symm_mem)
 
     def sum(self, x: Tensor) -> Tensor | None:

@@ -1,4 +1,5 @@
-"""Weights of all schemes as kernels/product.py reads them: a stack of as many as there are experts, or of one."""
+"""Weights of all schemes as kernels/product.py reads them: a stack of as many as there are experts, or of
+one."""
 
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ from runtime.layers.quantization.storage import codes
 from runtime.models.schemes import Codes, Fp8, Int8
 
 PIECES = (128, 64, 32, 16)  # inputs that a product may take at a time
-FILLED = 32  # what groups that suit none of them are filled up to a multiple of; tensor cores take no fewer numbers of 8 bits
+# what groups that suit none of them are filled up to a multiple of; tensor cores take no fewer numbers of 8
+# bits
+FILLED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,8 @@ class Packed:
     scheme: str  # of SCHEMES, or "" for weights in full
     kind: str  # of numbers: plain, fp8, int8, codes4, codes8
     inputs: str  # what activations are rounded to: fp8, int8, or "" where they stay
-    weight: Tensor  # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleaved`
+    # [E, outs, padded], 8-bit floats as bytes; codes4: [E, outs, padded / 2], see `interleaved`
+    weight: Tensor
     outs: int
     ins: int
     padded: int
@@ -50,7 +54,8 @@ def plain(weight: Tensor) -> Packed:
 
 
 def pack(weight: Quantized) -> Packed:
-    """The bytes are the checkpoint's, but for codes of four bits, and for groups of sizes that no kernel likes."""
+    """The bytes are the checkpoint's, but for codes of four bits, and for groups of sizes that no kernel
+    likes."""
     scheme = weight.scheme
     numbers, scale = (t if t.dim() == 3 else t.unsqueeze(0) for t in (weight.weight, weight.scale))
     has_groups = scale.shape[2] > 1
@@ -62,13 +67,38 @@ def pack(weight: Quantized) -> Packed:
     if isinstance(scheme, Codes):
         return _pack_codes(weight, scheme, numbers, scales, inputs)
     if isinstance(scheme, Int8):
-        return Packed(scheme.name, "int8", inputs, numbers, outs, ins, ins, scales=scales, given=given, offsets=offsets, sums=sums)
+        return Packed(
+            scheme.name,
+            "int8",
+            inputs,
+            numbers,
+            outs,
+            ins,
+            ins,
+            scales=scales,
+            given=given,
+            offsets=offsets,
+            sums=sums,
+        )
     numbers, group = numbers.view(torch.uint8), scheme.group if has_groups else 0
     width = -(-group // FILLED) * FILLED
     if group and (width != group or ins % group):
         numbers = torch.nn.functional.pad(numbers, (0, -ins % group)).unflatten(2, (-1, group))
         numbers = torch.nn.functional.pad(numbers, (0, width - group)).flatten(2)
-    return Packed(scheme.name, "fp8", inputs, numbers, outs, ins, numbers.shape[2], width, group, piece_of(width), scales, given=given)
+    return Packed(
+        scheme.name,
+        "fp8",
+        inputs,
+        numbers,
+        outs,
+        ins,
+        numbers.shape[2],
+        width,
+        group,
+        piece_of(width),
+        scales,
+        given=given,
+    )
 
 
 def piece_of(width: int) -> int:
@@ -79,32 +109,65 @@ def piece_of(width: int) -> int:
 def _pack_codes(weight: Quantized, scheme: Codes, numbers: Tensor, scales: Tensor, inputs: str) -> Packed:
     outs, ins = numbers.shape[1], numbers.shape[2] * 8 // scheme.bits
     group = scheme.group if scales.shape[1] > 1 else 0
-    zeros = None if weight.zeros is None else weight.zeros.reshape(len(numbers), outs, -1).transpose(1, 2).contiguous()
+    zeros = (
+        None
+        if weight.zeros is None
+        else weight.zeros.reshape(len(numbers), outs, -1).transpose(1, 2).contiguous()
+    )
     columns, width, padded = None, group, ins
     pieces = PIECES[scheme.bits == 4 :] if not inputs else PIECES[1:-1]
     if weight.order is not None or not _suits(pieces, scheme.bits, group, ins):
-        order = torch.arange(ins, device=numbers.device) // (group or ins) if weight.order is None else weight.order
-        columns, width = lined_up(order.reshape(-1, ins).long().expand(len(numbers), ins), scales.shape[1], max(FILLED, 2 * pieces[-1]))
+        order = (
+            torch.arange(ins, device=numbers.device) // (group or ins)
+            if weight.order is None
+            else weight.order
+        )
+        columns, width = lined_up(
+            order.reshape(-1, ins).long().expand(len(numbers), ins),
+            scales.shape[1],
+            max(FILLED, 2 * pieces[-1]),
+        )
         padded, width = columns.shape[1], width if group else 0
     piece = piece_of(width)
     if scheme.bits == 4:
         piece = next(p for p in pieces if (width or padded) % p == 0 and padded % (2 * p) == 0)
     if columns is not None or scheme.bits == 4:
-        numbers = torch.stack([_arranged(numbers[i], None if columns is None else columns[i], scheme.bits, piece)
-                               for i in range(len(numbers))])
-    return Packed(scheme.name, f"codes{scheme.bits}", inputs, numbers, outs, ins, padded, width, group, piece, scales, zeros, columns)
+        numbers = torch.stack(
+            [
+                _arranged(numbers[i], None if columns is None else columns[i], scheme.bits, piece)
+                for i in range(len(numbers))
+            ]
+        )
+    return Packed(
+        scheme.name,
+        f"codes{scheme.bits}",
+        inputs,
+        numbers,
+        outs,
+        ins,
+        padded,
+        width,
+        group,
+        piece,
+        scales,
+        zeros,
+        columns,
+    )
 
 
 def _suits(pieces: tuple[int, ...], bits: int, group: int, ins: int) -> bool:
     """Whether products can take these groups as they are."""
     if bits == 4:
-        return ins % (group or ins) == 0 and any((group or ins) % p == 0 and ins % (2 * p) == 0 for p in pieces)
+        return ins % (group or ins) == 0 and any(
+            (group or ins) % p == 0 and ins % (2 * p) == 0 for p in pieces
+        )
     return group == 0 or (group % pieces[-1] == 0 and ins % group == 0)
 
 
 def lined_up(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, int]:
-    """Groups behind one another, all as wide: order int64 [E, ins], which group an input is in -> int32 [E, groups * width], which input
-    stands where, and the width, a multiple of `filled`. Inputs of a group keep their order; -1 fills up."""
+    """Groups behind one another, all as wide: order int64 [E, ins], which group an input is in -> int32 [E,
+    groups * width], which input stands where, and the width, a multiple of `filled`. Inputs of a group keep
+    their order; -1 fills up."""
     counts = torch.stack([torch.bincount(line, minlength=num_groups) for line in order])
     width = -(-max(1, int(counts.max())) // filled) * filled
     sorted_ids = order.argsort(dim=1, stable=True)
@@ -124,6 +187,7 @@ def _arranged(octets: Tensor, columns: Tensor | None, bits: int, piece: int) -> 
 
 
 def interleaved(found: Tensor, piece: int) -> Tensor:
-    """uint8 [outs, ins] -> [outs, ins / 2]: of each 2 * piece inputs the first half in the lower four bits, the second in the upper."""
+    """uint8 [outs, ins] -> [outs, ins / 2]: of each 2 * piece inputs the first half in the lower four bits,
+    the second in the upper."""
     low, high = found.unflatten(1, (-1, 2, piece)).unbind(2)
     return (low | (high << 4)).flatten(1)

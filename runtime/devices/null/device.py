@@ -1,12 +1,13 @@
 """The null device computes nothing: tokens come from a formula and time from a model of it.
 
-It measures the runtime around it, and stands in for a model in tests of the scheduler. Token `i` of an answer (its first is 0) is
+It measures the runtime around it, and stands in for a model in tests of the scheduler. Token `i` of an answer
+(its first is 0) is
 
     first_token + (seed + prompt length + i) % num_tokens       or, with a script,       script[i % len(script)]
 
-so an answer depends on the request only, whatever its batch company, chunks or preemptions. It knows nothing about penalties,
-biases and stop ids: an end-of-sequence token comes only from a script. Log probabilities are zeros of the right shape.
-Imports no torch.
+so an answer depends on the request only, whatever its batch company, chunks or preemptions. It knows nothing
+about penalties, biases and stop ids: an end-of-sequence token comes only from a script. Log probabilities are
+zeros of the right shape. Imports no torch.
 """
 
 import cProfile
@@ -52,8 +53,10 @@ class NullOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     num_tokens: A[int, Meta(ge=1)] = 26
     script: list[_Token] = []
     fail_at_step: int | None = None  # the step at which to raise, for tests of recovery
-    poison_token: _Token | None = None  # a step that computes it, in a prompt or as the last one sampled, does what `poison` says
-    poison: Literal["raise", "kill", "hang"] = "raise"  # an exception; the end of the process as by the OOM killer; nothing, for ever
+    # a step that computes it, in a prompt or as the last one sampled, does what `poison` says
+    poison_token: _Token | None = None
+    # an exception; the end of the process as by the OOM killer; nothing, for ever
+    poison: Literal["raise", "kill", "hang"] = "raise"
 
 
 class Timed:
@@ -94,11 +97,19 @@ class NullExecutor:
         progress("start", 1.0)
         tokens = DEFAULT_POOL_TOKENS if start.max_total_tokens is None else start.max_total_tokens
         num_pages = tokens // start.page_size
-        host = open_host(start, self._rank, num_pages, (HOST_PAGE_BYTES,), sys.maxsize)  # its memory is never touched
-        return RankReady(rank=self._rank, num_pages=1 + num_pages, weights_bytes=0, pages_bytes=0,
-                         device_name="null", phases_s={"start": time.perf_counter() - begin_s},
-                         num_host_pages=host.num_pages if host else 0, host_page_bytes=HOST_PAGE_BYTES if host else 0,
-                         host_part_bytes=(HOST_PAGE_BYTES,) if host else ())
+        # its memory is never touched
+        host = open_host(start, self._rank, num_pages, (HOST_PAGE_BYTES,), sys.maxsize)
+        return RankReady(
+            rank=self._rank,
+            num_pages=1 + num_pages,
+            weights_bytes=0,
+            pages_bytes=0,
+            device_name="null",
+            phases_s={"start": time.perf_counter() - begin_s},
+            num_host_pages=host.num_pages if host else 0,
+            host_page_bytes=HOST_PAGE_BYTES if host else 0,
+            host_part_bytes=(HOST_PAGE_BYTES,) if host else (),
+        )
 
     def launch(self, plan: StepPlan) -> "Timed":
         begin_s = time.perf_counter()
@@ -120,7 +131,9 @@ class NullExecutor:
 
     def count_experts(self, wish: CountExperts) -> "Timed":
         """There are none."""
-        return Timed(ExpertCounts(wish.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s)
+        return Timed(
+            ExpertCounts(wish.id, (), np.empty(0, np.int64), 0) if self._rank == 0 else None, self._free_s
+        )
 
     def capture(self, size: int, unit: str = "sequences") -> Captured:
         """Nothing is launched here, so nothing is left to do."""
@@ -155,14 +168,17 @@ class NullExecutor:
     def _admit(self, admit: Admit) -> None:
         slot, sampling = admit.slot, admit.sampling
         self._prompt_lens[slot] = admit.prompt_len
-        self._offsets[slot] = admit.prompt_len if self._script.size else -(sampling.seed % self._options.num_tokens)
+        self._offsets[slot] = (
+            admit.prompt_len if self._script.size else -(sampling.seed % self._options.num_tokens)
+        )
         picks = len(sampling.logprob_ids)
         self._widths[slot] = sampling.top_logprobs + picks if sampling.top_logprobs >= 0 else -1
         self._prompt_widths[slot] = sampling.prompt_logprobs + picks if sampling.prompt_logprobs >= 0 else -1
 
     def _computed(self, plan: StepPlan) -> np.ndarray:
-        """The tokens that go into the forward pass: the last ones sampled in the slots that decode, and those of the prompts."""
-        slots, n = plan.slots[:plan.num_decodes], plan.num_decodes
+        """The tokens that go into the forward pass: the last ones sampled in the slots that decode, and those
+        of the prompts."""
+        slots, n = plan.slots[: plan.num_decodes], plan.num_decodes
         return np.concatenate((self._tokens(plan.starts[:n] - self._offsets[slots]), plan.token_ids))
 
     def _tokens(self, indices: np.ndarray) -> np.ndarray:
@@ -178,7 +194,9 @@ class NullExecutor:
         width = int(self._widths[slots].max(initial=-1))
         logprobs, top_ids, top_logprobs = _logprobs(rows.size, width)
         prompt = self._prompt_logprobs(plan) if plan.prompt_targets.size else []
-        return StepResult(plan.step, tokens, width, logprobs, top_ids, top_logprobs, prompt, time.perf_counter() - begin_s)
+        return StepResult(
+            plan.step, tokens, width, logprobs, top_ids, top_logprobs, prompt, time.perf_counter() - begin_s
+        )
 
     def _prompt_logprobs(self, plan: StepPlan) -> list[PromptLogprobs]:
         results = []
@@ -189,7 +207,7 @@ class NullExecutor:
             if width < 0:
                 continue
             logprobs, top_ids, top_logprobs = _logprobs(count, width)
-            logprobs[plan.prompt_targets[begin:begin + count] < 0] = np.nan
+            logprobs[plan.prompt_targets[begin : begin + count] < 0] = np.nan
             results.append(PromptLogprobs(slot, width, logprobs, top_ids, top_logprobs))
             begin += count
         return results
@@ -206,7 +224,8 @@ def _poison(kind: str) -> None:
 
 
 def _logprobs(num_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log probabilities of tokens [N], and alternatives with theirs [N * width]; all empty when `width` is -1."""
+    """Log probabilities of tokens [N], and alternatives with theirs [N * width]; all empty when `width` is
+    -1."""
     if width < 0:
         return _NO_FLOATS, _NO_INTS, _NO_FLOATS
     top_ids = np.tile(np.arange(width, dtype=np.int32), num_tokens)

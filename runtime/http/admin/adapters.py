@@ -21,8 +21,8 @@ LoraPath = str | list[str | None] | None
 
 
 def adapter_named(card: ModelCard, model: str | None) -> str:
-    """The adapter that a body's `model` means; "": the plain model. Raises ModelNotFound. Leaving the field out, or "default", means
-    the served model, whatever its name."""
+    """The adapter that a body's `model` means; "": the plain model. Raises ModelNotFound. Leaving the field
+    out, or "default", means the served model, whatever its name."""
     if model in (None, "default", card.name):
         return ""
     assert model is not None
@@ -32,7 +32,9 @@ def adapter_named(card: ModelCard, model: str | None) -> str:
     if colon and base in ("default", card.name) and name in card.adapters:
         return name
     more = f" and the adapters {', '.join(card.adapters)}" if card.adapters else ""
-    raise ModelNotFound(f"the model {model} is not served here; this server has {card.name}{more}", param="model")
+    raise ModelNotFound(
+        f"the model {model} is not served here; this server has {card.name}{more}", param="model"
+    )
 
 
 def adapters_of(card: ModelCard, model: str | None, paths: LoraPath, count: int) -> Sequence[str]:
@@ -42,7 +44,10 @@ def adapters_of(card: ModelCard, model: str | None, paths: LoraPath, count: int)
         raise InvalidRequest(f"lora_path has {len(paths)} entries for {count} prompts", param="lora_path")
     each = [path or "" for path in paths] if isinstance(paths, list) else [paths or ""] * count
     if named and any(path not in ("", named) for path in each):
-        raise InvalidRequest(f"model asks for the adapter {named}, and lora_path for another one; give one of them", param="lora_path")
+        raise InvalidRequest(
+            f"model asks for the adapter {named}, and lora_path for another one; give one of them",
+            param="lora_path",
+        )
     return [path or named for path in each]
 
 
@@ -84,11 +89,15 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
 
     async def load_v1(body: LoadBody) -> Any:
         await load(body)
-        return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
+        return Response(
+            f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain"
+        )
 
     async def unload_v1(body: UnloadBody) -> Any:
         await unload(body)
-        return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
+        return Response(
+            f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain"
+        )
 
     size = settings.max_body_bytes
     return [

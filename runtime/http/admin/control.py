@@ -1,4 +1,5 @@
-"""What operators ask and order: is it well, how busy is it; pause, go on, empty the cache, abort requests of others."""
+"""What operators ask and order: is it well, how busy is it; pause, go on, empty the cache, abort requests of
+others."""
 
 import time
 from typing import Annotated as A
@@ -44,7 +45,8 @@ class OpenSessionBody(Struct, frozen=True):
     capacity_of_str_len: A[int, Meta(ge=1, le=2**40)]
     session_id: A[str, Meta(min_length=1, max_length=256)] | None = None
     streaming: bool | None = None
-    timeout: A[float, Meta(gt=0, le=31_536_000)] | None = None  # seconds without a request, after which it is closed
+    # seconds without a request, after which it is closed
+    timeout: A[float, Meta(gt=0, le=31_536_000)] | None = None
 
 
 class CloseSessionBody(Struct, frozen=True):
@@ -86,14 +88,22 @@ class ProbeAnswerFormat:
 
 
 def probe(service: Service) -> Answer:
-    """Generates one token, through everything that a request goes through. Raises Unavailable while nothing is generated."""
+    """Generates one token, through everything that a request goes through. Raises Unavailable while nothing
+    is generated."""
     if service.health().state == "paused":
         raise Unavailable("generation is paused (/pause_generation); /continue_generation ends that")
     if service.health().state == "released":
-        raise Unavailable("memory of the ranks is given back (/release_memory_occupation); /resume_memory_occupation takes it again")
+        raise Unavailable(
+            "memory of the ranks is given back (/release_memory_occupation); /resume_memory_occupation takes it again"
+        )
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    ask = Ask(id=f"probe-{uuid4().hex}", prompt=Tokens([PROBE_TOKEN]), params=params, arrival_s=time.monotonic(),
-              pools=service.card.pooling is not None)
+    ask = Ask(
+        id=f"probe-{uuid4().hex}",
+        prompt=Tokens([PROBE_TOKEN]),
+        params=params,
+        arrival_s=time.monotonic(),
+        pools=service.card.pooling is not None,
+    )
     return Answer(service, [ask], ProbeAnswerFormat(), is_stream=False, names={})
 
 
@@ -118,24 +128,37 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
 
     async def abort(body: AbortBody) -> Any:
         if not body.rid and not body.abort_all:
-            raise InvalidRequest("give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid")
+            raise InvalidRequest(
+                "give rid, the beginning of the ids of the requests to abort, or abort_all", param="rid"
+            )
         return {"aborted": control.abort("" if body.abort_all else body.rid)}
 
     async def open_session(body: OpenSessionBody) -> Any:
-        return control.open_session(body.capacity_of_str_len, body.session_id, body.timeout, is_line=bool(body.streaming))
+        return control.open_session(
+            body.capacity_of_str_len, body.session_id, body.timeout, is_line=bool(body.streaming)
+        )
 
     async def close_session(body: CloseSessionBody) -> Any:
         control.close_session(body.session_id)
         return Response()
 
     async def start_profile(body: ProfileBody) -> Any:
-        folder = control.start_profile(Profile(
-            folder=body.output_dir or "", activities=tuple(body.activities or ("CPU", "GPU")), with_stack=bool(body.with_stack),
-            record_shapes=bool(body.record_shapes), num_steps=body.num_steps))
+        folder = control.start_profile(
+            Profile(
+                folder=body.output_dir or "",
+                activities=tuple(body.activities or ("CPU", "GPU")),
+                with_stack=bool(body.with_stack),
+                record_shapes=bool(body.record_shapes),
+                num_steps=body.num_steps,
+            )
+        )
         return {"message": "The ranks record; when they stop, each writes a file.", "output_dir": folder}
 
     async def stop_profile(_: NoBody) -> Any:
-        return {"message": "The ranks write what they recorded, which takes a moment.", "output_dir": control.stop_profile()}
+        return {
+            "message": "The ranks write what they recorded, which takes a moment.",
+            "output_dir": control.stop_profile(),
+        }
 
     size = settings.max_body_bytes
     return [
@@ -154,40 +177,58 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
 
 
 def loads(load: Load) -> dict[str, Any]:
-    """The load in SGLang's names, one entry for each scheduler. What only we tell: num_cached_tokens, num_steps, page_size."""
+    """The load in SGLang's names, one entry for each scheduler. What only we tell: num_cached_tokens,
+    num_steps, page_size."""
     used = (load.used_pages - load.cached_pages) * load.page_size
     usage = (load.used_pages - load.cached_pages) / max(load.total_pages, 1)
     return {
         "timestamp": time.time(),
         "dp_rank_count": 1,
-        "loads": [{
-            "dp_rank": 0,
-            "timestamp": time.time(),
-            "num_running_reqs": load.running,
-            "num_waiting_reqs": load.waiting,
-            "num_total_reqs": load.running + load.waiting,
-            "num_used_tokens": used,
-            "num_total_tokens": used + load.waiting_tokens,
-            "num_cached_tokens": load.cached_pages * load.page_size,
-            "max_total_num_tokens": load.total_pages * load.page_size,
-            "token_usage": usage,
-            "gen_throughput": load.tokens_per_s,
-            "cache_hit_rate": load.cached_tokens / max(load.prompt_tokens, 1),
-            "utilization": max(usage, load.running / max(load.max_running, 1)),
-            "max_running_requests": load.max_running,
-            "num_steps": load.steps,
-            "page_size": load.page_size,
-            "memory": {"weight_gb": load.weights_bytes / 1e9, "kv_cache_gb": load.pages_bytes / 1e9,
-                       "token_capacity": load.total_pages * load.page_size},
-            "queues": {"waiting": load.waiting},
-        }],
-        "aggregate": {"total_running_reqs": load.running, "total_waiting_reqs": load.waiting,
-                      "total_reqs": load.running + load.waiting, "avg_token_usage": usage, "avg_throughput": load.tokens_per_s},
+        "loads": [
+            {
+                "dp_rank": 0,
+                "timestamp": time.time(),
+                "num_running_reqs": load.running,
+                "num_waiting_reqs": load.waiting,
+                "num_total_reqs": load.running + load.waiting,
+                "num_used_tokens": used,
+                "num_total_tokens": used + load.waiting_tokens,
+                "num_cached_tokens": load.cached_pages * load.page_size,
+                "max_total_num_tokens": load.total_pages * load.page_size,
+                "token_usage": usage,
+                "gen_throughput": load.tokens_per_s,
+                "cache_hit_rate": load.cached_tokens / max(load.prompt_tokens, 1),
+                "utilization": max(usage, load.running / max(load.max_running, 1)),
+                "max_running_requests": load.max_running,
+                "num_steps": load.steps,
+                "page_size": load.page_size,
+                "memory": {
+                    "weight_gb": load.weights_bytes / 1e9,
+                    "kv_cache_gb": load.pages_bytes / 1e9,
+                    "token_capacity": load.total_pages * load.page_size,
+                },
+                "queues": {"waiting": load.waiting},
+            }
+        ],
+        "aggregate": {
+            "total_running_reqs": load.running,
+            "total_waiting_reqs": load.waiting,
+            "total_reqs": load.running + load.waiting,
+            "avg_token_usage": usage,
+            "avg_throughput": load.tokens_per_s,
+        },
     }
 
 
 def old_loads(load: Load) -> list[dict[str, Any]]:
     """The load as SGLang's older /get_load has it."""
     tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
-    return [{"dp_rank": 0, "num_reqs": load.running + load.waiting, "num_waiting_reqs": load.waiting, "num_tokens": tokens,
-             "ts_tic": time.monotonic()}]
+    return [
+        {
+            "dp_rank": 0,
+            "num_reqs": load.running + load.waiting,
+            "num_waiting_reqs": load.waiting,
+            "num_tokens": tokens,
+            "ts_tic": time.monotonic(),
+        }
+    ]

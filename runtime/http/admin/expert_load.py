@@ -1,4 +1,5 @@
-"""Routes of the record of expert load, in SGLang's words, except that a dump is a safetensors file, and its answer tells the counts."""
+"""Routes of the record of expert load, in SGLang's words, except that a dump is a safetensors file, and its
+answer tells the counts."""
 
 from typing import Any
 
@@ -32,9 +33,16 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
     async def dump(body: DumpBody) -> Any:
         found = await experts.count("dump", body.output_dir or "")
         counts = found.counts.reshape(len(found.layers), -1).tolist()
-        return {"message": "Dump expert distribution record.", "num_steps": found.num_steps, "file": found.file,
-                "layers": found.layers, "total_count": counts}
+        return {
+            "message": "Dump expert distribution record.",
+            "num_steps": found.num_steps,
+            "file": found.file,
+            "layers": found.layers,
+            "total_count": counts,
+        }
 
     size = settings.max_body_bytes
-    return [Route(f"/{word}_expert_distribution_record", taking(kind, ExpertRecord, serve, size), methods=EITHER)
-            for word, kind, serve in (("start", NoBody, start), ("stop", NoBody, stop), ("dump", DumpBody, dump))]
+    return [
+        Route(f"/{word}_expert_distribution_record", taking(kind, ExpertRecord, serve, size), methods=EITHER)
+        for word, kind, serve in (("start", NoBody, start), ("stop", NoBody, stop), ("dump", DumpBody, dump))
+    ]

@@ -1,4 +1,5 @@
-"""What the ranks hold, over HTTP, in SGLang's words: memory that is given back and taken again, and weights that are replaced."""
+"""What the ranks hold, over HTTP, in SGLang's words: memory that is given back and taken again, and weights
+that are replaced."""
 
 from typing import Any
 
@@ -19,8 +20,8 @@ class OccupationBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UpdateBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """/update_weights_from_disk. In any case graphs are captured anew, memory that nobody holds goes back, and a pause stays as it is: the
-    fields for that have no effect."""
+    """/update_weights_from_disk. In any case graphs are captured anew, memory that nobody holds goes back,
+    and a pause stays as it is: the fields for that have no effect."""
 
     model_path: str
     load_format: str | None = None
@@ -60,22 +61,42 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
         return told(list(await service.memory_saver.resume(body.tags)))
 
     def told(released: list[Part]) -> dict[str, Any]:
-        return {"success": True, "message": f"given back: {', '.join(released) or 'nothing'}", "released": released}
+        return {
+            "success": True,
+            "message": f"given back: {', '.join(released) or 'nothing'}",
+            "released": released,
+        }
 
     async def update(body: UpdateBody) -> Any:
         if body.manifest is not None or body.is_async:
-            raise InvalidRequest("manifest and is_async are not served; leave them out",
-                                 param="is_async" if body.manifest is None else "manifest")
+            raise InvalidRequest(
+                "manifest and is_async are not served; leave them out",
+                param="is_async" if body.manifest is None else "manifest",
+            )
         if body.abort_all_requests:
             service.control.abort("")
-        await service.memory_saver.update_weights(body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache)
+        await service.memory_saver.update_weights(
+            body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache
+        )
         waiting = service.load()
-        return {"success": True, "message": "The weights were replaced.", "num_paused_requests": waiting.running + waiting.waiting,
-                "weight_version": service.card.weight_version}
+        return {
+            "success": True,
+            "message": "The weights were replaced.",
+            "num_paused_requests": waiting.running + waiting.waiting,
+            "weight_version": service.card.weight_version,
+        }
 
     size = settings.max_body_bytes
     return [
-        Route("/release_memory_occupation", taking(OccupationBody, Occupation, release, size), methods=["GET", "POST"]),
-        Route("/resume_memory_occupation", taking(OccupationBody, Occupation, resume, size), methods=["GET", "POST"]),
+        Route(
+            "/release_memory_occupation",
+            taking(OccupationBody, Occupation, release, size),
+            methods=["GET", "POST"],
+        ),
+        Route(
+            "/resume_memory_occupation",
+            taking(OccupationBody, Occupation, resume, size),
+            methods=["GET", "POST"],
+        ),
         Route("/update_weights_from_disk", taking(UpdateBody, Updated, update, size), methods=["POST"]),
     ]

@@ -30,9 +30,26 @@ from runtime.http.anthropic.message_request import (
 from runtime.http.openai.completion_request import ChatBody, Function, Message, ToolCall
 
 # fields that both APIs have, and our names of others -> the client's, for refusals
-SAME = ("model", "stream", "temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty", "ignore_eos", "priority", "cache_salt")
-NAMES = {"stop": "stop_sequences", "max_new_tokens": "max_tokens", "response_format": "output_config.format", "prompt": "messages",
-         "input_ids": "messages"}
+SAME = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
+)
+NAMES = {
+    "stop": "stop_sequences",
+    "max_new_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "prompt": "messages",
+    "input_ids": "messages",
+}
 SEPARATOR = "\n"  # between the texts of a message, as in chat completions
 ERROR = "Error: "  # templates know no failed calls, models do
 
@@ -42,7 +59,9 @@ def chat_body(body: CountBody) -> ChatBody:
     for name in REFUSED:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
-    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
+    fields: dict[str, Any] = {
+        name: value for name in SAME if (value := getattr(body, name, None)) is not None
+    }
     fields["messages"] = messages_of(body)
     if body.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -53,7 +72,10 @@ def chat_body(body: CountBody) -> ChatBody:
         fields["reasoning_effort"] = body.output_config.effort
     form = (body.output_config.format if body.output_config is not None else None) or body.output_format
     if form is not None:
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": form.schema},
+        }
     fields["chat_template_kwargs"] = _thinking(body) | (body.chat_template_kwargs or {})
     if isinstance(body, MessagesBody):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
@@ -70,11 +92,14 @@ def _choice(body: CountBody) -> dict[str, Any]:
             wish: Any = {"type": "function", "function": {"name": name}}
         case _:
             wish = "required" if isinstance(choice, AnyChoice) else "auto"
-    return {"tool_choice": wish} | ({"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {})
+    return {"tool_choice": wish} | (
+        {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    )
 
 
 def _thinking(body: CountBody) -> dict[str, Any]:
-    """Under the names that templates use. Who does not ask for thoughts gets none, as far as the template can help it."""
+    """Under the names that templates use. Who does not ask for thoughts gets none, as far as the template can
+    help it."""
     wish = body.thinking
     if isinstance(wish, Adaptive):
         return {}
@@ -82,7 +107,9 @@ def _thinking(body: CountBody) -> dict[str, Any]:
     args: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
     if isinstance(wish, Enabled):
         if isinstance(body, MessagesBody) and wish.budget_tokens >= body.max_tokens:
-            raise InvalidRequest("thinking.budget_tokens must be below max_tokens", param="thinking.budget_tokens")
+            raise InvalidRequest(
+                "thinking.budget_tokens must be below max_tokens", param="thinking.budget_tokens"
+            )
         args["thinking_budget"] = wish.budget_tokens
     return args
 
@@ -90,8 +117,10 @@ def _thinking(body: CountBody) -> dict[str, Any]:
 def tool_of(tool: Tool, place: str) -> dict[str, Any]:
     """Raises InvalidRequest."""
     if tool.type not in (None, "custom"):
-        raise InvalidRequest(f"{place}: tools of type {tool.type} do not run here; give tools of your own, with input_schema",
-                             param=f"{place}.type")
+        raise InvalidRequest(
+            f"{place}: tools of type {tool.type} do not run here; give tools of your own, with input_schema",
+            param=f"{place}.type",
+        )
     if tool.input_schema is None:
         raise InvalidRequest(f"{place}.input_schema is missing", param=f"{place}.input_schema")
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
@@ -106,7 +135,11 @@ def messages_of(body: CountBody) -> list[Message]:
     """Raises InvalidRequest."""
     messages = []
     if body.system:
-        text = body.system if isinstance(body.system, str) else SEPARATOR.join([block.text for block in body.system])
+        text = (
+            body.system
+            if isinstance(body.system, str)
+            else SEPARATOR.join([block.text for block in body.system])
+        )
         messages.append(Message(role="system", content=text))
     for i, turn in enumerate(body.messages):
         place = f"messages[{i}].content"
@@ -115,7 +148,9 @@ def messages_of(body: CountBody) -> list[Message]:
         elif turn.role == "assistant":
             messages.append(_assistant(turn.content, place))
             if i == len(body.messages) - 1 and messages[-1].tool_calls:
-                raise InvalidRequest(f"{place} ends with a tool_use; its tool_result must follow", param=place)
+                raise InvalidRequest(
+                    f"{place} ends with a tool_use; its tool_result must follow", param=place
+                )
         else:
             messages += _user(turn, turn.content, place)
     _clear_reasoning(body, messages)
@@ -126,7 +161,7 @@ def _clear_reasoning(body: CountBody, messages: list[Message]) -> None:
     """As the request's context_management has it."""
     for edit in body.context_management.edits if body.context_management is not None else ():
         if isinstance(edit.keep, Turns):
-            for message in [message for message in messages if message.reasoning_content][:-edit.keep.value]:
+            for message in [message for message in messages if message.reasoning_content][: -edit.keep.value]:
                 message.reasoning_content = None
 
 
@@ -142,8 +177,12 @@ def _assistant(blocks: Sequence[Block], place: str) -> Message:
                 calls.append(ToolCall(Function(name, msgspec.json.encode(value).decode()), call_id))
             case _:
                 _refuse(block, "an answer", f"{place}[{i}]")
-    return Message(role="assistant", content=SEPARATOR.join(texts), reasoning_content=SEPARATOR.join(reasoning) or None,
-                   tool_calls=calls or None)
+    return Message(
+        role="assistant",
+        content=SEPARATOR.join(texts),
+        reasoning_content=SEPARATOR.join(reasoning) or None,
+        tool_calls=calls or None,
+    )
 
 
 def _user(turn: Turn, blocks: Sequence[Block], place: str) -> list[Message]:
@@ -178,12 +217,19 @@ def _result(block: ToolResultBlock, place: str) -> Message:
                 _refuse(part, "a tool_result", f"{place}.content[{i}]")
             texts.append(part.text)
         text = SEPARATOR.join(texts)
-    return Message(role="tool", content=ERROR + text if block.is_error else text, tool_call_id=block.tool_use_id)
+    return Message(
+        role="tool", content=ERROR + text if block.is_error else text, tool_call_id=block.tool_use_id
+    )
 
 
 def _refuse(block: Block, where: str, place: str) -> None:
     kind = type(block).__struct_config__.tag
     if isinstance(block, (ImageBlock, DocumentBlock, SearchBlock)):
-        raise InvalidRequest(f"{place}: blocks of type {kind} are not served by this version yet; only text is", param=f"{place}.type")
+        raise InvalidRequest(
+            f"{place}: blocks of type {kind} are not served by this version yet; only text is",
+            param=f"{place}.type",
+        )
     if kind != "redacted_thinking":
-        raise InvalidRequest(f"{place}: a block of type {kind} does not belong to {where}", param=f"{place}.type")
+        raise InvalidRequest(
+            f"{place}: a block of type {kind} does not belong to {where}", param=f"{place}.type"
+        )

@@ -1,4 +1,5 @@
-"""The requests of Anthropic's API as this server takes them. Blocks may have fields that are not here: clients replay whole answers."""
+"""The requests of Anthropic's API as this server takes them. Blocks may have fields that are not here:
+clients replay whole answers."""
 
 from typing import Annotated as A
 from typing import Any, Literal
@@ -63,7 +64,16 @@ class SearchBlock(Struct, tag_field="type", tag="search_result"):
     source: Any = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock | ImageBlock | DocumentBlock | SearchBlock
+Block = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchBlock
+)
 
 
 class Turn(Struct, forbid_unknown_fields=True):
@@ -74,7 +84,8 @@ class Turn(Struct, forbid_unknown_fields=True):
 
 
 class Tool(Struct):
-    """A function of the client. Tools that run in Anthropic's servers have another `type`, and are refused."""
+    """A function of the client. Tools that run in Anthropic's servers have another `type`, and are
+    refused."""
 
     name: A[str, Meta(min_length=1, max_length=128)]
     input_schema: dict[str, Any] | None = None
@@ -201,7 +212,8 @@ class MessagesBody(CountBody, kw_only=True, forbid_unknown_fields=True):
     top_p: float | None = None
     top_k: int | None = None
     # accepted without effect
-    metadata: dict[str, Any] | None = None  # user_id is for logs; whose share a request uses is a matter of keys or headers
+    # user_id is for logs; whose share a request uses is a matter of keys or headers
+    metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
     container: Any = None

@@ -1,4 +1,5 @@
-"""What the routes of Anthropic's API answer. Answers are encoded as these, and the OpenAPI document is made of them."""
+"""What the routes of Anthropic's API answer. Answers are encoded as these, and the OpenAPI document is made
+of them."""
 
 from typing import Any, Literal
 
@@ -51,7 +52,9 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["assistant"]
     model: str
     content: list[Text | Thinking | ToolUse]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_reason: (
+        Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    )
     stop_sequence: str | None
     stop_details: None
     container: None
@@ -74,8 +77,15 @@ class Delta(Struct, kw_only=True, forbid_unknown_fields=True):
 class MessageEvent(Struct, kw_only=True, forbid_unknown_fields=True):
     """An event of a message's growth; `type` says which fields it has."""
 
-    type: Literal["message_start", "content_block_start", "ping", "content_block_delta", "content_block_stop", "message_delta",
-                  "message_stop"]
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "ping",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
     message: Message | UnsetType = UNSET
     index: int | UnsetType = UNSET
     content_block: Text | Thinking | ToolUse | UnsetType = UNSET

@@ -39,7 +39,13 @@ def messages(service: Service, body: bytes) -> Answer:
         raise renamed(error, NAMES) from None
     is_stream = bool(wish.stream)
     omits = isinstance(wish.thinking, Enabled | Adaptive) and wish.thinking.display == "omitted"
-    answer_format = MessageAnswerFormat(message_id, told_model(service.card, wish.model), wish.max_tokens, is_stream=is_stream, omits_reasoning=omits)
+    answer_format = MessageAnswerFormat(
+        message_id,
+        told_model(service.card, wish.model),
+        wish.max_tokens,
+        is_stream=is_stream,
+        omits_reasoning=omits,
+    )
     return Answer(service, [ask], answer_format, is_stream=is_stream, names=names | NAMES, reading=reading)
 
 
@@ -55,8 +61,14 @@ async def count_tokens(service: Service, wish: CountBody) -> Any:
 
 def model_fields(card: ModelCard) -> Payload:
     """The model as Anthropic's clients look for it."""
-    return {"id": card.name, "type": "model", "display_name": card.name, "created_at": datetime.fromtimestamp(card.created, UTC),
-            "max_input_tokens": card.limits.longest_prompt, "max_tokens": card.limits.longest}
+    return {
+        "id": card.name,
+        "type": "model",
+        "display_name": card.name,
+        "created_at": datetime.fromtimestamp(card.created, UTC),
+        "max_input_tokens": card.limits.longest_prompt,
+        "max_tokens": card.limits.longest,
+    }
 
 
 class MessageAnswerFormat:
@@ -64,10 +76,27 @@ class MessageAnswerFormat:
 
     gives = Message
 
-    def __init__(self, message_id: str, model: str, max_tokens: int, *, is_stream: bool = False, omits_reasoning: bool = False) -> None:
-        self.message: Payload = {"id": message_id, "type": "message", "role": "assistant", "model": model, "content": [],
-                                 "stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None,
-                                 "usage": usage(0, 0, 0, 0)}
+    def __init__(
+        self,
+        message_id: str,
+        model: str,
+        max_tokens: int,
+        *,
+        is_stream: bool = False,
+        omits_reasoning: bool = False,
+    ) -> None:
+        self.message: Payload = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
+            "usage": usage(0, 0, 0, 0),
+        }
         self.max_tokens = max_tokens
         self.omits_reasoning = omits_reasoning
         self.reasoning_tokens = 0
@@ -82,16 +111,34 @@ class MessageAnswerFormat:
     def tail(self) -> bytes:
         payloads = self.writer.close()
         self._end()
-        said = {name: self.message[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")}
-        return _sse([*payloads, {"type": "message_delta", "delta": said, "usage": self.message["usage"]}, {"type": "message_stop"}])
+        said = {
+            name: self.message[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")
+        }
+        return _sse(
+            [
+                *payloads,
+                {"type": "message_delta", "delta": said, "usage": self.message["usage"]},
+                {"type": "message_stop"},
+            ]
+        )
 
     def failure(self, error: RequestError) -> bytes:
         return _sse([to_builtins(anthropic_error(error))])
 
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
-        self.writer.add(self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events,
-                                         reasoning_tokens=output.reasoning_tokens)))
+        self.writer.add(
+            self._read(
+                Delta(
+                    0,
+                    output.text,
+                    output.token_ids,
+                    finish=output.finish,
+                    events=output.events,
+                    reasoning_tokens=output.reasoning_tokens,
+                )
+            )
+        )
         self.writer.close()
         self._end()
         return self.message
@@ -105,27 +152,46 @@ class MessageAnswerFormat:
         self.finish = delta.finish or self.finish
         self.reasoning_tokens += delta.reasoning_tokens
         events = events_of(delta)
-        return [event for event in events if not isinstance(event, Reasoning)] if self.omits_reasoning else events
+        return (
+            [event for event in events if not isinstance(event, Reasoning)]
+            if self.omits_reasoning
+            else events
+        )
 
     def _end(self) -> None:
         end = self.finish
         assert end is not None
-        self.message["usage"] = usage(end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.reasoning_tokens)
+        self.message["usage"] = usage(
+            end.prompt_tokens, end.cached_tokens, end.completion_tokens, self.reasoning_tokens
+        )
         is_matched = end.reason is FinishReason.STOP and isinstance(end.matched, str)
         if end.reason is FinishReason.LENGTH:
-            reason = "max_tokens" if end.completion_tokens >= self.max_tokens else "model_context_window_exceeded"
+            reason = (
+                "max_tokens" if end.completion_tokens >= self.max_tokens else "model_context_window_exceeded"
+            )
         elif self.writer.has_calls:
             reason = "tool_use"
         else:
             reason = "stop_sequence" if is_matched else "end_turn"
-        self.message |= {"stop_reason": reason, "stop_sequence": end.matched if reason == "stop_sequence" else None}
+        self.message |= {
+            "stop_reason": reason,
+            "stop_sequence": end.matched if reason == "stop_sequence" else None,
+        }
 
 
 def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int) -> Payload:
     """Input tokens are those that were not found in the cache."""
-    return {"input_tokens": prompt_tokens - cached_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached_tokens,
-            "output_tokens": output_tokens, "output_tokens_details": {"thinking_tokens": reasoning_tokens}, "service_tier": "standard"}
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"thinking_tokens": reasoning_tokens},
+        "service_tier": "standard",
+    }
 
 
 def _sse(payloads: list[Payload]) -> bytes:
-    return b"".join([b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads])
+    return b"".join(
+        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
+    )

@@ -14,7 +14,8 @@ GROWS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delt
 
 
 class Writer:
-    """One answer. `content` grows; each call returns the events that it is worth. A stream's texts are in its events alone."""
+    """One answer. `content` grows; each call returns the events that it is worth. A stream's texts are in its
+    events alone."""
 
     def __init__(self, content: list[Payload], *, is_stream: bool = False) -> None:
         self.content = content
@@ -32,7 +33,14 @@ class Writer:
                 case Reasoning(text=text):
                     payloads += self._text("thinking", text)
                 case CallBegin(name=name, id=call_id):
-                    payloads += self._begin({"type": "tool_use", "id": call_id or f"toolu_{uuid4().hex}", "name": name, "input": {}})
+                    payloads += self._begin(
+                        {
+                            "type": "tool_use",
+                            "id": call_id or f"toolu_{uuid4().hex}",
+                            "name": name,
+                            "input": {},
+                        }
+                    )
                 case Arguments(text=text):
                     self._arguments += text
                     payloads.append(self._delta({"type": "input_json_delta", "partial_json": text}))
@@ -55,7 +63,9 @@ class Writer:
         payloads: list[Payload] = []
         field, delta = GROWS[kind]
         if self._open is None or self._open["type"] != kind:
-            payloads = self._begin({"type": kind, field: ""} | ({"signature": ""} if kind == "thinking" else {}))
+            payloads = self._begin(
+                {"type": kind, field: ""} | ({"signature": ""} if kind == "thinking" else {})
+            )
         assert self._open is not None
         if not self.is_stream:
             self._open[field] += text
@@ -65,8 +75,11 @@ class Writer:
         payloads = self.close()
         self.content.append(block)
         self._open = block
-        payloads.append({"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)})
-        return payloads if len(self.content) > 1 else [*payloads, PING]  # Anthropic's server sends one there as well
+        payloads.append(
+            {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}
+        )
+        # Anthropic's server sends one there as well
+        return payloads if len(self.content) > 1 else [*payloads, PING]
 
     def _delta(self, delta: Payload) -> Payload:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}

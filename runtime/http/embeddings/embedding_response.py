@@ -1,4 +1,5 @@
-"""What the routes of vectors and scores answer. Answers are encoded as these, and the OpenAPI document is made of them."""
+"""What the routes of vectors and scores answer. Answers are encoded as these, and the OpenAPI document is
+made of them."""
 
 from typing import Any, Literal
 

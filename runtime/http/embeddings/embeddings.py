@@ -36,7 +36,8 @@ class EmbeddingBody(Common, kw_only=True, forbid_unknown_fields=True):
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: A[int, Meta(ge=1)] | None = None  # the first so many numbers, of length 1 again: for models trained for that
+    # the first so many numbers, of length 1 again: for models trained for that
+    dimensions: A[int, Meta(ge=1)] | None = None
     normalize: bool | None = None  # to length 1; unless told, as the model's folder says
     add_special_tokens: bool | None = None
 
@@ -64,8 +65,10 @@ def embeddings(service: Service, body: bytes) -> Answer:
     is_normalised = pooling.is_normalised if wish.normalize is None else wish.normalize
 
     def tell(outputs: list[Output]) -> Embeddings:
-        data = [Embedding(i, written(embedding(output, size, is_normalised=is_normalised), wish.encoding_format))
-                for i, output in enumerate(outputs)]
+        data = [
+            Embedding(i, written(embedding(output, size, is_normalised=is_normalised), wish.encoding_format))
+            for i, output in enumerate(outputs)
+        ]
         return Embeddings(data, service.card.name, usage(outputs))
 
     prompts = prompts_of(wish.input, add_special=wish.add_special_tokens is not False)
@@ -81,7 +84,10 @@ def pooled(service: Service, body: bytes) -> Answer:
 
     def tell(outputs: list[Output]) -> PooledList:
         is_class = pooling.task == "classify"
-        vectors = [activated(o, pooling) if is_class else embedding(o, size, is_normalised=is_normalised) for o in outputs]
+        vectors = [
+            activated(o, pooling) if is_class else embedding(o, size, is_normalised=is_normalised)
+            for o in outputs
+        ]
         data = [Pooled(i, written(vector, wish.encoding_format)) for i, vector in enumerate(vectors)]
         return PooledList(id, int(time.time()), service.card.name, data, usage(outputs))
 
@@ -99,7 +105,9 @@ def encode(service: Service, body: bytes) -> Answer:
     size = size_of(wish.dimensions, pooling.size)
     if (wish.text is None) == (wish.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
-    prompts: list[Text | Tokens] = prompts_of(wish.text or wish.input_ids or "", "text" if wish.text is not None else "input_ids")
+    prompts: list[Text | Tokens] = prompts_of(
+        wish.text or wish.input_ids or "", "text" if wish.text is not None else "input_ids"
+    )
     is_list = isinstance(wish.text, list) or bool(wish.input_ids and isinstance(wish.input_ids[0], list))
     common = Common(request_id=wish.rid)
     id = new_id("encode", common)
@@ -107,19 +115,36 @@ def encode(service: Service, body: bytes) -> Answer:
     def tell(outputs: list[Output]) -> Encoded | list[Encoded]:
         answers = []
         for i, output in enumerate(outputs):
-            vector = raw(output) if pooling.task == "classify" else embedding(output, size, is_normalised=pooling.is_normalised)
+            vector = (
+                raw(output)
+                if pooling.task == "classify"
+                else embedding(output, size, is_normalised=pooling.is_normalised)
+            )
             assert output.finish is not None
-            meta = MetaInfo(id=id if len(outputs) == 1 else f"{id}-{i}", finish_reason=FinishReason(type="length", length=0),
-                            prompt_tokens=output.finish.prompt_tokens, cached_tokens=output.finish.cached_tokens,
-                            e2e_latency=time.monotonic() - arrival_s)
+            meta = MetaInfo(
+                id=id if len(outputs) == 1 else f"{id}-{i}",
+                finish_reason=FinishReason(type="length", length=0),
+                prompt_tokens=output.finish.prompt_tokens,
+                cached_tokens=output.finish.cached_tokens,
+                e2e_latency=time.monotonic() - arrival_s,
+            )
             answers.append(Encoded(embedding=vector.tolist(), meta_info=meta))
         return answers if is_list else answers[0]
 
-    return answer(service, prompts, tell, common=common, id=id, names={"prompt": "text" if wish.text is not None else "input_ids"})
+    return answer(
+        service,
+        prompts,
+        tell,
+        common=common,
+        id=id,
+        names={"prompt": "text" if wish.text is not None else "input_ids"},
+    )
 
 
 def size_of(wish: int | None, size: int) -> int | None:
     """Numbers of each vector. Raises InvalidRequest."""
     if wish is not None and wish > size:
-        raise InvalidRequest(f"dimensions is {wish}, but the model's vectors have {size} numbers", param="dimensions")
+        raise InvalidRequest(
+            f"dimensions is {wish}, but the model's vectors have {size} numbers", param="dimensions"
+        )
     return wish

@@ -1,4 +1,5 @@
-"""What an engine says of texts in numbers: vectors, classes, scores. Calls go the way of the HTTP routes, from their checks on."""
+"""What an engine says of texts in numbers: vectors, classes, scores. Calls go the way of the HTTP routes,
+from their checks on."""
 
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,12 +16,14 @@ from runtime.http.streaming import sse
 from runtime.http.streaming.exchange import Answer
 from runtime.service import Service
 
-Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]  # one text or several, as texts or token ids
+# one text or several, as texts or token ids
+Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Serve = Callable[[Service, bytes], Answer]
 
 
 class Classes(Struct, frozen=True):
-    """What a classifier says of a text: the likeliest label, and a number for each (probabilities, where it has them)."""
+    """What a classifier says of a text: the likeliest label, and a number for each (probabilities, where it
+    has them)."""
 
     label: str
     probs: np.ndarray
@@ -35,50 +38,92 @@ class Ranked(Struct, frozen=True):
 
 
 class Vectors:
-    """The part of an engine that makes numbers of texts. Everything raises InvalidRequest, Overloaded, Unavailable."""
+    """The part of an engine that makes numbers of texts. Everything raises InvalidRequest, Overloaded,
+    Unavailable."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def embed(self, texts: Texts, *, dimensions: int | None = None, normalize: bool | None = None,
-                    truncate: int | None = None) -> np.ndarray:
-        """float32 [size] of one text, [texts, size] of several. `truncate`: tokens to keep of longer texts; -1: as many as fit."""
-        wish = {"encoding_format": "base64", "dimensions": dimensions, "normalize": normalize, "truncate_prompt_tokens": truncate}
-        vectors = [np.frombuffer(b64decode(one.embedding), "<f4") async for one in self._data(embeddings, texts, wish)]
+    async def embed(
+        self,
+        texts: Texts,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: int | None = None,
+    ) -> np.ndarray:
+        """float32 [size] of one text, [texts, size] of several. `truncate`: tokens to keep of longer texts;
+        -1: as many as fit."""
+        wish = {
+            "encoding_format": "base64",
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "truncate_prompt_tokens": truncate,
+        }
+        vectors = [
+            np.frombuffer(b64decode(one.embedding), "<f4")
+            async for one in self._data(embeddings, texts, wish)
+        ]
         return vectors[0] if _is_one(texts) else np.stack(vectors)
 
     async def encode(self, texts: Texts, **wishes: Any) -> Any:
-        """In the form of SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them. Of a classifier its plain numbers."""
+        """In the form of SGLang's Engine.encode: {"embedding", "meta_info"}, or a list of them. Of a
+        classifier its plain numbers."""
         first = texts if isinstance(texts, str) else _listed(texts)[0]
         field = "text" if isinstance(first, str) else "input_ids"
         return to_builtins(await self._answer(encode, wishes | {field: texts}))
 
-    async def classify(self, texts: Texts, *, use_activation: bool | None = None, truncate: int | None = None) -> Classes | list[Classes]:
+    async def classify(
+        self, texts: Texts, *, use_activation: bool | None = None, truncate: int | None = None
+    ) -> Classes | list[Classes]:
         wish = {"use_activation": use_activation, "truncate_prompt_tokens": truncate}
-        classes = [Classes(one.label, np.array(one.probs, np.float32)) async for one in self._data(classify, texts, wish)]
+        classes = [
+            Classes(one.label, np.array(one.probs, np.float32))
+            async for one in self._data(classify, texts, wish)
+        ]
         return classes[0] if _is_one(texts) else classes
 
-    async def score(self, text_1: str | Sequence[str] | None = None, text_2: str | Sequence[str] | None = None, *,
-                    use_activation: bool | None = None, truncate: int | None = None, **labels: Any) -> Any:
-        """How well texts go together: one number for two texts, else a list. Of a model that generates, in SGLang's words
-        (`query`, `items`, `label_token_ids`, `apply_softmax`, `item_first`): a list of numbers for each item."""
+    async def score(
+        self,
+        text_1: str | Sequence[str] | None = None,
+        text_2: str | Sequence[str] | None = None,
+        *,
+        use_activation: bool | None = None,
+        truncate: int | None = None,
+        **labels: Any,
+    ) -> Any:
+        """How well texts go together: one number for two texts, else a list. Of a model that generates, in
+        SGLang's words (`query`, `items`, `label_token_ids`, `apply_softmax`, `item_first`): a list of numbers
+        for each item."""
         if labels:
             return (await self._answer(score, labels)).scores
-        told = await self._answer(score, {"text_1": text_1, "text_2": text_2, "use_activation": use_activation,
-                                          "truncate_prompt_tokens": truncate})
+        told = await self._answer(
+            score,
+            {
+                "text_1": text_1,
+                "text_2": text_2,
+                "use_activation": use_activation,
+                "truncate_prompt_tokens": truncate,
+            },
+        )
         scores = [one.score for one in told.data]
         return scores[0] if isinstance(text_1, str) and isinstance(text_2, str) else scores
 
-    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: int | None = None) -> list[Ranked]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: int | None = None
+    ) -> list[Ranked]:
         """The best first."""
-        told = await self._answer(rerank, {"query": query, "documents": documents, "top_n": top_n, "truncate_prompt_tokens": truncate})
+        told = await self._answer(
+            rerank,
+            {"query": query, "documents": documents, "top_n": top_n, "truncate_prompt_tokens": truncate},
+        )
         return [Ranked(one.index, one.relevance_score, documents[one.index]) for one in told.results]
 
     async def _data(self, serve: Serve, texts: Texts, wish: dict[str, Any]) -> AsyncIterator[Any]:
         """Of each text in order; many are asked for in several requests."""
         inputs = [texts] if _is_one(texts) else _listed(texts)
         for at in range(0, len(inputs), MAX_INPUTS):
-            told = await self._answer(serve, wish | {"input": inputs[at:at + MAX_INPUTS]})
+            told = await self._answer(serve, wish | {"input": inputs[at : at + MAX_INPUTS]})
             for one in told.data:
                 yield one
 

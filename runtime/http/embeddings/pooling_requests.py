@@ -1,4 +1,5 @@
-"""What the routes of embedding models and classifiers have in common: inputs in, an ask for each, results as numbers out.
+"""What the routes of embedding models and classifiers have in common: inputs in, an ask for each, results as
+numbers out.
 
 An HTTP request's inputs run side by side, in as few steps as they fit, and come back in their order.
 """
@@ -26,7 +27,8 @@ from runtime.service import Service
 MAX_INPUTS = 4_096
 NAMES = {"truncate": "truncate_prompt_tokens", "prompt": "input", "input_ids": "input"}
 
-Inputs = str | A[list[str | int | list[int]], Meta(min_length=1)]  # a text, texts, token ids, or lists of token ids
+# a text, texts, token ids, or lists of token ids
+Inputs = str | A[list[str | int | list[int]], Meta(min_length=1)]
 Truncate = A[int, Meta(ge=-1, le=2**31 - 1)]
 Prompt = Text | Tokens | Pair
 
@@ -36,7 +38,8 @@ class Common(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     user: str | None = None  # changes nothing here
-    truncate_prompt_tokens: Truncate | None = None  # keep so many tokens from the start; -1: as many as the model takes
+    # keep so many tokens from the start; -1: as many as the model takes
+    truncate_prompt_tokens: Truncate | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     request_id: A[str, Meta(min_length=1, max_length=256)] | None = None
@@ -57,19 +60,42 @@ class PooledAnswerFormat:
         raise AssertionError("vectors are not streamed")
 
 
-def answer(service: Service, prompts: Sequence[Prompt], tell: Callable[[list[Output]], Any], *, common: Common, id: str,
-           params: SamplingParams | None = None, names: dict[str, str] = NAMES) -> Answer:
-    """An ask for each prompt: of a model that pools, or with `params` of one that generates. Raises InvalidRequest."""
+def answer(
+    service: Service,
+    prompts: Sequence[Prompt],
+    tell: Callable[[list[Output]], Any],
+    *,
+    common: Common,
+    id: str,
+    params: SamplingParams | None = None,
+    names: dict[str, str] = NAMES,
+) -> Answer:
+    """An ask for each prompt: of a model that pools, or with `params` of one that generates. Raises
+    InvalidRequest."""
     check_model(service.card, common.model)
     if len(prompts) > MAX_INPUTS:
-        raise InvalidRequest(f"there are {len(prompts)} inputs; the most is {MAX_INPUTS}", param=names.get("prompt"))
+        raise InvalidRequest(
+            f"there are {len(prompts)} inputs; the most is {MAX_INPUTS}", param=names.get("prompt")
+        )
     arrival_s, pools = time.monotonic(), params is None
     truncate = common.truncate_prompt_tokens
     if truncate == 0:
-        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
-    asks = [Ask(id=id if len(prompts) == 1 else f"{id}-{i}", prompt=prompt, params=params or SamplingParams(), arrival_s=arrival_s,
-                pools=pools, truncate=truncate, priority=common.priority, cache_salt=common.cache_salt or "")
-            for i, prompt in enumerate(prompts)]
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
+        )
+    asks = [
+        Ask(
+            id=id if len(prompts) == 1 else f"{id}-{i}",
+            prompt=prompt,
+            params=params or SamplingParams(),
+            arrival_s=arrival_s,
+            pools=pools,
+            truncate=truncate,
+            priority=common.priority,
+            cache_salt=common.cache_salt or "",
+        )
+        for i, prompt in enumerate(prompts)
+    ]
     return Answer(service, asks, PooledAnswerFormat(tell), is_stream=False, names=names)
 
 
@@ -77,10 +103,15 @@ def pooling_of(service: Service, task: Literal["embed", "classify"] | None = Non
     """Raises InvalidRequest where the model does something else."""
     pooling = service.card.pooling
     if pooling is None:
-        raise InvalidRequest("this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier")
+        raise InvalidRequest(
+            "this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier"
+        )
     if task not in (None, pooling.task):
-        raise InvalidRequest("this model classifies; it makes no embeddings" if pooling.task == "classify" else
-                             "this model makes embeddings; it has no classes")
+        raise InvalidRequest(
+            "this model classifies; it makes no embeddings"
+            if pooling.task == "classify"
+            else "this model makes embeddings; it has no classes"
+        )
     return pooling
 
 
@@ -94,7 +125,9 @@ def prompts_of(inputs: Inputs, field: str = "input", *, add_special: bool = True
         return [Text(one, add_special) for one in inputs]  # type: ignore[arg-type]
     if all(isinstance(one, list) for one in inputs):
         return [Tokens(one) for one in inputs]  # type: ignore[arg-type]
-    raise InvalidRequest(f"{field} mixes kinds; give texts only, token ids only, or lists of token ids only", param=field)
+    raise InvalidRequest(
+        f"{field} mixes kinds; give texts only, token ids only, or lists of token ids only", param=field
+    )
 
 
 def new_id(prefix: str, common: Common) -> str:
@@ -104,7 +137,12 @@ def new_id(prefix: str, common: Common) -> str:
 def usage(outputs: list[Output]) -> Usage:
     count = sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
     cached = sum(output.finish.cached_tokens for output in outputs if output.finish is not None)
-    return Usage(prompt_tokens=count, completion_tokens=0, total_tokens=count, prompt_tokens_details=CachedTokens(cached))
+    return Usage(
+        prompt_tokens=count,
+        completion_tokens=0,
+        total_tokens=count,
+        prompt_tokens_details=CachedTokens(cached),
+    )
 
 
 def raw(output: Output) -> np.ndarray:

@@ -1,6 +1,8 @@
-"""How texts go together: /v1/score (vLLM's form, and SGLang's for models that generate), /v1/rerank (Jina, Cohere, vLLM), /v1/classify.
+"""How texts go together: /v1/score (vLLM's form, and SGLang's for models that generate), /v1/rerank (Jina,
+Cohere, vLLM), /v1/classify.
 
-A cross-encoder reads both texts at once; with an embedding model the score is the cosine between their vectors.
+A cross-encoder reads both texts at once; with an embedding model the score is the cosine between their
+vectors.
 """
 
 import time
@@ -13,7 +15,15 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct
 
 from runtime.errors import InvalidRequest
-from runtime.http.embeddings.embedding_response import Class, Classes, LabelScores, Ranked, Ranking, Score, Scores
+from runtime.http.embeddings.embedding_response import (
+    Class,
+    Classes,
+    LabelScores,
+    Ranked,
+    Ranking,
+    Score,
+    Scores,
+)
 from runtime.http.embeddings.embeddings import encode
 from runtime.http.embeddings.pooling_requests import (
     MAX_INPUTS,
@@ -60,7 +70,8 @@ class RerankBody(Common, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScoreBody(Common, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/score: two texts, or one and several, or as many and as many; or a query and items with label_token_ids."""
+    """POST /v1/score: two texts, or one and several, or as many and as many; or a query and items with
+    label_token_ids."""
 
     text_1: Texts | None = None
     text_2: Texts | None = None
@@ -105,15 +116,30 @@ def rerank(service: Service, body: bytes, *, tells_documents: bool = True) -> An
     prompts, scores = _pairs(service, [wish.query], texts, is_plain=_is_plain(wish))
     if wish.truncate_prompt_tokens is None:
         wish.truncate_prompt_tokens = wish.max_tokens_per_doc
-    id, tells = new_id("rerank", wish), tells_documents if wish.return_documents is None else wish.return_documents
+    id, tells = (
+        new_id("rerank", wish),
+        tells_documents if wish.return_documents is None else wish.return_documents,
+    )
 
     def tell(outputs: list[Output]) -> Ranking:
-        found = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[:wish.top_n or None]
+        found = sorted(enumerate(scores(outputs)), key=lambda pair: -pair[1])[: wish.top_n or None]
         results = [Ranked(i, score, {"text": texts[i]} if tells else UNSET) for i, score in found]
-        return Ranking(id, service.card.name, results, usage(outputs),
-                       {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}})
+        return Ranking(
+            id,
+            service.card.name,
+            results,
+            usage(outputs),
+            {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        )
 
-    return answer(service, prompts, tell, common=wish, id=id, names={"truncate": "truncate_prompt_tokens", "prompt": "documents"})
+    return answer(
+        service,
+        prompts,
+        tell,
+        common=wish,
+        id=id,
+        names={"truncate": "truncate_prompt_tokens", "prompt": "documents"},
+    )
 
 
 def score(service: Service, body: bytes) -> Answer:
@@ -123,10 +149,15 @@ def score(service: Service, body: bytes) -> Answer:
         return _label_scores(service, wish)
     first, second = wish.text_1 or wish.queries, wish.text_2 or wish.documents
     if first is None or second is None:
-        raise InvalidRequest("give text_1 and text_2, or query and items with label_token_ids", param="text_1")
+        raise InvalidRequest(
+            "give text_1 and text_2, or query and items with label_token_ids", param="text_1"
+        )
     queries, documents = ([one] if isinstance(one, str) else one for one in (first, second))
     if len(queries) not in (1, len(documents)):
-        raise InvalidRequest(f"text_1 has {len(queries)} texts and text_2 has {len(documents)}; give one, or as many", param="text_1")
+        raise InvalidRequest(
+            f"text_1 has {len(queries)} texts and text_2 has {len(documents)}; give one, or as many",
+            param="text_1",
+        )
     prompts, scores = _pairs(service, queries, documents, is_plain=_is_plain(wish))
     id = new_id("score", wish)
 
@@ -134,7 +165,14 @@ def score(service: Service, body: bytes) -> Answer:
         data = [Score(i, one) for i, one in enumerate(scores(outputs))]
         return Scores(id, int(time.time()), service.card.name, data, usage(outputs))
 
-    return answer(service, prompts, tell, common=wish, id=id, names={"truncate": "truncate_prompt_tokens", "prompt": "text_2"})
+    return answer(
+        service,
+        prompts,
+        tell,
+        common=wish,
+        id=id,
+        names={"truncate": "truncate_prompt_tokens", "prompt": "text_2"},
+    )
 
 
 def classify(service: Service, body: bytes) -> Answer:
@@ -162,13 +200,20 @@ def _is_plain(wish: RerankBody | ScoreBody | ClassifyBody) -> bool:
     return wish.use_activation is False or wish.activation is False
 
 
-def _pairs(service: Service, queries: list[str], documents: list[str], *, is_plain: bool) -> tuple[Sequence[Prompt], Scoring]:
-    """What to compute for each document with its query (or the one query of all), and what makes scores of it. Raises InvalidRequest."""
+def _pairs(
+    service: Service, queries: list[str], documents: list[str], *, is_plain: bool
+) -> tuple[Sequence[Prompt], Scoring]:
+    """What to compute for each document with its query (or the one query of all), and what makes scores of
+    it. Raises InvalidRequest."""
     pooling = pooling_of(service)
     if pooling.task == "embed":
-        return [Text(text) for text in (*queries, *documents)], lambda outputs: _cosines(outputs, len(queries))
+        return [Text(text) for text in (*queries, *documents)], lambda outputs: _cosines(
+            outputs, len(queries)
+        )
     if pooling.size != 1:
-        raise InvalidRequest(f"this model has {pooling.size} classes; scores need a model with one (see /v1/classify)")
+        raise InvalidRequest(
+            f"this model has {pooling.size} classes; scores need a model with one (see /v1/classify)"
+        )
     queries = queries * len(documents) if len(queries) == 1 else queries
     pairs = [Pair(query, document) for query, document in zip(queries, documents, strict=True)]
     return pairs, lambda outputs: [float((raw(o) if is_plain else activated(o, pooling))[0]) for o in outputs]
@@ -180,26 +225,39 @@ def _cosines(outputs: list[Output], num_queries: int) -> list[float]:
 
 
 def _label_scores(service: Service, wish: ScoreBody) -> Answer:
-    """How likely each of some tokens comes next after query and item, for every item. Raises InvalidRequest."""
+    """How likely each of some tokens comes next after query and item, for every item. Raises
+    InvalidRequest."""
     if service.card.pooling is not None:
-        raise InvalidRequest("query and items need a model that generates; this one takes text_1 and text_2", param="query")
+        raise InvalidRequest(
+            "query and items need a model that generates; this one takes text_1 and text_2", param="query"
+        )
     if wish.query is None or wish.items is None or wish.label_token_ids is None:
         raise InvalidRequest("query, items and label_token_ids go together", param="label_token_ids")
     labels, applies = wish.label_token_ids, bool(wish.apply_softmax)
-    params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, logprob_ids=tuple(labels))
+    params = SamplingParams(
+        max_new_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, logprob_ids=tuple(labels)
+    )
 
     def tell(outputs: list[Output]) -> LabelScores:
-        found = [np.array([logprob for _, logprob in output.logprobs[0].picked]) if output.logprobs else raw(output) for output in outputs]
+        found = [
+            np.array([logprob for _, logprob in output.logprobs[0].picked])
+            if output.logprobs
+            else raw(output)
+            for output in outputs
+        ]
         scores = [(softmax(one) if applies else np.exp(one)).tolist() for one in found]
         return LabelScores(scores, service.card.name, usage(outputs))
 
-    prompts = _joined(wish.query, wish.items, is_item_first=bool(wish.item_first), is_apart=service.card.reads_items_apart)
+    prompts = _joined(
+        wish.query, wish.items, is_item_first=bool(wish.item_first), is_apart=service.card.reads_items_apart
+    )
     names = {"logprob_ids": "label_token_ids", "prompt": "items", "input_ids": "items"}
     return answer(service, prompts, tell, common=wish, id=new_id("score", wish), params=params, names=names)
 
 
 def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_apart: bool) -> list[Prompt]:
-    """The query with each item, in the form that both have. They share what they begin with: with the query, its pages."""
+    """The query with each item, in the form that both have. They share what they begin with: with the query,
+    its pages."""
     parts = prompts_of(items, "items")
     joined: list[Prompt] = []
     for part in parts:
@@ -211,5 +269,3 @@ def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_ap
         else:
             raise InvalidRequest("query and items must both be texts, or both token ids", param="items")
     return joined
-
-

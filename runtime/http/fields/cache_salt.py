@@ -1,4 +1,5 @@
-"""The salt of each prompt's place in the prefix cache, in vLLM's words (cache_salt) or SGLang's (extra_key), or both."""
+"""The salt of each prompt's place in the prefix cache, in vLLM's words (cache_salt) or SGLang's (extra_key),
+or both."""
 
 from typing import Protocol
 
@@ -17,8 +18,11 @@ class Salted(Protocol):
 
 
 def salts(body: Salted, count: int) -> list[str]:
-    """One for each of `count` prompts; different pairs of values give different salts. Raises InvalidRequest."""
-    pairs = zip(_each(body.cache_salt, count, "cache_salt"), _each(body.extra_key, count, "extra_key"), strict=True)
+    """One for each of `count` prompts; different pairs of values give different salts. Raises
+    InvalidRequest."""
+    pairs = zip(
+        _each(body.cache_salt, count, "cache_salt"), _each(body.extra_key, count, "extra_key"), strict=True
+    )
     return [msgspec.json.encode(pair).decode() if any(pair) else "" for pair in pairs]
 
 

@@ -1,4 +1,5 @@
-"""The fields by which clients demand a form of the answer, in all dialects that we know: exactly one of them makes a rule."""
+"""The fields by which clients demand a form of the answer, in all dialects that we know: exactly one of them
+makes a rule."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +25,8 @@ class JsonSchemaFormat(Struct):
 
 
 def constraint_of(body: Any, prefix: str = "") -> tuple[Rule | None, dict[str, str]]:
-    """The rule that a request's fields make, and where it stands: `{"constraint": field}`, to tell refusals in the client's words.
+    """The rule that a request's fields make, and where it stands: `{"constraint": field}`, to tell refusals
+    in the client's words.
 
     `prefix` stands before the fields' names there. Raises InvalidRequest, also for two rules at once.
     """
@@ -35,7 +37,10 @@ def constraint_of(body: Any, prefix: str = "") -> tuple[Rule | None, dict[str, s
     if not found:
         return None, {}
     if len(found) > 1:
-        raise InvalidRequest(f"{found[0][0]} and {found[1][0]} both say what the answer looks like; give one of them", param=found[1][0])
+        raise InvalidRequest(
+            f"{found[0][0]} and {found[1][0]} both say what the answer looks like; give one of them",
+            param=found[1][0],
+        )
     where, raw = found[0]
     try:
         rule: Rule = convert(raw, Rule, {})  # type: ignore[arg-type]
@@ -53,6 +58,7 @@ def _schema(where: str, value: Any) -> list[tuple[str, Raw]]:
 def _plain(kind: str, field: str) -> Callable[[str, Any], list[tuple[str, Raw]]]:
     def read(where: str, value: Any) -> list[tuple[str, Raw]]:
         return [(where, {"type": kind, field: value})]
+
     return read
 
 
@@ -67,7 +73,12 @@ def _tag(where: str, value: Any) -> list[tuple[str, Raw]]:
         raise InvalidRequest(f"{where} must be an object", param=where)
     if "structures" in tag:
         tag = _triggered(where, tag)
-    return [(where, {"type": "structural_tag", "tag": msgspec.json.encode({"type": "structural_tag"} | tag).decode()})]
+    return [
+        (
+            where,
+            {"type": "structural_tag", "tag": msgspec.json.encode({"type": "structural_tag"} | tag).decode()},
+        )
+    ]
 
 
 class _Structure(Struct, forbid_unknown_fields=True):
@@ -87,7 +98,10 @@ class _Structures(Struct):
 
 def _triggered(where: str, tag: Json) -> Json:
     old = convert(tag, _Structures, {name: f"{where}.{name}" for name in ("structures", "triggers")})
-    tags = [{"begin": one.begin, "content": {"type": "json_schema", "json_schema": one.schema}, "end": one.end} for one in old.structures]
+    tags = [
+        {"begin": one.begin, "content": {"type": "json_schema", "json_schema": one.schema}, "end": one.end}
+        for one in old.structures
+    ]
     return {"format": {"type": "triggered_tags", "triggers": old.triggers, "tags": tags}}
 
 
@@ -110,7 +124,9 @@ def _response_format(where: str, value: Any) -> list[tuple[str, Raw]]:
             return _schema(f"{where}.schema", wish.schema)
         case "structural_tag":
             return _tag(where, value)
-    raise InvalidRequest(f"{where}.type must be text, json_object, json_schema or structural_tag", param=f"{where}.type")
+    raise InvalidRequest(
+        f"{where}.type must be text, json_object, json_schema or structural_tag", param=f"{where}.type"
+    )
 
 
 def _structured_outputs(where: str, value: Any) -> list[tuple[str, Raw]]:
@@ -124,8 +140,10 @@ def _structured_outputs(where: str, value: Any) -> list[tuple[str, Raw]]:
         elif name in _STRUCTURED:
             found += _STRUCTURED[name](f"{where}.{name}", one)
         else:
-            raise InvalidRequest(f"{where}.{name} is not a known field; known are json_object, {', '.join(_STRUCTURED)}",
-                                 param=f"{where}.{name}")
+            raise InvalidRequest(
+                f"{where}.{name} is not a known field; known are json_object, {', '.join(_STRUCTURED)}",
+                param=f"{where}.{name}",
+            )
     return found
 
 
@@ -139,12 +157,18 @@ def _text(where: str, value: Any, *kinds: type) -> str:
 
 
 _STRUCTURED: Mapping[str, Callable[[str, Any], list[tuple[str, Raw]]]] = {
-    "json": _schema, "regex": _plain("regex", "pattern"), "choice": _plain("choice", "choices"), "grammar": _plain("ebnf", "grammar"),
+    "json": _schema,
+    "regex": _plain("regex", "pattern"),
+    "choice": _plain("choice", "choices"),
+    "grammar": _plain("ebnf", "grammar"),
     "structural_tag": _tag,
 }
 _FIELDS: Mapping[str, Callable[[str, Any], list[tuple[str, Raw]]]] = {
     "response_format": _response_format,
-    "json_schema": _schema, "regex": _plain("regex", "pattern"), "ebnf": _plain("ebnf", "grammar"), "structural_tag": _tag,
+    "json_schema": _schema,
+    "regex": _plain("regex", "pattern"),
+    "ebnf": _plain("ebnf", "grammar"),
+    "structural_tag": _tag,
     **{f"guided_{name}": read for name, read in _STRUCTURED.items() if name != "structural_tag"},
     "structured_outputs": _structured_outputs,
 }

@@ -45,7 +45,9 @@ def _key_name(key: str) -> str:
 def _name(headers: Headers, header: str) -> str:
     value = headers.get(header, "")
     if len(value) > MAX_CHARS:
-        raise InvalidRequest(f"the header {header} has {len(value)} characters; the most is {MAX_CHARS}", param=header)
+        raise InvalidRequest(
+            f"the header {header} has {len(value)} characters; the most is {MAX_CHARS}", param=header
+        )
     return value
 
 

@@ -1,4 +1,5 @@
-"""Hidden states as JSON. Written row by row, so that a thread that writes many leaves the others room in between."""
+"""Hidden states as JSON. Written row by row, so that a thread that writes many leaves the others room in
+between."""
 
 import msgspec
 import numpy as np
@@ -13,8 +14,8 @@ def written(row: np.ndarray) -> Row:
 
 
 def told(parts: list[np.ndarray], *, begins: bool = True) -> list[Row | list[Row]]:
-    """In SGLang's form: the prompt's rows as a list of them, then the rows of generated tokens; the prompt's are those of the first part
-    where the answer `begins` with it."""
+    """In SGLang's form: the prompt's rows as a list of them, then the rows of generated tokens; the prompt's
+    are those of the first part where the answer `begins` with it."""
     prompt: list[Row | list[Row]] = [[written(row) for row in part] for part in parts[:begins]]
     return prompt + [written(row) for part in parts[begins:] for row in part]
 

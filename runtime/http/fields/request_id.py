@@ -1,4 +1,5 @@
-"""Names of requests: the x-request-id that every answer carries, and the ids that clients give to abort them by."""
+"""Names of requests: the x-request-id that every answer carries, and the ids that clients give to abort them
+by."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def ask_ids(rid: str | list[str], count: int) -> list[str]:
 def request_id(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """The x-request-id: the client's, where it is short and printable."""
     for name, value in headers:
-        if name == HEADER and 0 < len(value) <= MAX_CHARS and all(0x21 <= char <= 0x7e for char in value):
+        if name == HEADER and 0 < len(value) <= MAX_CHARS and all(0x21 <= char <= 0x7E for char in value):
             return value
     return os.urandom(16).hex().encode()
 

@@ -1,4 +1,5 @@
-"""POST /generate: the native API, in SGLang's form. A list of prompts gives a list of answers; stream events carry all text so far."""
+"""POST /generate: the native API, in SGLang's form. A list of prompts gives a list of answers; stream events
+carry all text so far."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,13 @@ from runtime.http.fields.cached_tokens import tiers
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.processor import processor_of
 from runtime.http.fields.request_id import ask_ids
-from runtime.http.native.generate_request import LATER, GenerateBody, HiddenOptions, SamplingBody, refuse_later
+from runtime.http.native.generate_request import (
+    LATER,
+    GenerateBody,
+    HiddenOptions,
+    SamplingBody,
+    refuse_later,
+)
 from runtime.http.native.native_response import Generated
 from runtime.http.native.prompts import prompts_of
 from runtime.http.streaming import sse
@@ -31,12 +38,33 @@ T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128  # as in SGLang
 
 _decoder = msgspec.json.Decoder(GenerateBody)
-_SAME = ("n", "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-         "repetition_penalty", "logit_bias", "stop", "stop_regex", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+_SAME = (
+    "n",
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_regex",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+)
 _NAMES = {name: f"sampling_params.{name}" for name in _SAME} | {
-    "seed": "sampling_params.sampling_seed", "include_stop": "sampling_params.no_stop_trim", "logprobs": "return_logprob",
-    "top_logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num",
-    "logprob_ids": "token_ids_logprob", "hidden_states": "return_hidden_states"}
+    "seed": "sampling_params.sampling_seed",
+    "include_stop": "sampling_params.no_stop_trim",
+    "logprobs": "return_logprob",
+    "top_logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "logprob_ids": "token_ids_logprob",
+    "hidden_states": "return_hidden_states",
+}
 
 
 class LogprobOptions(msgspec.Struct, frozen=True):
@@ -59,27 +87,59 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         raise InvalidRequest("a session takes one prompt at a time", param="session_params")
     sampling = _each(wish.sampling_params, SamplingBody(), count, "sampling_params")
     logprobs = [
-        LogprobOptions(*one) for one in zip(
+        LogprobOptions(*one)
+        for one in zip(
             _each(wish.return_logprob, False, count, "return_logprob"),
             _each(wish.logprob_start_len, -1, count, "logprob_start_len"),
-            _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"), _picks(wish.token_ids_logprob, count), strict=True)
+            _each(wish.top_logprobs_num, 0, count, "top_logprobs_num"),
+            _picks(wish.token_ids_logprob, count),
+            strict=True,
+        )
     ]
     shown: Sequence[HiddenOptions] = _each(wish.return_hidden_states, False, count, "return_hidden_states")
-    params = [_params(*wishes, service.card.preferred, wish.custom_logit_processor)
-              for wishes in zip(sampling, logprobs, shown, strict=True)]
+    params = [
+        _params(*wishes, service.card.preferred, wish.custom_logit_processor)
+        for wishes in zip(sampling, logprobs, shown, strict=True)
+    ]
     silent = [one.max_new_tokens == 0 for one in sampling]
     if wish.session_params is not None and silent[0]:
-        raise InvalidRequest("a session goes on from answers, so max_new_tokens must be 1 at least", param="sampling_params.max_new_tokens")
+        raise InvalidRequest(
+            "a session goes on from answers, so max_new_tokens must be 1 at least",
+            param="sampling_params.max_new_tokens",
+        )
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
     ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
     asks = [
-        Ask(id=id, prompt=prompt, params=one, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt, adapter=adapter,
-            session=wish.session_params, timeout_s=wish.timeout, queue_timeout_s=wish.queue_timeout)
+        Ask(
+            id=id,
+            prompt=prompt,
+            params=one,
+            arrival_s=arrival_s,
+            priority=wish.priority,
+            cache_salt=salt,
+            adapter=adapter,
+            session=wish.session_params,
+            timeout_s=wish.timeout,
+            queue_timeout_s=wish.queue_timeout,
+        )
         for id, prompt, one, salt, adapter in zip(
-            ids, prompts, params, salts(wish, count), adapters_of(service.card, None, wish.lora_path, count), strict=True)
+            ids,
+            prompts,
+            params,
+            salts(wish, count),
+            adapters_of(service.card, None, wish.lora_path, count),
+            strict=True,
+        )
     ]
-    answer_format = GenerateAnswerFormat(service, asks, logprobs, silent, is_batch=is_batch, with_texts=bool(wish.return_text_in_logprobs),
-                              is_disjoint=is_disjoint)
+    answer_format = GenerateAnswerFormat(
+        service,
+        asks,
+        logprobs,
+        silent,
+        is_batch=is_batch,
+        with_texts=bool(wish.return_text_in_logprobs),
+        is_disjoint=is_disjoint,
+    )
     names = _NAMES | wheres | {"prompt": field} | ({} if field == "input_embeds" else {"input_ids": field})
     return Answer(service, asks, answer_format, is_stream=bool(wish.stream), names=names)
 
@@ -98,12 +158,20 @@ def _picks(value: list[int | list[int]] | None, count: int) -> Sequence[list[int
     if value is None or all(isinstance(one, int) for one in value):
         return [value] * count  # type: ignore[list-item]
     if len(value) != count or any(isinstance(one, int) for one in value):
-        raise InvalidRequest(f"token_ids_logprob must be a list of token ids, or {count} lists of them", param="token_ids_logprob")
+        raise InvalidRequest(
+            f"token_ids_logprob must be a list of token ids, or {count} lists of them",
+            param="token_ids_logprob",
+        )
     return value  # type: ignore[return-value]
 
 
-def _params(body: SamplingBody, logprobs: LogprobOptions, shown: HiddenOptions, preferred: Mapping[str, Any],
-            processor: str | None) -> SamplingParams:
+def _params(
+    body: SamplingBody,
+    logprobs: LogprobOptions,
+    shown: HiddenOptions,
+    preferred: Mapping[str, Any],
+    processor: str | None,
+) -> SamplingParams:
     if logprobs.start < -1:
         raise InvalidRequest("logprob_start_len must be -1 or a position", param="logprob_start_len")
     wished = dict(preferred) | {name: value for name in _SAME if (value := getattr(body, name)) is not None}
@@ -138,14 +206,26 @@ class GenerateAnswerFormat:
 
     gives = Generated | list[Generated]
 
-    def __init__(self, service: Service, asks: list[Ask], logprobs: Sequence[LogprobOptions], silent: Sequence[bool], *, is_batch: bool,
-                 with_texts: bool, is_disjoint: bool = False) -> None:
-        """`silent`, of each ask: its answers are as if nothing had been generated, but for log probabilities."""
+    def __init__(
+        self,
+        service: Service,
+        asks: list[Ask],
+        logprobs: Sequence[LogprobOptions],
+        silent: Sequence[bool],
+        *,
+        is_batch: bool,
+        with_texts: bool,
+        is_disjoint: bool = False,
+    ) -> None:
+        """`silent`, of each ask: its answers are as if nothing had been generated, but for log
+        probabilities."""
         self.service = service
         self.with_texts = with_texts
         self.is_disjoint = is_disjoint
         # each choice's ask and wishes
-        self.choices = [wishes for wishes in zip(asks, logprobs, silent, strict=True) for _ in range(wishes[0].params.n)]
+        self.choices = [
+            wishes for wishes in zip(asks, logprobs, silent, strict=True) for _ in range(wishes[0].params.n)
+        ]
         self.is_list = is_batch or len(self.choices) > 1
         self.outputs = [Output() for _ in self.choices]  # of a stream, so far
 
@@ -156,7 +236,9 @@ class GenerateAnswerFormat:
         if self.is_disjoint:
             answer |= {"text": delta.text, "output_ids": delta.token_ids}
             if delta.hidden and self.choices[choice][0].params.hidden_states == "all":
-                answer["meta_info"]["hidden_states"] = hidden.told(delta.hidden, begins=delta.prompt_ids is not None)
+                answer["meta_info"]["hidden_states"] = hidden.told(
+                    delta.hidden, begins=delta.prompt_ids is not None
+                )
         return sse.event(answer | {"index": choice} if self.is_list else answer)
 
     def told(self, choice: int, delta: Delta) -> Delta:
@@ -191,7 +273,7 @@ class GenerateAnswerFormat:
         if logprobs.is_on:
             meta |= self._logprobs("output", output.logprobs, logprobs)
             if logprobs.start >= 0:
-                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start:], logprobs)
+                meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start :], logprobs)
         if end is not None and ask.params.hidden_states == "last":
             meta["hidden_states"] = hidden.last(output.hidden)
         elif end is not None and ask.params.hidden_states is not None and not self.is_disjoint:
@@ -200,10 +282,16 @@ class GenerateAnswerFormat:
 
     def _tiers(self, output: Output | Finish) -> dict[str, Any] | None:
         """None where nothing was cached, as SGLang has it."""
-        return tiers(output.cached_tokens, [output.loaded], self.service.card.storage) if output.cached_tokens else None
+        return (
+            tiers(output.cached_tokens, [output.loaded], self.service.card.storage)
+            if output.cached_tokens
+            else None
+        )
 
     def _logprobs(self, side: str, tokens: list[TokenLogprob], wish: LogprobOptions) -> dict[str, Any]:
-        fields: dict[str, Any] = {f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]}
+        fields: dict[str, Any] = {
+            f"{side}_token_logprobs": [self._triple(token.token_id, token.logprob) for token in tokens]
+        }
         if wish.num_top:
             fields[f"{side}_top_logprobs"] = [self._triples(token.top) for token in tokens]
         if wish.ids:

@@ -42,7 +42,8 @@ class SamplingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None  # for the request's custom_logit_processor
+    # for the request's custom_logit_processor
+    custom_params: A[dict[str, Any], Meta(max_length=64)] | None = None
 
 
 HiddenOptions = bool | Literal["last"]  # true: of each token; last: of the last one
@@ -60,7 +61,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None  # -1: output only; else also the prompt's, from there on
     top_logprobs_num: int | list[int] | None = None
-    token_ids_logprob: list[int | list[int]] | None = None  # tokens whose log probabilities are told at every place
+    # tokens whose log probabilities are told at every place
+    token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
     return_hidden_states: HiddenOptions | A[list[HiddenOptions], Batch] | None = None
     # SGLang's clients send these; they change nothing here
@@ -77,7 +79,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | None = None  # the name of one of --logit-processors
     lora_path: str | A[list[str | None], Batch] | None = None  # the name of a loaded adapter
     priority: Priority | None = None
-    cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
+    # cached prefixes are shared within one salt only; in vLLM's words
+    cache_salt: CacheSalt | A[list[CacheSalt], Batch] | None = None
     extra_key: CacheSalt | A[list[CacheSalt], Batch] | None = None  # and in SGLang's
     # refused unless they say nothing: LATER
     image_data: Any = None
@@ -102,7 +105,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _FIELDS = GenerateBody.__struct_fields__
-LATER = _FIELDS[_FIELDS.index("image_data"):]
+LATER = _FIELDS[_FIELDS.index("image_data") :]
 
 
 def refuse_later(body: Struct, names: tuple[str, ...]) -> None:

@@ -21,7 +21,8 @@ class TokenizeBody(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: str | list[str] | None = None
-    add_special_tokens: bool | None = None  # a prompt gets them unless told otherwise, a chat has them by its template
+    # a prompt gets them unless told otherwise, a chat has them by its template
+    add_special_tokens: bool | None = None
     return_token_strs: bool = False
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -67,12 +68,21 @@ async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
     longest = service.card.limits.context_len
     if isinstance(body.prompt, list):
         if len(body.prompt) > MAX_TEXTS:
-            raise InvalidRequest(f"prompt has {len(body.prompt)} texts; the most is {MAX_TEXTS}", param="prompt")
-        several = [await service.control.tokenize(Text(text, body.add_special_tokens is not False)) for text in body.prompt]
+            raise InvalidRequest(
+                f"prompt has {len(body.prompt)} texts; the most is {MAX_TEXTS}", param="prompt"
+            )
+        several = [
+            await service.control.tokenize(Text(text, body.add_special_tokens is not False))
+            for text in body.prompt
+        ]
         return {"tokens": several, "count": [len(ids) for ids in several], "max_model_len": longest}
     if body.messages is not None:
-        args = body.chat_template_kwargs | ({} if body.add_generation_prompt else {"add_generation_prompt": False})
-        ids = await service.control.tokenize(Chat(body.messages, body.tools, args, body.continue_final_message))
+        args = body.chat_template_kwargs | (
+            {} if body.add_generation_prompt else {"add_generation_prompt": False}
+        )
+        ids = await service.control.tokenize(
+            Chat(body.messages, body.tools, args, body.continue_final_message)
+        )
     else:
         ids = await service.control.tokenize(Text(body.prompt or "", body.add_special_tokens is not False))
     names = [service.decode([i]) for i in ids] if body.return_token_strs else None
@@ -111,13 +121,22 @@ def model_info(service: Service) -> dict[str, Any]:
 
 
 def server_info(service: Service) -> dict[str, Any]:
-    """The options in force as SGLang tells them, flat, beside ours with their sources; secrets are hidden in both."""
+    """The options in force as SGLang tells them, flat, beside ours with their sources; secrets are hidden in
+    both."""
     info, load = service.server_info(), service.load()
     flat = {name: _value(info["options"], name) for name in info["options"]}
-    state = {"last_gen_throughput": load.tokens_per_s, "max_running_requests_per_dp": load.max_running,
-             "memory_usage": {"weight": load.weights_bytes / 1e9, "kvcache": load.pages_bytes / 1e9,
-                              "token_capacity": load.total_pages * load.page_size}}
-    return flat | {"max_total_num_tokens": load.total_pages * load.page_size, "internal_states": [state]} | info
+    state = {
+        "last_gen_throughput": load.tokens_per_s,
+        "max_running_requests_per_dp": load.max_running,
+        "memory_usage": {
+            "weight": load.weights_bytes / 1e9,
+            "kvcache": load.pages_bytes / 1e9,
+            "token_capacity": load.total_pages * load.page_size,
+        },
+    }
+    return (
+        flat | {"max_total_num_tokens": load.total_pages * load.page_size, "internal_states": [state]} | info
+    )
 
 
 def _value(options: dict[str, Any], name: str) -> Any:

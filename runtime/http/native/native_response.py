@@ -1,4 +1,5 @@
-"""What SGLang's routes answer here, and the controls. Answers are encoded as these, and the OpenAPI document is made of them."""
+"""What SGLang's routes answer here, and the controls. Answers are encoded as these, and the OpenAPI document
+is made of them."""
 
 from typing import Any, Literal
 
@@ -6,7 +7,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from runtime.http.openai.completion_response import Tiers
 
-Triple = tuple[float | None, int, str | None]  # log probability, token id, and its text where that was asked for
+# log probability, token id, and its text where that was asked for
+Triple = tuple[float | None, int, str | None]
 
 
 class FinishReason(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -203,7 +205,8 @@ class ExpertRecord(Struct, forbid_unknown_fields=True, omit_defaults=True):
     num_steps: int | None = None  # that it held
     file: str | None = None  # it was written to
     layers: list[int] | None = None  # those with experts
-    total_count: list[list[int]] | None = None  # of each of them, tokens of each expert since the ranks started
+    # of each of them, tokens of each expert since the ranks started
+    total_count: list[list[int]] | None = None
 
 
 class Probed(Struct, forbid_unknown_fields=True):

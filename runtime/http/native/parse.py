@@ -36,7 +36,9 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
     async def calls(wish: CallBody) -> Any:
         name = _named(wish.tool_call_parser or service.card.formats.tools, "tool_call_parser")
         thinking = name if name in FRAMINGS else None
-        events = await run_sync(_read, _formats(name, thinking, "tool_call_parser"), wish.text, schemas_of(wish.tools))
+        events = await run_sync(
+            _read, _formats(name, thinking, "tool_call_parser"), wish.text, schemas_of(wish.tools)
+        )
         found: list[dict[str, Any]] = []
         for event in events:
             match event:
@@ -52,8 +54,16 @@ def routes(service: Service, settings: HttpSettings) -> list[Route]:
         return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
 
     return [
-        Route("/parse_function_call", taking(CallBody, ParsedCalls, calls, settings.max_body_bytes), methods=["POST"]),
-        Route("/separate_reasoning", taking(ReasoningBody, ParsedReasoning, reasoning, settings.max_body_bytes), methods=["POST"]),
+        Route(
+            "/parse_function_call",
+            taking(CallBody, ParsedCalls, calls, settings.max_body_bytes),
+            methods=["POST"],
+        ),
+        Route(
+            "/separate_reasoning",
+            taking(ReasoningBody, ParsedReasoning, reasoning, settings.max_body_bytes),
+            methods=["POST"],
+        ),
     ]
 
 
@@ -67,7 +77,9 @@ def _formats(tools: str | None, thinking: str | None, field: str) -> Formats:
     try:
         return choose(tools or "none", thinking or "none", "")
     except OptionsError as error:
-        raise InvalidRequest(error.problems[0].replace("--" + field.replace("_", "-"), field), param=field) from None
+        raise InvalidRequest(
+            error.problems[0].replace("--" + field.replace("_", "-"), field), param=field
+        ) from None
 
 
 def _read(formats: Formats, text: str, tools: Any) -> list[Event]:

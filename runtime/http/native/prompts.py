@@ -32,7 +32,9 @@ def _id_lists(ids: Ids) -> tuple[list[list[int]], bool]:
     if ids is not None and all(isinstance(piece, int) for piece in ids):
         return [ids], False  # type: ignore[list-item]
     if ids is None or not all(isinstance(piece, list) for piece in ids) or len(ids) > MAX_PROMPTS:
-        raise InvalidRequest(f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids")
+        raise InvalidRequest(
+            f"input_ids must be a list of token ids, or up to {MAX_PROMPTS} lists of them", param="input_ids"
+        )
     return ids, True  # type: ignore[return-value]
 
 
@@ -43,13 +45,23 @@ def _embeds(given: list[msgspec.Raw], ids: Ids) -> tuple[list[NativePrompt], str
         is_batch = bool(first) and bytes(first[0]).startswith(b"[")
         prompts = [_rows.decode(part) for part in given] if is_batch else [given]
     except msgspec.DecodeError:
-        raise InvalidRequest("input_embeds must be a list of rows of numbers, or a list of such lists", param="input_embeds") from None
+        raise InvalidRequest(
+            "input_embeds must be a list of rows of numbers, or a list of such lists", param="input_embeds"
+        ) from None
     if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"input_embeds has {len(prompts)} prompts; the most is {MAX_PROMPTS}", param="input_embeds")
+        raise InvalidRequest(
+            f"input_embeds has {len(prompts)} prompts; the most is {MAX_PROMPTS}", param="input_embeds"
+        )
     beside: list[list[int] | None] = [None] * len(prompts)
     if ids is not None:
         lists, is_list = _id_lists(ids)
         if is_list != is_batch or len(lists) != len(prompts):
-            raise InvalidRequest("input_ids beside input_embeds must have a token for each row", param="input_ids")
+            raise InvalidRequest(
+                "input_ids beside input_embeds must have a token for each row", param="input_ids"
+            )
         beside = [*lists]
-    return [Embeds(rows, tokens) for rows, tokens in zip(prompts, beside, strict=True)], "input_embeds", is_batch
+    return (
+        [Embeds(rows, tokens) for rows, tokens in zip(prompts, beside, strict=True)],
+        "input_embeds",
+        is_batch,
+    )

@@ -48,7 +48,13 @@ def embed(service: Service, body: bytes) -> Answer:
     wish = decode(body, _embed)
 
     def tell(vectors: list[list[float]], num_tokens: int) -> Embeddings:
-        return Embeddings(wish.model, vectors, total_duration=time.monotonic_ns() - begin, load_duration=0, prompt_eval_count=num_tokens)
+        return Embeddings(
+            wish.model,
+            vectors,
+            total_duration=time.monotonic_ns() - begin,
+            load_duration=0,
+            prompt_eval_count=num_tokens,
+        )
 
     return _answer(service, wish.model, wish.input, wish.dimensions, wish.truncate is not False, tell)
 
@@ -59,14 +65,18 @@ def embeddings(service: Service, body: bytes) -> Answer:
     return _answer(service, wish.model, wish.prompt, None, True, lambda vectors, _: Embedding(vectors[0]))
 
 
-def _answer(service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, tell: Any) -> Answer:
+def _answer(
+    service: Service, model: str, texts: str | list[str], dimensions: int | None, cuts: bool, tell: Any
+) -> Answer:
     check_name(service.card, model)
     pooling = pooling_of(service, "embed")
     size = size_of(dimensions, pooling.size)
 
     def tell_outputs(outputs: list[Output]) -> Any:
         vectors = [embedding(output, size, is_normalised=True).tolist() for output in outputs]
-        return tell(vectors, sum(output.finish.prompt_tokens for output in outputs if output.finish is not None))
+        return tell(
+            vectors, sum(output.finish.prompt_tokens for output in outputs if output.finish is not None)
+        )
 
     common = Common(truncate_prompt_tokens=-1 if cuts else None)
     return answer(service, prompts_of(texts), tell_outputs, common=common, id=new_id("embed", common))

@@ -25,7 +25,8 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     mirostat: int | None = None
     typical_p: float | None = None
     tfs_z: float | None = None
-    # accepted without effect: how a server of Ollama's loads and computes is decided here when the server starts
+    # accepted without effect: how a server of Ollama's loads and computes is decided here when the server
+    # starts
     num_ctx: A[int, Meta(ge=1)] | None = None
     repeat_last_n: int | None = None
     mirostat_tau: float | None = None

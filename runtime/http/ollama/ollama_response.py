@@ -1,4 +1,5 @@
-"""What the routes of Ollama's API answer. Answers are encoded as these, and the OpenAPI document is made of them."""
+"""What the routes of Ollama's API answer. Answers are encoded as these, and the OpenAPI document is made of
+them."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -33,7 +34,8 @@ class Said(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Line(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What answers and the lines of their streams have in common. Durations, in nanoseconds, and counts are in the last line."""
+    """What answers and the lines of their streams have in common. Durations, in nanoseconds, and counts are
+    in the last line."""
 
     model: str
     created_at: datetime

@@ -1,4 +1,5 @@
-"""POST /api/chat and /api/generate: the way of a chat or a text completion, told in Ollama's words, as lines of JSON."""
+"""POST /api/chat and /api/generate: the way of a chat or a text completion, told in Ollama's words, as lines
+of JSON."""
 
 import time
 from datetime import UTC, datetime
@@ -30,12 +31,21 @@ from runtime.service import ModelCard, Service
 
 Payload = dict[str, Any]
 
-HEADERS = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+HEADERS = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 LATEST = ":latest"  # Ollama's clients write it behind names without a tag
-SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")  # options that chats have, too
+# options that chats have, too
+SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 NAMES = {name: f"options.{name}" for name in SAME} | {
-    "max_tokens": "options.num_predict", "max_new_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
-    "response_format": "format", "input_ids": "prompt"}
+    "max_tokens": "options.num_predict",
+    "max_new_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "input_ids": "prompt",
+}
 NEUTRAL = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1.0}  # the only values of these that are served
 
 _chat = msgspec.json.Decoder(ChatBody)
@@ -66,45 +76,93 @@ def generate(service: Service, body: bytes) -> Answer | Response:
         return _load(wish, writer)
     if not wish.raw and not wish.suffix:
         system = [types.Message(role="system", content=wish.system)] if wish.system else []
-        return _answer(service, wish, writer, NAMES,
-                       *_prepared(service, wish, [*system, types.Message(role="user", content=wish.prompt)], NAMES))
+        return _answer(
+            service,
+            wish,
+            writer,
+            NAMES,
+            *_prepared(service, wish, [*system, types.Message(role="user", content=wish.prompt)], NAMES),
+        )
     prompt = wish.prompt or ""
     plain = types.CompletionBody(prompt=prompt, **_fields(wish))
     rule, where = constraint_of(plain)
-    params = sampling_params(plain, service.card.sampling_defaults, NAMES, constraint=rule, logprobs=wish.logprobs,
-                             top_logprobs=wish.top_logprobs)
-    ask = Ask(id=_new_id(), prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt), params=params, arrival_s=time.monotonic(),
-              adapter=check_name(service.card, wish.model))
+    params = sampling_params(
+        plain,
+        service.card.sampling_defaults,
+        NAMES,
+        constraint=rule,
+        logprobs=wish.logprobs,
+        top_logprobs=wish.top_logprobs,
+    )
+    ask = Ask(
+        id=_new_id(),
+        prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt),
+        params=params,
+        arrival_s=time.monotonic(),
+        adapter=check_name(service.card, wish.model),
+    )
     return _answer(service, wish, writer, NAMES, ask, None, where)
 
 
 def check_name(card: ModelCard, name: str) -> str:
-    """The adapter of that name; "": the plain model. Raises ModelNotFound. "default" means that, as in the other dialects."""
+    """The adapter of that name; "": the plain model. Raises ModelNotFound. "default" means that, as in the
+    other dialects."""
     if (bare := name.removesuffix(LATEST)) in card.adapters:
         return bare
     if name != "default" and name.removesuffix(LATEST) != card.name.removesuffix(LATEST):
-        raise ModelNotFound(f"model '{name}' not found; this server has {', '.join((card.name, *card.adapters))}", param="model")
+        raise ModelNotFound(
+            f"model '{name}' not found; this server has {', '.join((card.name, *card.adapters))}",
+            param="model",
+        )
     return ""
 
 
-def _prepared(service: Service, wish: Shared, messages: list[types.Message], names: dict[str, str],
-              tools: list[dict[str, Any]] | None = None) -> tuple[Ask, Reading | None, dict[str, str]]:
+def _prepared(
+    service: Service,
+    wish: Shared,
+    messages: list[types.Message],
+    names: dict[str, str],
+    tools: list[dict[str, Any]] | None = None,
+) -> tuple[Ask, Reading | None, dict[str, str]]:
     args: dict[str, Any] = {}
     if wish.think is not None:
         args = {"enable_thinking": bool(wish.think), "thinking": bool(wish.think)}
     effort = wish.think if isinstance(wish.think, str) else None
-    body = types.ChatBody(messages=messages, tools=tools, logprobs=wish.logprobs, top_logprobs=wish.top_logprobs, reasoning_effort=effort,
-                          chat_template_kwargs=args, lora_path=check_name(service.card, wish.model), **_fields(wish))
+    body = types.ChatBody(
+        messages=messages,
+        tools=tools,
+        logprobs=wish.logprobs,
+        top_logprobs=wish.top_logprobs,
+        reasoning_effort=effort,
+        chat_template_kwargs=args,
+        lora_path=check_name(service.card, wish.model),
+        **_fields(wish),
+    )
     try:
         return openai.prepare(service, body, _new_id())
     except RequestError as error:
         raise renamed(error, names) from None
 
 
-def _answer(service: Service, wish: Shared, writer: "Writer", names: dict[str, str], ask: Ask, reading: Reading | None,
-            more: dict[str, str]) -> Answer:
+def _answer(
+    service: Service,
+    wish: Shared,
+    writer: "Writer",
+    names: dict[str, str],
+    ask: Ask,
+    reading: Reading | None,
+    more: dict[str, str],
+) -> Answer:
     is_stream = wish.stream is not False
-    return Answer(service, [ask], LinesAnswerFormat(service, writer), is_stream=is_stream, names=more | names, headers=HEADERS, reading=reading)
+    return Answer(
+        service,
+        [ask],
+        LinesAnswerFormat(service, writer),
+        is_stream=is_stream,
+        names=more | names,
+        headers=HEADERS,
+        reading=reading,
+    )
 
 
 def _fields(wish: Shared) -> dict[str, Any]:
@@ -119,7 +177,10 @@ def _fields(wish: Shared) -> dict[str, Any]:
     if options.num_predict is not None and options.num_predict > 0:
         fields["max_tokens"] = options.num_predict
     if isinstance(wish.format, dict):
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wish.format}}
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": wish.format},
+        }
     elif wish.format == "json":
         fields["response_format"] = {"type": "json_object"}
     elif wish.format:
@@ -130,24 +191,40 @@ def _fields(wish: Shared) -> dict[str, Any]:
 def _message(message: Message, place: str) -> types.Message:
     if message.images:
         raise InvalidRequest(f"{place}: images are not served by this version yet", param=f"{place}.images")
-    calls = [types.ToolCall(types.Function(call.function.name, encode(call.function.arguments).decode()), call.id)
-             for call in message.tool_calls or ()]
-    return types.Message(role=message.role, content=message.content or "", name=message.tool_name, tool_calls=calls or None,
-                         tool_call_id=message.tool_call_id, reasoning_content=message.thinking)
+    calls = [
+        types.ToolCall(types.Function(call.function.name, encode(call.function.arguments).decode()), call.id)
+        for call in message.tool_calls or ()
+    ]
+    return types.Message(
+        role=message.role,
+        content=message.content or "",
+        name=message.tool_name,
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.thinking,
+    )
 
 
 def _refuse(wish: GenerateBody) -> None:
     if wish.raw and wish.system:
         raise InvalidRequest("raw sends the prompt as it is, so there is no place for system", param="system")
-    for name, remedy in (("template", "start the server with --chat-template"), ("context", "send the conversation to /api/chat"),
-                         ("images", "only text is"), ("width", "only text is"), ("height", "only text is"), ("steps", "only text is")):
+    for name, remedy in (
+        ("template", "start the server with --chat-template"),
+        ("context", "send the conversation to /api/chat"),
+        ("images", "only text is"),
+        ("width", "only text is"),
+        ("height", "only text is"),
+        ("steps", "only text is"),
+    ):
         if getattr(wish, name):
             raise InvalidRequest(f"{name} is not served here; {remedy}", param=name)
 
 
 def _load(wish: Shared, writer: "Writer") -> Response:
     """Nothing to answer: Ollama's clients load and unload a model this way. Ours is there, and stays."""
-    return json(convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine))
+    return json(
+        convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine)
+    )
 
 
 def _new_id() -> str:
@@ -164,7 +241,15 @@ class Writer:
         self.first = 0  # when the first output came
         self.is_chat = is_chat
 
-    def line(self, content: str, *, done: bool = False, thinking: str = "", calls: list[Payload] | None = None, **more: Any) -> Payload:
+    def line(
+        self,
+        content: str,
+        *,
+        done: bool = False,
+        thinking: str = "",
+        calls: list[Payload] | None = None,
+        **more: Any,
+    ) -> Payload:
         line: Payload = {"model": self.model, "created_at": datetime.now(UTC)}
         said: Payload = {"role": "assistant", "content": content} if self.is_chat else {"response": content}
         if thinking:
@@ -176,13 +261,20 @@ class Writer:
     def ending(self, finish: Finish) -> Payload:
         now = time.monotonic_ns()
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
-        return {"done_reason": reason, "total_duration": now - self.begin, "load_duration": 0,
-                "prompt_eval_count": finish.prompt_tokens, "prompt_eval_duration": self.first - self.begin,
-                "eval_count": finish.completion_tokens, "eval_duration": now - self.first}
+        return {
+            "done_reason": reason,
+            "total_duration": now - self.begin,
+            "load_duration": 0,
+            "prompt_eval_count": finish.prompt_tokens,
+            "prompt_eval_duration": self.first - self.begin,
+            "eval_count": finish.completion_tokens,
+            "eval_duration": now - self.first,
+        }
 
 
 class LinesAnswerFormat:
-    """One object, or lines of JSON: each with what is new, calls whole, the last one with how long it all took."""
+    """One object, or lines of JSON: each with what is new, calls whole, the last one with how long it all
+    took."""
 
     def __init__(self, service: Service, writer: Writer) -> None:
         self.service = service
@@ -197,7 +289,9 @@ class LinesAnswerFormat:
         content, thinking, calls = self._read(delta)
         if not (content or thinking or calls or delta.logprobs):
             return b""
-        return _line(self.writer.line(content, thinking=thinking, calls=calls, **self._logprobs(delta.logprobs)))
+        return _line(
+            self.writer.line(content, thinking=thinking, calls=calls, **self._logprobs(delta.logprobs))
+        )
 
     def tail(self) -> bytes:
         assert self.finish is not None
@@ -209,10 +303,18 @@ class LinesAnswerFormat:
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
         self.writer.first = output.first_ns
-        content, thinking, calls = self._read(Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events))
+        content, thinking, calls = self._read(
+            Delta(0, output.text, output.token_ids, finish=output.finish, events=output.events)
+        )
         assert self.finish is not None
-        return self.writer.line(content, done=True, thinking=thinking, calls=calls, **self._logprobs(output.logprobs or None),
-                                **self.writer.ending(self.finish))
+        return self.writer.line(
+            content,
+            done=True,
+            thinking=thinking,
+            calls=calls,
+            **self._logprobs(output.logprobs or None),
+            **self.writer.ending(self.finish),
+        )
 
     def _read(self, delta: Delta) -> tuple[str, str, list[Payload]]:
         self.writer.first = self.writer.first or time.monotonic_ns()
@@ -226,7 +328,10 @@ class LinesAnswerFormat:
                     thinking += text
                 case CallBegin(index=index, name=name, id=call_id):
                     self.arguments = ""
-                    self.call = {"id": call_id or f"call_{uuid4().hex}", "function": {"index": index, "name": name}}
+                    self.call = {
+                        "id": call_id or f"call_{uuid4().hex}",
+                        "function": {"index": index, "name": name},
+                    }
                 case Arguments(text=text):
                     self.arguments += text
                 case CallEnd():
@@ -235,7 +340,9 @@ class LinesAnswerFormat:
         return content, thinking, self.calls[done:]
 
     def _logprobs(self, tokens: list[TokenLogprob] | None) -> Payload:
-        return {} if tokens is None else {"logprobs": chat_logprobs(tokens, self.service.token_bytes)["content"]}
+        return (
+            {} if tokens is None else {"logprobs": chat_logprobs(tokens, self.service.token_bytes)["content"]}
+        )
 
 
 def _line(payload: Payload) -> bytes:

@@ -22,8 +22,10 @@ from runtime.service import Service
 
 MAX_OPEN = 64  # lines in the runtime at once
 PAUSE_S = 1.0  # before a line that the runtime had no room for is tried again
-CUT_OFF = {"cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
-           "expired": ("batch_expired", "the batch expired before this line was answered")}
+CUT_OFF = {
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
+    "expired": ("batch_expired", "the batch expired before this line was answered"),
+}
 
 
 class StreamField(Struct):
@@ -72,8 +74,17 @@ class BatchRunner:
         try:
             await self._live(record)
         except OSError as error:
-            log.get("batches").error("a batch failed for want of its files", batch=record.batch.id, error=str(error))
-            await self._fail(record, [LineError(code="storage_error", message="the server could not read or write the batch's files")])
+            log.get("batches").error(
+                "a batch failed for want of its files", batch=record.batch.id, error=str(error)
+            )
+            await self._fail(
+                record,
+                [
+                    LineError(
+                        code="storage_error", message="the server could not read or write the batch's files"
+                    )
+                ],
+            )
 
     async def _live(self, record: Record) -> None:
         batches = self.batches
@@ -102,8 +113,12 @@ class BatchRunner:
         log.get("batches").info(end, batch=record.batch.id, **structs.asdict(record.batch.request_counts))
 
     async def _fail(self, record: Record, errors: list[LineError]) -> None:
-        await aside(self.batches.advance, record, "failed",
-                    errors={"object": "list", "data": [msgspec.to_builtins(error) for error in errors]})
+        await aside(
+            self.batches.advance,
+            record,
+            "failed",
+            errors={"object": "list", "data": [msgspec.to_builtins(error) for error in errors]},
+        )
 
     async def _answer_all(self, record: Record) -> None:
         lines: Generator[Line] = self.batches.left(record)
@@ -121,12 +136,14 @@ class BatchRunner:
             self._places.release_on_behalf_of(borrower)
         response = {"status_code": status, "request_id": new_id("req"), "body": body}
         output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": response, "error": None}
-        with anyio.CancelScope(shield=True):  # what is answered is written, also when the batch is cancelled meanwhile
+        # what is answered is written, also when the batch is cancelled meanwhile
+        with anyio.CancelScope(shield=True):
             append = partial(self.batches.append, record, output, is_error=status != 200)
             await anyio.to_thread.run_sync(append, limiter=self._writer)
 
     async def _ask(self, line: Line) -> tuple[int, Any]:
-        """What an HTTP request with this body would be answered: status and body. Waits where a client would try again."""
+        """What an HTTP request with this body would be answered: status and body. Waits where a client would
+        try again."""
         while True:
             try:
                 _refuse_stream(bytes(line.body))
@@ -138,14 +155,21 @@ class BatchRunner:
             except RequestError as error:
                 return error.status, error_object(error)
             except Exception:
-                log.get("batches").exception("a line of a batch could not be served", custom_id=line.custom_id, exc_info=True)
+                log.get("batches").exception(
+                    "a line of a batch could not be served", custom_id=line.custom_id, exc_info=True
+                )
                 fault = InternalFault("something went wrong in the server; its log has the details")
                 return fault.status, error_object(fault)
 
     def _cut_off(self, record: Record, code: str, message: str) -> None:
         """The lines that are left get an error each."""
         for line in list(self.batches.left(record)):
-            output = {"id": new_id("batch_req"), "custom_id": line.custom_id, "response": None, "error": {"code": code, "message": message}}
+            output = {
+                "id": new_id("batch_req"),
+                "custom_id": line.custom_id,
+                "response": None,
+                "error": {"code": code, "message": message},
+            }
             self.batches.append(record, output, is_error=True)
 
 

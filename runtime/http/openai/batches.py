@@ -5,9 +5,10 @@
         ▼             └─► expired                            after 24 hours
       failed
 
-What survives a killed server: the batch's record (written in one piece at each change of status) and the lines of its two output files,
-appended one by one. The next start cuts off a torn last line and goes on with the lines of the input that have no answer yet; so
-each is answered exactly once in the files. Answers of lines that were under way are computed again.
+What survives a killed server: the batch's record (written in one piece at each change of status) and the
+lines of its two output files, appended one by one. The next start cuts off a torn last line and goes on with
+the lines of the input that have no answer yet; so each is answered exactly once in the files. Answers of
+lines that were under way are computed again.
 """
 
 import os
@@ -30,7 +31,9 @@ MAX_LINES = 50_000  # OpenAI's own limit
 MAX_ERRORS = 100  # of a batch that fails its check
 WINDOW_S = 24 * 3600
 
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
 OVER = ("failed", "completed", "expired", "cancelled")
 Serve = Callable[[Service, bytes], Answer]
 
@@ -115,7 +118,8 @@ _answered = msgspec.json.Decoder(Answered)
 
 
 class Batches:
-    """The batches of one folder, as records. Blocking where it says so; runs nothing (see batch_runner.py)."""
+    """The batches of one folder, as records. Blocking where it says so; runs nothing (see
+    batch_runner.py)."""
 
     def __init__(self, files: Files, endpoints: Mapping[str, Serve]) -> None:
         self.files = files
@@ -137,11 +141,20 @@ class Batches:
         if body.endpoint not in self.endpoints:
             raise InvalidRequest(f"endpoint must be one of {', '.join(self.endpoints)}", param="endpoint")
         if self.files.find(body.input_file_id).purpose != "batch":
-            raise InvalidRequest("the input file must have been uploaded with purpose batch", param="input_file_id")
+            raise InvalidRequest(
+                "the input file must have been uploaded with purpose batch", param="input_file_id"
+            )
         now = int(time.time())
-        batch = Batch(id=new_id("batch"), endpoint=body.endpoint, input_file_id=body.input_file_id,
-                      completion_window=body.completion_window, status="validating", created_at=now, expires_at=now + WINDOW_S,
-                      metadata=body.metadata)
+        batch = Batch(
+            id=new_id("batch"),
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            status="validating",
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            metadata=body.metadata,
+        )
         record = Record(batch=batch, output_id=new_id("file"), error_id=new_id("file"))
         self.known[batch.id] = record
         self.save(record)
@@ -151,7 +164,9 @@ class Batches:
         """Blocking. A new status, with its time."""
         if status == record.batch.status:
             return
-        record.batch = structs.replace(record.batch, status=status, **{f"{status}_at": int(time.time())}, **fields)
+        record.batch = structs.replace(
+            record.batch, status=status, **{f"{status}_at": int(time.time())}, **fields
+        )
         self.save(record)
 
     def save(self, record: Record) -> None:
@@ -159,8 +174,12 @@ class Batches:
 
     def unfinished_files(self) -> list[str]:
         """Ids of files that batches read or write now."""
-        return [name for r in self.known.values() if r.batch.status not in OVER
-                for name in (r.batch.input_file_id, r.output_id, r.error_id)]
+        return [
+            name
+            for r in self.known.values()
+            if r.batch.status not in OVER
+            for name in (r.batch.input_file_id, r.output_id, r.error_id)
+        ]
 
     def check(self, record: Record) -> list[LineError]:
         """Blocking. What is wrong with the input file, and how many lines it has."""
@@ -176,7 +195,9 @@ class Batches:
         if not total:
             errors.append(LineError(code="empty_file", message="the input file has no lines"))
         if total > MAX_LINES:
-            errors.append(LineError(code="too_many_lines", message=f"the input file has more than {MAX_LINES} lines"))
+            errors.append(
+                LineError(code="too_many_lines", message=f"the input file has more than {MAX_LINES} lines")
+            )
         record.batch = structs.replace(record.batch, request_counts=Counts(total))
         return errors
 
@@ -186,21 +207,35 @@ class Batches:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return LineError(code="invalid_json_line", message=str(error), line=number)
         if line.url != endpoint:
-            return LineError(code="mismatched_endpoint", message=f"url must be {endpoint}, as the batch says", line=number, param="url")
+            return LineError(
+                code="mismatched_endpoint",
+                message=f"url must be {endpoint}, as the batch says",
+                line=number,
+                param="url",
+            )
         if line.custom_id in seen:
-            return LineError(code="duplicate_custom_id", message="another line has this custom_id", line=number, param="custom_id")
+            return LineError(
+                code="duplicate_custom_id",
+                message="another line has this custom_id",
+                line=number,
+                param="custom_id",
+            )
         seen.add(line.custom_id)
         return None
 
     def recover(self, record: Record) -> Counts:
         """Blocking. Cuts torn lines off the output. -> what is done"""
         ok, bad = (len(_answered_in(self.files.path(name))) for name in (record.output_id, record.error_id))
-        record.batch = structs.replace(record.batch, request_counts=Counts(record.batch.request_counts.total, ok, bad))
+        record.batch = structs.replace(
+            record.batch, request_counts=Counts(record.batch.request_counts.total, ok, bad)
+        )
         return record.batch.request_counts
 
     def left(self, record: Record) -> Generator[Line]:
         """Blocking. Lines without an answer, in order."""
-        done = {name for id in (record.output_id, record.error_id) for name in _answered_in(self.files.path(id))}
+        done = {
+            name for id in (record.output_id, record.error_id) for name in _answered_in(self.files.path(id))
+        }
         for _, raw in _lines(self.files.path(record.batch.input_file_id)):
             line = _line.decode(raw)
             if line.custom_id not in done:
@@ -217,7 +252,10 @@ class Batches:
     def publish(self, record: Record) -> dict[str, str]:
         """Blocking. Makes files of what was answered. -> their ids, as fields of the batch"""
         fields = {}
-        for field, file_id, kind in (("output_file_id", record.output_id, "output"), ("error_file_id", record.error_id, "error")):
+        for field, file_id, kind in (
+            ("output_file_id", record.output_id, "output"),
+            ("error_file_id", record.error_id, "error"),
+        ):
             path = self.files.path(file_id)
             if file_id in self.files.known:
                 fields[field] = file_id
@@ -236,7 +274,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _answered_in(path: Path) -> list[str]:
-    """The custom ids in an output file, whose last line is cut off if the server was killed while it wrote."""
+    """The custom ids in an output file, whose last line is cut off if the server was killed while it
+    wrote."""
     if not path.is_file():
         return []
     names, whole = [], 0
@@ -255,5 +294,7 @@ def _read(path: Path) -> Record | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except msgspec.MsgspecError as error:
-        log.get("files").warning("the record of a batch can't be read, and is left alone", path=path.name, error=str(error))
+        log.get("files").warning(
+            "the record of a batch can't be read, and is left alone", path=path.name, error=str(error)
+        )
         return None

@@ -37,10 +37,18 @@ from runtime.parsing.typed import Tools
 from runtime.service import ModelCard, Service
 
 CHUNK = ".chunk"  # ends the object name of a chunk
-NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompt": "messages", "input_ids": "messages",
-         "include_stop": "include_stop_str_in_output", "logprob_ids": "logprob_token_ids", "id": "rid",
-         "hidden_states": "return_hidden_states"}
-OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id": "request_id"}  # other names, where the client used them
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "prompt": "messages",
+    "input_ids": "messages",
+    "include_stop": "include_stop_str_in_output",
+    "logprob_ids": "logprob_token_ids",
+    "id": "rid",
+    "hidden_states": "return_hidden_states",
+}
+# other names, where the client used them
+OR = {"max_new_tokens": "max_completion_tokens", "input_ids": "input_ids", "id": "request_id"}
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -50,7 +58,9 @@ def chat(service: Service, body: bytes) -> Answer:
     wish = decode(body, _decoder)
     (rid,) = ask_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
     name = told_model(service.card, wish.model)
-    envelope = Envelope("chatcmpl", "chat.completion", name, 1, wish.stream_options, rid, service.card.cache_report)
+    envelope = Envelope(
+        "chatcmpl", "chat.completion", name, 1, wish.stream_options, rid, service.card.cache_report
+    )
     ask, reading, names = prepare(service, wish, envelope.id)
     envelope.meter.n = ask.params.n
     answer_format = ChatAnswerFormat(service, envelope, wish, is_text=reading is None)
@@ -60,7 +70,8 @@ def chat(service: Service, body: bytes) -> Answer:
 
 
 def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | None, dict[str, str]]:
-    """-> what to ask, how to read the answer where it may be more than text, and the client's names of our fields. Raises RequestError."""
+    """-> what to ask, how to read the answer where it may be more than text, and the client's names of our
+    fields. Raises RequestError."""
     arrival_s = time.monotonic()
     refuse(wish)
     wish = narrowed(wish)
@@ -72,12 +83,27 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
     reading = _reading(service, wish, tools)
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
     params = sampling_params(
-        wish, service.card.sampling_defaults, names, constraint=rule, max_new_tokens=wish.max_completion_tokens, logprobs=wish.logprobs,
-        top_logprobs=wish.top_logprobs, prompt_logprobs=wish.prompt_logprobs,
-        **_behind_reasoning(formats, rule, is_demanded=demands(wish)))
+        wish,
+        service.card.sampling_defaults,
+        names,
+        constraint=rule,
+        max_new_tokens=wish.max_completion_tokens,
+        logprobs=wish.logprobs,
+        top_logprobs=wish.top_logprobs,
+        prompt_logprobs=wish.prompt_logprobs,
+        **_behind_reasoning(formats, rule, is_demanded=demands(wish)),
+    )
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
-    ask = Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salts(wish, 1)[0],
-              adapter=adapter, marks=marks_of(formats.tools if tools else None, formats.thinking))
+    ask = Ask(
+        id=id,
+        prompt=prompt,
+        params=params,
+        arrival_s=arrival_s,
+        priority=wish.priority,
+        cache_salt=salts(wish, 1)[0],
+        adapter=adapter,
+        marks=marks_of(formats.tools if tools else None, formats.thinking),
+    )
     return ask, reading, names
 
 
@@ -89,8 +115,10 @@ def _rule(wish: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, d
     if calls is None:
         return rule, where
     if rule is not None:
-        raise InvalidRequest(f"tool_choice demands a call, and {where['constraint']} another form of the answer; give one of them",
-                             param="tool_choice")
+        raise InvalidRequest(
+            f"tool_choice demands a call, and {where['constraint']} another form of the answer; give one of them",
+            param="tool_choice",
+        )
     return calls, {"constraint": "tool_choice"}
 
 
@@ -100,13 +128,23 @@ def _reading(service: Service, wish: ChatBody, tools: Tools) -> Reading | None:
         formats = structs.replace(formats, thinking=None)
     if formats.thinking is None and not demands(wish) and not (tools and formats.tools):
         return None
-    return Reading(service=service, formats=formats, tools=tools, one_call=wish.parallel_tool_calls is False,
-                   is_continued=bool(wish.continue_final_message), is_demanded=demands(wish),
-                   shows_reasoning=wish.include_reasoning is not False, streams_reasoning=wish.stream_reasoning is not False)
+    return Reading(
+        service=service,
+        formats=formats,
+        tools=tools,
+        one_call=wish.parallel_tool_calls is False,
+        is_continued=bool(wish.continue_final_message),
+        is_demanded=demands(wish),
+        shows_reasoning=wish.include_reasoning is not False,
+        streams_reasoning=wish.stream_reasoning is not False,
+    )
 
 
-def _behind_reasoning(formats: Formats, rule: Rule | None, *, is_demanded: bool) -> dict[str, tuple[Free, ...]]:
-    """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or not."""
+def _behind_reasoning(
+    formats: Formats, rule: Rule | None, *, is_demanded: bool
+) -> dict[str, tuple[Free, ...]]:
+    """Where the rule begins to hold, of a model that thinks first, whether its thoughts are told apart or
+    not."""
     if rule is None:
         return {}
     if formats.thinking in FRAMINGS:
@@ -132,7 +170,8 @@ class ChatAnswerFormat:
         self.is_text = is_text
         self.begun: set[int] = set()  # choices
         self.callers: set[int] = set()  # choices that call tools
-        self.around: dict[tuple[int, str], tuple[bytes, bytes]] = {}  # by choice and field: what stands before and after its text
+        # by choice and field: what stands before and after its text
+        self.around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
 
     def events(self, choice: int, delta: Delta) -> bytes:
         self.envelope.meter.add(choice, delta)
@@ -161,20 +200,34 @@ class ChatAnswerFormat:
     def body(self, outputs: list[Output]) -> dict[str, Any]:
         first, wish = outputs[0], self.wish
         choices = [
-            {"index": i, "message": self._message(i, output), "logprobs": self._logprobs(output.logprobs or None)}
-            | self._finish(i, output.finish) | self._ids(output.token_ids) | self._prompt_ids(output.prompt_ids)
+            {
+                "index": i,
+                "message": self._message(i, output),
+                "logprobs": self._logprobs(output.logprobs or None),
+            }
+            | self._finish(i, output.finish)
+            | self._ids(output.token_ids)
+            | self._prompt_ids(output.prompt_ids)
             | ({"hidden_states": last(output.hidden)} if output.hidden else {})
             for i, output in enumerate(outputs)
         ]
         more: dict[str, Any] = {"prompt_token_ids": first.prompt_ids} if wish.return_token_ids else {}
         if wish.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs, self.service.token_bytes, wish.prompt_logprobs)
-        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, len(outputs), self.envelope.meter.report)} | more
+            more["prompt_logprobs"] = prompt_logprobs(
+                first.prompt_logprobs, self.service.token_bytes, wish.prompt_logprobs
+            )
+        return (
+            self.envelope.head()
+            | {"choices": choices, "usage": usage_of(outputs, len(outputs), self.envelope.meter.report)}
+            | more
+        )
 
     def _begin(self, choice: int, delta: Delta) -> bytes:
         self.begun.add(choice)
         fields = _choice(choice, {"role": "assistant", "content": ""}) | self._prompt_ids(delta.prompt_ids)
-        return self.envelope.chunk(fields, CHUNK, prompt_token_ids=delta.prompt_ids if self.wish.return_token_ids else None)
+        return self.envelope.chunk(
+            fields, CHUNK, prompt_token_ids=delta.prompt_ids if self.wish.return_token_ids else None
+        )
 
     def _event(self, choice: int, event: Event) -> bytes:
         match event:
@@ -188,7 +241,9 @@ class ChatAnswerFormat:
     def _text(self, choice: int, field: str, text: str) -> bytes:
         around = self.around.get((choice, field))
         if around is None:
-            self.around[choice, field] = around = self.envelope.around(lambda text: _choice(choice, {field: text}), CHUNK)
+            self.around[choice, field] = around = self.envelope.around(
+                lambda text: _choice(choice, {field: text}), CHUNK
+            )
         return around[0] + sse.encode(text) + around[1]
 
     def _piece(self, choice: int, event: Event) -> dict[str, Any]:
@@ -228,7 +283,11 @@ class ChatAnswerFormat:
 
     def _finish(self, choice: int, finish: Finish | None) -> dict[str, Any]:
         fields = finish_fields(finish)
-        return fields | {"finish_reason": "tool_calls"} if fields["finish_reason"] == "stop" and choice in self.callers else fields
+        return (
+            fields | {"finish_reason": "tool_calls"}
+            if fields["finish_reason"] == "stop" and choice in self.callers
+            else fields
+        )
 
     def _ids(self, token_ids: list[int]) -> dict[str, list[int]]:
         return {"token_ids": token_ids} if self.wish.return_token_ids else {}
@@ -246,4 +305,8 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(event: CallBegin) -> dict[str, Any]:
-    return {"id": event.id or f"call_{uuid4().hex}", "type": "function", "function": {"name": event.name, "arguments": ""}}
+    return {
+        "id": event.id or f"call_{uuid4().hex}",
+        "type": "function",
+        "function": {"name": event.name, "arguments": ""},
+    }

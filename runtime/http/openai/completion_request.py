@@ -1,7 +1,9 @@
-"""The requests of the OpenAI API as this server takes them. Fields that are not here are refused, with the nearest name.
+"""The requests of the OpenAI API as this server takes them. Fields that are not here are refused, with the
+nearest name.
 
-Limits of sampling parameters stand in runtime.messages.sampling; these types only say what is a number, a string or a list.
-`null` is the same as leaving a field out: clients send it. What each field does is said in parameters.py, for docs/api.md too.
+Limits of sampling parameters stand in runtime.messages.sampling; these types only say what is a number, a
+string or a list. `null` is the same as leaving a field out: clients send it. What each field does is said in
+parameters.py, for docs/api.md too.
 """
 
 from typing import Annotated as A
@@ -25,7 +27,8 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # ignored: there is nothing to hide the length of
 
 
-# Of a conversation, fields that are not here are passed over: clients send earlier answers back with fields of their own.
+# Of a conversation, fields that are not here are passed over: clients send earlier answers back with fields
+# of their own.
 
 
 class Function(Struct):
@@ -143,7 +146,8 @@ class Shared(NotServed, kw_only=True, forbid_unknown_fields=True):
     rid: Rid | list[Rid] | None = None  # SGLang's name for
     request_id: Rid | None = None  # vLLM's
     priority: Priority | None = None  # see --enable-priority-scheduling
-    cache_salt: CacheSalt | list[CacheSalt] | None = None  # cached prefixes are shared within one salt only; in vLLM's words
+    # cached prefixes are shared within one salt only; in vLLM's words
+    cache_salt: CacheSalt | list[CacheSalt] | None = None
     extra_key: CacheSalt | list[CacheSalt] | None = None  # and in SGLang's
     # real clients set these; they change nothing here
     user: str | None = None
@@ -223,4 +227,3 @@ class CompletionBody(Shared, kw_only=True, forbid_unknown_fields=True):
     suffix: str | None = None  # what follows the text that is wanted (see --completion-template)
     add_special_tokens: bool | None = None  # what the tokenizer puts at the beginning of a text
     prompt_embeds: Any = None  # refused
-

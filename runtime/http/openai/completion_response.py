@@ -1,4 +1,5 @@
-"""What the routes of OpenAI's API answer. Answers are encoded as these, and the OpenAPI document is made of them.
+"""What the routes of OpenAI's API answer. Answers are encoded as these, and the OpenAPI document is made of
+them.
 
 A field that is UNSET is left out; `null` is said where OpenAI says it.
 """

@@ -28,10 +28,19 @@ from runtime.messages.requests import Ask, Delta, Infill, Text, TokenLogprob, To
 from runtime.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
-NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "input_ids": "prompt", "top_logprobs": "logprobs",
-         "prompt_logprobs": "logprobs", "include_stop": "include_stop_str_in_output",
-         "logprob_ids": "logprob_token_ids", "id": "rid", "hidden_states": "return_hidden_states"}
-OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}  # other names, where the client used them
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "input_ids": "prompt",
+    "top_logprobs": "logprobs",
+    "prompt_logprobs": "logprobs",
+    "include_stop": "include_stop_str_in_output",
+    "logprob_ids": "logprob_token_ids",
+    "id": "rid",
+    "hidden_states": "return_hidden_states",
+}
+# other names, where the client used them
+OR = {"n": "best_of", "prompt_logprobs": "prompt_logprobs", "id": "request_id"}
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -47,18 +56,52 @@ def completions(service: Service, body: bytes) -> Answer:
     told = _told(wish, service.card.sampling_defaults.get("n", 1))
     names = NAMES | where | {name: given for name, given in OR.items() if getattr(wish, given) is not None}
     params = sampling_params(
-        wish, service.card.sampling_defaults, names, n=told.num_drawn, max_new_tokens=_longest(wish, service, told), constraint=rule,
-        logprobs=told.has_logprobs or told.is_choosing, top_logprobs=wish.logprobs, prompt_logprobs=_prompt_width(wish))
+        wish,
+        service.card.sampling_defaults,
+        names,
+        n=told.num_drawn,
+        max_new_tokens=_longest(wish, service, told),
+        constraint=rule,
+        logprobs=told.has_logprobs or told.is_choosing,
+        top_logprobs=wish.logprobs,
+        prompt_logprobs=_prompt_width(wish),
+    )
     rid = wish.rid or wish.request_id
-    envelope = Envelope("cmpl", "text_completion", told_model(service.card, wish.model), params.n, wish.stream_options,
-                        rid if isinstance(rid, str) else None, service.card.cache_report)
+    envelope = Envelope(
+        "cmpl",
+        "text_completion",
+        told_model(service.card, wish.model),
+        params.n,
+        wish.stream_options,
+        rid if isinstance(rid, str) else None,
+        service.card.cache_report,
+    )
     asks = [
-        Ask(id=id, prompt=prompt, params=params, arrival_s=arrival_s, priority=wish.priority, cache_salt=salt, adapter=adapter)
+        Ask(
+            id=id,
+            prompt=prompt,
+            params=params,
+            arrival_s=arrival_s,
+            priority=wish.priority,
+            cache_salt=salt,
+            adapter=adapter,
+        )
         for id, prompt, salt, adapter in zip(
-            ask_ids(rid or envelope.id, len(prompts)), prompts, salts(wish, len(prompts)), adapters, strict=True)
+            ask_ids(rid or envelope.id, len(prompts)),
+            prompts,
+            salts(wish, len(prompts)),
+            adapters,
+            strict=True,
+        )
     ]
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
-    answer = Answer(service, asks, CompletionAnswerFormat(service, envelope, told, echoes), is_stream=bool(wish.stream), names=names)
+    answer = Answer(
+        service,
+        asks,
+        CompletionAnswerFormat(service, envelope, told, echoes),
+        is_stream=bool(wish.stream),
+        names=names,
+    )
     answer.interval = wish.stream_interval or 1
     return answer
 
@@ -92,28 +135,46 @@ def _told(wish: CompletionBody, preferred_n: int) -> Told:
     if num_drawn < n:
         raise InvalidRequest(f"best_of is {num_drawn}, less than n, which is {n}", param="best_of")
     if num_drawn > n and wish.stream:
-        raise InvalidRequest("best_of above n can't be streamed: which are the best is known at the end", param="best_of")
-    return Told(n=n, num_drawn=num_drawn, has_logprobs=wish.logprobs is not None, width=wish.logprobs or 0,
-                prompt_width=wish.prompt_logprobs, has_ids=bool(wish.return_token_ids), by_id=bool(wish.return_tokens_as_token_ids),
-                has_echo=bool(wish.echo), is_prompt_only=bool(wish.echo) and wish.max_tokens == 0)
+        raise InvalidRequest(
+            "best_of above n can't be streamed: which are the best is known at the end", param="best_of"
+        )
+    return Told(
+        n=n,
+        num_drawn=num_drawn,
+        has_logprobs=wish.logprobs is not None,
+        width=wish.logprobs or 0,
+        prompt_width=wish.prompt_logprobs,
+        has_ids=bool(wish.return_token_ids),
+        by_id=bool(wish.return_tokens_as_token_ids),
+        has_echo=bool(wish.echo),
+        is_prompt_only=bool(wish.echo) and wish.max_tokens == 0,
+    )
 
 
 def _longest(wish: CompletionBody, service: Service, told: Told) -> int | None:
     if told.is_prompt_only:
         return 1  # the least that the runtime computes
-    return DEFAULT_MAX_TOKENS if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred else None
+    return (
+        DEFAULT_MAX_TOKENS
+        if wish.max_tokens is None and "max_new_tokens" not in service.card.preferred
+        else None
+    )
 
 
 def _prompt_width(wish: CompletionBody) -> int | None:
     """Alternatives of the prompt's tokens; None: nothing of them is told."""
-    widths = [width for width in (wish.logprobs if wish.echo else None, wish.prompt_logprobs) if width is not None]
+    widths = [
+        width for width in (wish.logprobs if wish.echo else None, wish.prompt_logprobs) if width is not None
+    ]
     return max(widths, default=None)
 
 
 def _prompts(wish: CompletionBody) -> list[Text | Tokens | Infill]:
     prompts = _plain_prompts(wish.prompt)
     if wish.add_special_tokens is False:
-        prompts = [Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt for prompt in prompts]
+        prompts = [
+            Text(prompt.text, add_special=False) if isinstance(prompt, Text) else prompt for prompt in prompts
+        ]
     return [_infill(prompt, wish.suffix) for prompt in prompts] if wish.suffix else prompts
 
 
@@ -128,7 +189,9 @@ def _plain_prompts(prompt: str | list[str | int | list[int]]) -> list[Text | Tok
         return [Text(text) for text in prompt]  # type: ignore[arg-type]
     if all(isinstance(piece, list) for piece in prompt):
         return [Tokens(ids) for ids in prompt]  # type: ignore[arg-type]
-    raise InvalidRequest("prompt mixes kinds; give texts only, token ids only, or lists of token ids only", param="prompt")
+    raise InvalidRequest(
+        "prompt mixes kinds; give texts only, token ids only, or lists of token ids only", param="prompt"
+    )
 
 
 def _infill(prompt: Text | Tokens | Infill, suffix: str) -> Infill:
@@ -161,7 +224,10 @@ class CompletionAnswerFormat:
         self.echoes = echoes
         self.is_plain = told.is_plain and not envelope.is_continuous
         self.around: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands before and after the text
-        self.logprobs = [TextLogprobs(service.token_bytes, told.width, by_id=told.by_id) for _ in range(told.num_drawn * len(echoes))]
+        self.logprobs = [
+            TextLogprobs(service.token_bytes, told.width, by_id=told.by_id)
+            for _ in range(told.num_drawn * len(echoes))
+        ]
 
     def events(self, choice: int, delta: Delta) -> bytes:
         if self.told.is_prompt_only:
@@ -177,7 +243,9 @@ class CompletionAnswerFormat:
         logprobs = self._logprobs(choice, delta.prompt_logprobs, delta.logprobs)
         ids = self._ids(delta.token_ids, delta.prompt_ids)
         more = ids | ({"hidden_states": last(delta.hidden)} if delta.hidden else {})
-        return self.envelope.chunk(_choice(choice, text) | {"logprobs": logprobs} | more | finish_fields(delta.finish))
+        return self.envelope.chunk(
+            _choice(choice, text) | {"logprobs": logprobs} | more | finish_fields(delta.finish)
+        )
 
     def tail(self) -> bytes:
         return self.envelope.tail()
@@ -193,14 +261,17 @@ class CompletionAnswerFormat:
                 output.logprobs = []
         told = [choice for first in range(0, len(outputs), drawn) for choice in self._best(first, outputs)]
         choices = [self._whole(index, choice, outputs) for index, choice in enumerate(told)]
-        return self.envelope.head() | {"choices": choices, "usage": usage_of(outputs, drawn, self.envelope.meter.report)}
+        return self.envelope.head() | {
+            "choices": choices,
+            "usage": usage_of(outputs, drawn, self.envelope.meter.report),
+        }
 
     def _best(self, first: int, outputs: list[Output]) -> list[int]:
         """The choices to tell of a prompt: all, or the likeliest."""
         choices = list(range(first, first + self.told.num_drawn))
         if self.told.is_choosing:
             choices.sort(key=lambda choice: mean_logprob(outputs[choice]), reverse=True)
-        return choices[:self.told.n]
+        return choices[: self.told.n]
 
     def _whole(self, index: int, choice: int, outputs: list[Output]) -> dict[str, Any]:
         output = outputs[choice]
@@ -209,7 +280,9 @@ class CompletionAnswerFormat:
         if output.hidden:
             fields["hidden_states"] = last(output.hidden)
         if self.told.prompt_width is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, self.service.token_bytes, self.told.prompt_width)
+            fields["prompt_logprobs"] = prompt_logprobs(
+                output.prompt_logprobs, self.service.token_bytes, self.told.prompt_width
+            )
         return fields | self._ids(output.token_ids, output.prompt_ids) | finish_fields(output.finish)
 
     def _ids(self, token_ids: list[int], prompt_ids: list[int] | None) -> dict[str, list[int]]:
@@ -217,7 +290,9 @@ class CompletionAnswerFormat:
             return {}
         return {"token_ids": token_ids} | ({"prompt_token_ids": prompt_ids} if prompt_ids else {})
 
-    def _logprobs(self, choice: int, prompt: list[TokenLogprob] | None, own: list[TokenLogprob] | None) -> dict[str, Any] | None:
+    def _logprobs(
+        self, choice: int, prompt: list[TokenLogprob] | None, own: list[TokenLogprob] | None
+    ) -> dict[str, Any] | None:
         """`prompt` counts where the text begins with it."""
         if not self.told.has_logprobs:
             return None
@@ -226,7 +301,11 @@ class CompletionAnswerFormat:
 
 def mean_logprob(output: Output) -> float:
     """Of its tokens; of no tokens the least."""
-    return sum(token.logprob or 0.0 for token in output.logprobs) / len(output.logprobs) if output.logprobs else -math.inf
+    return (
+        sum(token.logprob or 0.0 for token in output.logprobs) / len(output.logprobs)
+        if output.logprobs
+        else -math.inf
+    )
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What chat and text completions share in their answers: the envelope of a chunk, usage, and finish reasons."""
+"""What chat and text completions share in their answers: the envelope of a chunk, usage, and finish
+reasons."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -39,16 +40,28 @@ class Meter:
             self._cached(prompt, delta.finish.cached_tokens, delta.finish.loaded)
 
     def usage(self) -> dict[str, Any]:
-        return usage(sum(self.prompt_tokens.values()), self.completion_tokens, sum(self.cached_tokens.values()),
-                     self.reasoning_tokens, self.report, self.loaded.values())
+        return usage(
+            sum(self.prompt_tokens.values()),
+            self.completion_tokens,
+            sum(self.cached_tokens.values()),
+            self.reasoning_tokens,
+            self.report,
+            self.loaded.values(),
+        )
 
     def _cached(self, prompt: int, tokens: int, loaded: CacheSources) -> None:
         if tokens >= self.cached_tokens.get(prompt, 0):
             self.cached_tokens[prompt], self.loaded[prompt] = tokens, loaded
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int, report: CacheReport | None,
-          loaded: Iterable[CacheSources]) -> dict[str, Any]:
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    reasoning_tokens: int,
+    report: CacheReport | None,
+    loaded: Iterable[CacheSources],
+) -> dict[str, Any]:
     """`loaded`: of the cached tokens, by prompt."""
     details: dict[str, Any] = {"cached_tokens": cached_tokens}
     if report is not None:
@@ -65,7 +78,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, reason
 def usage_of(outputs: list[Output], n: int, report: CacheReport | None) -> dict[str, Any]:
     """Usage of a whole answer; `outputs` has `n` choices per prompt, one prompt after the other."""
     ends = [output.finish for output in outputs if output.finish is not None]
-    prompts = [ends[i:i + n] for i in range(0, len(ends), n)]
+    prompts = [ends[i : i + n] for i in range(0, len(ends), n)]
     most = [max(prompt, key=lambda end: end.cached_tokens) for prompt in prompts]
     return usage(
         sum(prompt[0].prompt_tokens for prompt in prompts),
@@ -87,8 +100,16 @@ def finish_fields(finish: Finish | None) -> dict[str, Any]:
 class Envelope:
     """The fields that all chunks of an answer share."""
 
-    def __init__(self, prefix: str, kind: str, model: str, n: int, options: StreamOptions | None, id: str | None = None,
-                 report: CacheReport | None = None) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        kind: str,
+        model: str,
+        n: int,
+        options: StreamOptions | None,
+        id: str | None = None,
+        report: CacheReport | None = None,
+    ) -> None:
         """`n`: choices of each prompt. `id`: as the client gave it."""
         self.id = id or f"{prefix}-{uuid4().hex}"
         self.kind = kind
@@ -103,13 +124,18 @@ class Envelope:
 
     def chunk(self, choice: dict[str, Any], suffix: str = "", **more: Any) -> bytes:
         """`more`: fields beside the choice, but None."""
-        fields = self.head(suffix) | {"choices": [choice]} | {name: value for name, value in more.items() if value is not None}
+        fields = (
+            self.head(suffix)
+            | {"choices": [choice]}
+            | {name: value for name, value in more.items() if value is not None}
+        )
         if self.with_usage:
             fields["usage"] = self.meter.usage() if self.is_continuous else None
         return sse.event(fields)
 
     def around(self, choice: Callable[[str], dict[str, Any]], suffix: str = "") -> tuple[bytes, bytes]:
-        """What stands before and after the text in the chunk of `choice(text)`: most chunks differ in their text only."""
+        """What stands before and after the text in the chunk of `choice(text)`: most chunks differ in their
+        text only."""
         before, after = self.chunk(choice(_MARK), suffix).split(sse.encode(_MARK))
         return before, after
 

@@ -1,7 +1,8 @@
 """/v1/files: what clients keep on this server, and what batches read and write.
 
-Each file is two in the folder: NAME (its bytes) and NAME.json (what is known about it). The second is written last, in one piece,
-and is what makes the file exist; so a server that is killed leaves whole files, and strays that the next start sweeps away.
+Each file is two in the folder: NAME (its bytes) and NAME.json (what is known about it). The second is written
+last, in one piece, and is what makes the file exist; so a server that is killed leaves whole files, and
+strays that the next start sweeps away.
 """
 
 import errno
@@ -69,12 +70,17 @@ class Files:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             files = [file for path in folder.glob("file-*.json") if (file := _read(path)) is not None]
-            self.known = {file.id: file for file in sorted(files, key=lambda file: (file.created_at, file.id))}
+            self.known = {
+                file.id: file for file in sorted(files, key=lambda file: (file.created_at, file.id))
+            }
         except OSError as error:
-            raise StartError(f"--file-storage-path {folder} can't be used ({error}); name a folder that can be written") from None
+            raise StartError(
+                f"--file-storage-path {folder} can't be used ({error}); name a folder that can be written"
+            ) from None
 
     def sweep(self, keep: Iterable[str]) -> None:
-        """Removes what a killed server left behind, while nobody writes: bytes of no file, but for those of the ids in `keep`."""
+        """Removes what a killed server left behind, while nobody writes: bytes of no file, but for those of
+        the ids in `keep`."""
         wanted = {*self.known, *keep}
         for path in self.folder.glob("file-*"):
             if path.suffix != ".json" and path.name not in wanted:
@@ -102,8 +108,10 @@ class Files:
         size = source.seek(0, os.SEEK_END)
         if self.num_bytes + size > self.max_bytes:
             remedy = "delete some" if size <= self.max_bytes else "send smaller ones"
-            raise StorageFull(f"{self.num_bytes} bytes are kept already, this file has {size}, and this server keeps {self.max_bytes} "
-                              f"(--file-storage-bytes); {remedy}")
+            raise StorageFull(
+                f"{self.num_bytes} bytes are kept already, this file has {size}, and this server keeps {self.max_bytes} "
+                f"(--file-storage-bytes); {remedy}"
+            )
         source.seek(0)
         file_id = new_id("file")
         try:
@@ -122,7 +130,9 @@ class Files:
     def adopt(self, file_id: str, filename: str, purpose: str) -> File:
         """Makes a file of bytes that lie at `path(file_id)` already."""
         size = self.path(file_id).stat().st_size
-        file = File(id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose)
+        file = File(
+            id=file_id, bytes=size, created_at=int(time.time()), filename=filename[-255:], purpose=purpose
+        )
         write_whole(self.folder / f"{file_id}.json", msgspec.json.encode(file))
         self.known[file_id] = file
         return file
@@ -140,18 +150,29 @@ class Files:
         return page_of(files, after=after, limit=limit, order=order)
 
 
-def page_of(items: list[Any], *, after: str | None, limit: int, order: str,
-            id_of: Callable[[Any], str] = attrgetter("id")) -> dict[str, Any]:
-    """Those of `items`, oldest first, that come after the one with the id `after`; the newest first unless `order` is "asc"."""
+def page_of(
+    items: list[Any],
+    *,
+    after: str | None,
+    limit: int,
+    order: str,
+    id_of: Callable[[Any], str] = attrgetter("id"),
+) -> dict[str, Any]:
+    """Those of `items`, oldest first, that come after the one with the id `after`; the newest first unless
+    `order` is "asc"."""
     if order != "asc":
         items = items[::-1]
     if after is not None:
         ids = [id_of(item) for item in items]
         if after not in ids:
             raise InvalidRequest(f"after names nothing in this list: {after[:80]}", param="after")
-        items = items[ids.index(after) + 1:]
+        items = items[ids.index(after) + 1 :]
     data = items[:limit]
-    ends = {"first_id": id_of(data[0]), "last_id": id_of(data[-1])} if data else {"first_id": None, "last_id": None}
+    ends = (
+        {"first_id": id_of(data[0]), "last_id": id_of(data[-1])}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
     return {"object": "list", "data": data, "has_more": len(items) > limit, **ends}
 
 
@@ -160,10 +181,16 @@ def _read(path: Path) -> File | None:
     try:
         file = msgspec.json.decode(path.read_bytes(), type=File)
     except msgspec.MsgspecError as error:
-        log.get("files").warning("a record in the file storage can't be read, and is left alone", path=path.name, error=str(error))
+        log.get("files").warning(
+            "a record in the file storage can't be read, and is left alone", path=path.name, error=str(error)
+        )
         return None
     bytes_path = path.with_suffix("")
-    return file if bytes_path.name == file.id and bytes_path.is_file() and bytes_path.stat().st_size == file.bytes else None
+    return (
+        file
+        if bytes_path.name == file.id and bytes_path.is_file() and bytes_path.stat().st_size == file.bytes
+        else None
+    )
 
 
 async def aside(call: Any, *args: Any, **kwargs: Any) -> Any:

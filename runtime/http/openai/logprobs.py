@@ -16,20 +16,27 @@ def namer(token_bytes: TokenBytes, *, by_id: bool) -> Name:
     return lambda token_id: token_bytes(token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, *, by_id: bool = False) -> dict[str, Any]:
-    """{"content": [{token, bytes, logprob, top_logprobs}]}. Bytes tell halves of a character apart, which texts cannot."""
+def chat_logprobs(
+    tokens: list[TokenLogprob], token_bytes: TokenBytes, *, by_id: bool = False
+) -> dict[str, Any]:
+    """{"content": [{token, bytes, logprob, top_logprobs}]}. Bytes tell halves of a character apart, which
+    texts cannot."""
     name = namer(token_bytes, by_id=by_id)
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         return {"token": name(token_id), "bytes": list(token_bytes(token_id)), "logprob": logprob}
 
-    content = [entry(token.token_id, token.logprob) | {"top_logprobs": [entry(*top) for top in (*token.top, *token.picked)]}
-               for token in tokens]
+    content = [
+        entry(token.token_id, token.logprob)
+        | {"top_logprobs": [entry(*top) for top in (*token.top, *token.picked)]}
+        for token in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
 class TextLogprobs:
-    """{tokens, token_logprobs, top_logprobs, text_offset} of one choice; offsets go on from one chunk to the next."""
+    """{tokens, token_logprobs, top_logprobs, text_offset} of one choice; offsets go on from one chunk to the
+    next."""
 
     def __init__(self, token_bytes: TokenBytes, width: int, *, by_id: bool = False) -> None:
         """`width`: alternatives."""
@@ -46,22 +53,28 @@ class TextLogprobs:
         return {
             "tokens": [self.name(token.token_id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens] if self.width or any(token.picked for token in tokens) else None,
+            "top_logprobs": [self._top(token) for token in tokens]
+            if self.width or any(token.picked for token in tokens)
+            else None,
             "text_offset": offsets,
         }
 
     def _top(self, token: TokenLogprob) -> dict[str, float] | None:
-        """The alternatives, and the token itself, by their names; None for a first token, which has no probability."""
+        """The alternatives, and the token itself, by their names; None for a first token, which has no
+        probability."""
         if token.logprob is None:
             return None
         names: dict[str, float] = {}
-        for token_id, logprob in [*token.top[:self.width], *token.picked, (token.token_id, token.logprob)]:
+        for token_id, logprob in [*token.top[: self.width], *token.picked, (token.token_id, token.logprob)]:
             names.setdefault(self.name(token_id), logprob)  # of tokens that look alike the likeliest
         return names
 
 
-def prompt_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int) -> list[dict[str, Any] | None]:
-    """As vLLM writes them: for each token, by id, {logprob, rank, decoded_token} of the `width` likeliest in its place and of itself."""
+def prompt_logprobs(
+    tokens: list[TokenLogprob], token_bytes: TokenBytes, width: int
+) -> list[dict[str, Any] | None]:
+    """As vLLM writes them: for each token, by id, {logprob, rank, decoded_token} of the `width` likeliest in
+    its place and of itself."""
     name = namer(token_bytes, by_id=False)
 
     def entry(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
@@ -72,7 +85,10 @@ def prompt_logprobs(tokens: list[TokenLogprob], token_bytes: TokenBytes, width: 
         if token.logprob is None:
             told.append(None)
             continue
-        entries = {str(token_id): entry(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(token.top[:width], 1)}
+        entries = {
+            str(token_id): entry(token_id, logprob, rank)
+            for rank, (token_id, logprob) in enumerate(token.top[:width], 1)
+        }
         entries.setdefault(str(token.token_id), entry(token.token_id, token.logprob, None))
         told.append(entries)
     return told

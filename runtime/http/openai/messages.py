@@ -10,7 +10,9 @@ from runtime.messages.requests import Chat
 
 # variables of the rendering itself: a client that could set them would write the prompt's frame
 THINKS = ("enable_thinking", "thinking")  # of Qwen3, GLM and others; of DeepSeek and Kimi
-RESERVED = frozenset({"messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"})
+RESERVED = frozenset(
+    {"messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
+)
 
 
 def chat_prompt(body: ChatBody) -> Chat:
@@ -27,10 +29,15 @@ def _continues(body: ChatBody) -> bool:
     if not body.continue_final_message:
         return False
     if body.add_generation_prompt:
-        raise InvalidRequest("continue_final_message goes on with the last message and add_generation_prompt begins another; "
-                             "choose one", param="continue_final_message")
+        raise InvalidRequest(
+            "continue_final_message goes on with the last message and add_generation_prompt begins another; "
+            "choose one",
+            param="continue_final_message",
+        )
     if body.messages[-1].role != "assistant":
-        raise InvalidRequest("continue_final_message needs a last message of role assistant", param="continue_final_message")
+        raise InvalidRequest(
+            "continue_final_message needs a last message of role assistant", param="continue_final_message"
+        )
     return True
 
 
@@ -56,13 +63,21 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role  # templates know the older name
     result: dict[str, Any] = {"role": role, "content": _content(message, place)}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id), ("reasoning_content", reasoning)):
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", reasoning),
+    ):
         if value is not None:
             result[name] = value
     if message.tool_calls:
         if role != "assistant":
-            raise InvalidRequest(f"{place}.tool_calls belongs to the role assistant", param=f"{place}.tool_calls")
-        result["tool_calls"] = [_tool_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+            raise InvalidRequest(
+                f"{place}.tool_calls belongs to the role assistant", param=f"{place}.tool_calls"
+            )
+        result["tool_calls"] = [
+            _tool_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
     return result
 
 
@@ -80,14 +95,18 @@ def _text(part: Part, place: str) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type != "text":
-        raise InvalidRequest(f"{place}: parts of type {part.type} are not served by this version yet; only text is", param=f"{place}.type")
+        raise InvalidRequest(
+            f"{place}: parts of type {part.type} are not served by this version yet; only text is",
+            param=f"{place}.type",
+        )
     if part.text is None:
         raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")
     return part.text
 
 
 def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
-    """Clients send arguments as a string of JSON, some as an object; templates want that, to write it in the model's own form."""
+    """Clients send arguments as a string of JSON, some as an object; templates want that, to write it in the
+    model's own form."""
     place += ".function.arguments"
     arguments: Any = call.function.arguments or {}
     if isinstance(arguments, str):
@@ -97,4 +116,8 @@ def _tool_call(call: ToolCall, place: str) -> dict[str, Any]:
             raise InvalidRequest(f"{place} is not JSON: {error}", param=place) from None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{place} is not a JSON object", param=place)
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+    return {
+        "id": call.id,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }

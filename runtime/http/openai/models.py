@@ -10,7 +10,9 @@ from runtime.service import AdapterCard, ModelCard
 def check_model(card: ModelCard, name: str | None) -> None:
     """Raises ModelNotFound, also for adapters: for what is computed without."""
     if adapter_named(card, name):
-        raise ModelNotFound(f"{name} is an adapter, and this route computes with the plain model {card.name}", param="model")
+        raise ModelNotFound(
+            f"{name} is an adapter, and this route computes with the plain model {card.name}", param="model"
+        )
 
 
 def told_model(card: ModelCard, name: str | None) -> str:
@@ -19,8 +21,14 @@ def told_model(card: ModelCard, name: str | None) -> str:
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
-    return {"id": card.name, "object": "model", "created": card.created, "owned_by": "runtime", "root": card.name,
-            "max_model_len": card.limits.context_len}
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "runtime",
+        "root": card.name,
+        "max_model_len": card.limits.context_len,
+    }
 
 
 def adapter_object(card: ModelCard, adapter: AdapterCard) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""From the sampling fields of an OpenAI request to SamplingParams, whose limits decide; refusals come back in the client's names."""
+"""From the sampling fields of an OpenAI request to SamplingParams, whose limits decide; refusals come back in
+the client's names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +11,34 @@ from runtime.messages.sampling import SamplingParams
 
 # field of the request -> field of SamplingParams
 FIELDS = {
-    "max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "temperature": "temperature", "top_p": "top_p",
-    "top_k": "top_k", "min_p": "min_p", "n": "n", "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty", "repetition_penalty": "repetition_penalty", "logit_bias": "logit_bias", "seed": "seed",
-    "stop": "stop", "stop_regex": "stop_regex",
-    "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos", "skip_special_tokens": "skip_special_tokens",
-    "include_stop_str_in_output": "include_stop", "no_stop_trim": "include_stop", "logprob_token_ids": "logprob_ids",
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "n": "n",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "logit_bias": "logit_bias",
+    "seed": "seed",
+    "stop": "stop",
+    "stop_regex": "stop_regex",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
+    "include_stop_str_in_output": "include_stop",
+    "no_stop_trim": "include_stop",
+    "logprob_token_ids": "logprob_ids",
 }
 
-def sampling_params(body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any) -> SamplingParams:
-    """`defaults` are fields of SamplingParams for what the client leaves open, `more` those that the route derives itself. `names` maps
-    those fields to the client's names."""
+
+def sampling_params(
+    body: Shared, defaults: Mapping[str, Any], names: Mapping[str, str], **more: Any
+) -> SamplingParams:
+    """`defaults` are fields of SamplingParams for what the client leaves open, `more` those that the route
+    derives itself. `names` maps those fields to the client's names."""
     wished = dict(defaults)
     for field, name in FIELDS.items():
         if (value := getattr(body, field)) is not None:

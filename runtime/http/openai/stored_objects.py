@@ -1,4 +1,5 @@
-"""What this server keeps for its clients between requests: responses, and with --file-storage-path files and batches."""
+"""What this server keeps for its clients between requests: responses, and with --file-storage-path files and
+batches."""
 
 import fcntl
 from collections.abc import Awaitable, Callable
@@ -29,19 +30,26 @@ from runtime.http.settings import HttpSettings
 from runtime.options.plan import Plan
 from runtime.service import Service
 
-ENDPOINTS: dict[str, Serve] = {"/v1/chat/completions": chat, "/v1/completions": completions, "/v1/embeddings": embeddings}
+ENDPOINTS: dict[str, Serve] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/embeddings": embeddings,
+}
 FORM_BYTES = 1 << 20  # of an upload besides the file itself
 MAX_BATCH_BODY = 1 << 16
 NEEDS_PATH = "this server keeps no files; start it with --file-storage-path FOLDER"
 
 
 class Kept:
-    """Responses, and the folder where they outlive the server, with files and batches. `run` must run beside the routes."""
+    """Responses, and the folder where they outlive the server, with files and batches. `run` must run beside
+    the routes."""
 
     def __init__(self, service: Service, folder: Path | None = None, max_bytes: int = 0) -> None:
         """Raises StartError."""
         self.storage = None if folder is None else Storage(service, folder, max_bytes)
-        self.responses = Responses(service, ResponseStore(None if folder is None else folder / "responses.sqlite"))
+        self.responses = Responses(
+            service, ResponseStore(None if folder is None else folder / "responses.sqlite")
+        )
 
     async def run(self) -> None:
         """Computes answers in the background until cancelled."""
@@ -51,7 +59,10 @@ class Kept:
                 tasks.start_soon(self.storage.run)
 
     def routes(self, settings: HttpSettings) -> list[Route]:
-        return [*self.responses.routes(settings), *(no_storage() if self.storage is None else self.storage.routes())]
+        return [
+            *self.responses.routes(settings),
+            *(no_storage() if self.storage is None else self.storage.routes()),
+        ]
 
 
 class Storage:
@@ -65,7 +76,9 @@ class Storage:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise StartError(f"--file-storage-path {folder} is in use by another server; give each its own folder") from None
+            raise StartError(
+                f"--file-storage-path {folder} is in use by another server; give each its own folder"
+            ) from None
         self.batches = Batches(self.files, ENDPOINTS)
         self.files.sweep(self.batches.unfinished_files())
         self._runner = BatchRunner(service, self.batches)
@@ -81,7 +94,9 @@ class Storage:
         return [
             Route("/v1/files", self._upload, methods=["POST"]),
             Route("/v1/files", telling(FilePage, self._list_files)),
-            Route("/v1/files/{id}", telling(File, lambda request: self.files.find(request.path_params["id"]))),
+            Route(
+                "/v1/files/{id}", telling(File, lambda request: self.files.find(request.path_params["id"]))
+            ),
             Route("/v1/files/{id}", self._delete, methods=["DELETE"]),
             Route("/v1/files/{id}/content", self._content),
             Route("/v1/batches", taking(BatchBody, Batch, self._create, MAX_BATCH_BODY), methods=["POST"]),
@@ -96,9 +111,13 @@ class Storage:
             async with limited.form(max_files=1, max_fields=8, max_part_size=FORM_BYTES) as form:
                 upload, purpose = form.get("file"), form.get("purpose")
                 if not isinstance(upload, UploadFile):
-                    raise InvalidRequest("file is missing: send multipart/form-data with file and purpose", param="file")
+                    raise InvalidRequest(
+                        "file is missing: send multipart/form-data with file and purpose", param="file"
+                    )
                 if not isinstance(purpose, str):
-                    raise InvalidRequest("purpose is missing: send multipart/form-data with file and purpose", param="purpose")
+                    raise InvalidRequest(
+                        "purpose is missing: send multipart/form-data with file and purpose", param="purpose"
+                    )
                 file: File = await aside(self.files.save, upload.file, upload.filename or "file", purpose)
         except MultiPartException as error:
             raise InvalidRequest(f"the form can't be read: {error.message}", param="file") from None
@@ -110,13 +129,17 @@ class Storage:
     async def _delete(self, request: Request) -> Response:
         file_id = request.path_params["id"]
         if file_id in self.batches.unfinished_files():
-            raise InvalidRequest("a batch that is not over needs this file; cancel the batch first", param="file_id")
+            raise InvalidRequest(
+                "a batch that is not over needs this file; cancel the batch first", param="file_id"
+            )
         await aside(self.files.delete, file_id)
         return json(Deleted(file_id, "file", True))
 
     async def _content(self, request: Request) -> Response:
         file = self.files.find(request.path_params["id"])
-        return FileResponse(self.files.path(file.id), media_type="application/octet-stream", filename=file.filename)
+        return FileResponse(
+            self.files.path(file.id), media_type="application/octet-stream", filename=file.filename
+        )
 
     async def _create(self, body: BatchBody) -> Batch:
         record = await aside(self.batches.create, body)
@@ -124,7 +147,11 @@ class Storage:
         return record.batch
 
     def _list_batches(self, request: Request) -> dict[str, Any]:
-        return page_of([record.batch for record in self.batches.known.values()], order="desc", **_range(request, 100, ordered=False))
+        return page_of(
+            [record.batch for record in self.batches.known.values()],
+            order="desc",
+            **_range(request, 100, ordered=False),
+        )
 
     def _record(self, request: Request) -> Record:
         return self.batches.find(request.path_params["id"])
@@ -137,17 +164,25 @@ class Storage:
 
 def open_kept(service: Service, plan: Plan) -> Kept:
     """Raises StartError when the folder that the options name can't be used."""
-    return Kept(service, None if plan.file_storage_path is None else Path(plan.file_storage_path), plan.file_storage_bytes)
+    return Kept(
+        service,
+        None if plan.file_storage_path is None else Path(plan.file_storage_path),
+        plan.file_storage_bytes,
+    )
 
 
 def no_storage() -> list[Route]:
     """The routes of files and batches where none are kept: each says how to change that."""
+
     async def refuse(request: Request) -> Response:
         await discard_body(request.receive)
         raise NotFound(NEEDS_PATH)
 
     every = ["GET", "POST", "DELETE"]
-    return [Route(path, refuse, methods=every) for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")]
+    return [
+        Route(path, refuse, methods=every)
+        for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}")
+    ]
 
 
 def _range(request: Request, most: int, *, ordered: bool = True) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class AllowedTools(Struct, forbid_unknown_fields=True):
 
 
 def tools_of(body: ChatBody) -> Tools:
-    """The schemas of the parameters by the functions' names, of tools that may be called. Raises InvalidRequest."""
+    """The schemas of the parameters by the functions' names, of tools that may be called. Raises
+    InvalidRequest."""
     tools = schemas_of(body.tools or [])
     return {} if body.tool_choice == "none" else tools
 
@@ -49,20 +50,29 @@ def schemas_of(given: list[dict[str, Any]]) -> Tools:
     for i, tool in enumerate(given):
         place = f"tools[{i}]"
         if tool.get("type", "function") != "function":
-            raise InvalidRequest(f"{place}: tools of type {tool['type']} are not served here; functions are", param=f"{place}.type")
+            raise InvalidRequest(
+                f"{place}: tools of type {tool['type']} are not served here; functions are",
+                param=f"{place}.type",
+            )
         function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        if (
+            not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+            or not function["name"]
+        ):
             raise InvalidRequest(f"{place}.function.name is missing", param=f"{place}.function.name")
         parameters = function.get("parameters") or {}
         if not isinstance(parameters, dict):
-            raise InvalidRequest(f"{place}.function.parameters must be a JSON schema", param=f"{place}.function.parameters")
+            raise InvalidRequest(
+                f"{place}.function.parameters must be a JSON schema", param=f"{place}.function.parameters"
+            )
         tools[function["name"]] = parameters
     return tools
 
 
 def narrowed(body: ChatBody) -> ChatBody:
-    """With a choice of `allowed_tools` the same request with no other tools than these: a tool that the model does not see, it cannot
-    call. Raises InvalidRequest."""
+    """With a choice of `allowed_tools` the same request with no other tools than these: a tool that the model
+    does not see, it cannot call. Raises InvalidRequest."""
     choice = body.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return body
@@ -72,7 +82,9 @@ def narrowed(body: ChatBody) -> ChatBody:
         raise InvalidRequest(f"tool_choice.allowed_tools: {error.message}", param="tool_choice") from None
     names = {tool.function.name for tool in wish.tools}
     if missing := sorted(names.difference(schemas_of(body.tools or []))):
-        raise InvalidRequest(f"tool_choice allows {missing[0]}, which is none of the tools", param="tool_choice")
+        raise InvalidRequest(
+            f"tool_choice allows {missing[0]}, which is none of the tools", param="tool_choice"
+        )
     tools = [tool for tool in body.tools or () if tool["function"]["name"] in names]
     return structs.replace(body, tools=tools, tool_choice=wish.mode)
 
@@ -88,14 +100,20 @@ def demanded(body: ChatBody, tools: Tools) -> Rule | None:
     if choice in (None, "auto", "none"):
         return None
     if not demands(body):
-        raise InvalidRequest(f"tool_choice {choice} is unknown; use auto, none, required, a function or allowed_tools", param="tool_choice")
+        raise InvalidRequest(
+            f"tool_choice {choice} is unknown; use auto, none, required, a function or allowed_tools",
+            param="tool_choice",
+        )
     if not tools:
         raise InvalidRequest("tool_choice demands a call, but there are no tools", param="tool_choice")
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if choice.get("type", "function") != "function" or not isinstance(name, str):
-            raise InvalidRequest('tool_choice must be like {"type": "function", "function": {"name": ...}}', param="tool_choice")
+            raise InvalidRequest(
+                'tool_choice must be like {"type": "function", "function": {"name": ...}}',
+                param="tool_choice",
+            )
         if name not in tools:
             raise InvalidRequest(f"tool_choice names {name}, which is none of the tools", param="tool_choice")
         tools = {name: tools[name]}
@@ -106,16 +124,30 @@ def demanded(body: ChatBody, tools: Tools) -> Rule | None:
 
 
 def strict(body: ChatBody, tools: Tools, form: Format | None) -> Rule | None:
-    """Free text, in which calls in the model's own format keep to the schemas of those tools that are `strict`; None: nothing is."""
+    """Free text, in which calls in the model's own format keep to the schemas of those tools that are
+    `strict`; None: nothing is."""
     names = {tool["function"]["name"] for tool in body.tools or () if tool["function"].get("strict") is True}
     if form is None or form.frame is None or names.isdisjoint(tools):
         return None
     begin, end = form.frame
-    tags = [{"type": "tag", "begin": begin.replace("NAME", name), "end": end, "content": {
-        "type": "json_schema", "json_schema": (parameters if name in names else None) or {"type": "object"}}}
-        for name, parameters in tools.items()]
-    wish = {"type": "triggered_tags", "triggers": [form.sections[0].begin], "tags": tags,
-            "stop_after_first": body.parallel_tool_calls is False}
+    tags = [
+        {
+            "type": "tag",
+            "begin": begin.replace("NAME", name),
+            "end": end,
+            "content": {
+                "type": "json_schema",
+                "json_schema": (parameters if name in names else None) or {"type": "object"},
+            },
+        }
+        for name, parameters in tools.items()
+    ]
+    wish = {
+        "type": "triggered_tags",
+        "triggers": [form.sections[0].begin],
+        "tags": tags,
+        "stop_after_first": body.parallel_tool_calls is False,
+    }
     return StructuralTag(msgspec.json.encode({"type": "structural_tag", "format": wish}).decode())
 
 
@@ -127,8 +159,19 @@ def calls_schema(tools: Tools) -> dict[str, Any]:
         for word in DEFINITIONS:
             for key, definition in (parameters.get(word) or {}).items():
                 if shared.setdefault(word, {}).setdefault(key, definition) != definition:
-                    raise InvalidRequest(f"two tools define {word}.{key} differently; give one of them another name", param="tools")
-        arguments = {"type": "object"} | {key: value for key, value in parameters.items() if key not in DEFINITIONS}
-        items.append({"type": "object", "properties": {"name": {"const": name}, "arguments": arguments},
-                      "required": ["name", "arguments"], "additionalProperties": False})
+                    raise InvalidRequest(
+                        f"two tools define {word}.{key} differently; give one of them another name",
+                        param="tools",
+                    )
+        arguments = {"type": "object"} | {
+            key: value for key, value in parameters.items() if key not in DEFINITIONS
+        }
+        items.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
     return {"type": "array", "items": items[0] if len(items) == 1 else {"anyOf": items}} | shared

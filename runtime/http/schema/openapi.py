@@ -1,5 +1,5 @@
-"""The OpenAPI document, made from the routes in words (operations.py), the types of their bodies, and those of their answers (answers.py);
-and a page to read it."""
+"""The OpenAPI document, made from the routes in words (operations.py), the types of their bodies, and those
+of their answers (answers.py); and a page to read it."""
 
 import re
 from functools import cache
@@ -20,10 +20,19 @@ SCHEMAS = "#/components/schemas/"
 Schema = dict[str, Any]
 Schemas = dict[Any, Schema]  # by type
 PAGE = Path(__file__).with_name("docs.html")
-PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"}
-MEDIA = {"json": "application/json", "sse": "text/event-stream", "ndjson": "application/x-ndjson", "text": "text/plain",
-         "binary": "application/octet-stream", "html": "text/html"}
-_LONG = re.compile(rb"runtime\.http\.(\w+)(?:\.\w+)*\.(\w+)")  # what msgspec calls types whose short names are taken
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+}
+MEDIA = {
+    "json": "application/json",
+    "sse": "text/event-stream",
+    "ndjson": "application/x-ndjson",
+    "text": "text/plain",
+    "binary": "application/octet-stream",
+    "html": "text/html",
+}
+# what msgspec calls types whose short names are taken
+_LONG = re.compile(rb"runtime\.http\.(\w+)(?:\.\w+)*\.(\w+)")
 
 
 def routes() -> list[Route]:
@@ -47,12 +56,21 @@ def document() -> bytes:
             paths.setdefault(operation.path, {})[method.lower()] = _operation(tag, method, operation, schemas)
     whole = {
         "openapi": "3.1.0",
-        "info": {"title": "runtime", "version": __version__, "description": "The HTTP API of this server, in all its dialects."},
+        "info": {
+            "title": "runtime",
+            "version": __version__,
+            "description": "The HTTP API of this server, in all its dialects.",
+        },
         "servers": [{"url": "."}],
         "tags": [{"name": tag} for tag in OPERATIONS],
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {
-            "bearer": {"type": "http", "scheme": "bearer"}, "key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
     }
     return _LONG.sub(rb"\1.\2", msgspec.json.encode(whole))
 
@@ -80,7 +98,9 @@ def _contents(method: str, operation: Operation, schemas: Schemas) -> dict[str, 
         return {} if operation.path in NOTHING else {MEDIA[operation.answer]: {}}
     contents: dict[str, Any] = {MEDIA["json"]: {"schema": _one_of(types.answer, schemas)}}
     if types.event:  # OpenAPI 3.1 has no words for the parts of a stream
-        contents[MEDIA[operation.answer if operation.answer != "json" else "sse"]] = {"x-event": _one_of(types.event, schemas)}
+        contents[MEDIA[operation.answer if operation.answer != "json" else "sse"]] = {
+            "x-event": _one_of(types.event, schemas)
+        }
     return contents
 
 
@@ -89,7 +109,9 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
     body = schemas[operation.body] if operation.body is not None else None
     refusal = schemas[ERRORS[tag if tag in ERRORS else "OpenAI"]]
     words: dict[str, Any] = {
-        "tags": [tag], "summary": operation.summary, "operationId": f"{method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', operation.path)}",
+        "tags": [tag],
+        "summary": operation.summary,
+        "operationId": f"{method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', operation.path)}",
         "responses": {
             "200": {"description": "The answer", "content": _contents(method, operation, schemas)},
             "default": {"description": "Refused", "content": {MEDIA["json"]: {"schema": refusal}}},
@@ -103,7 +125,10 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
     if body is not None:
         content = {"schema": body, "examples": {"short": {"value": operation.example}}}
         # an empty body is as good as {}, where nothing is required; a GET may have one, too
-        words["requestBody"] = {"required": bool(operation.example) and method != "GET", "content": {MEDIA["json"]: content}}
+        words["requestBody"] = {
+            "required": bool(operation.example) and method != "GET",
+            "content": {MEDIA["json"]: content},
+        }
     elif operation.form:
         fields = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
         schema = {"type": "object", "properties": fields, "required": list(fields)}
@@ -113,5 +138,10 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
     text = {"type": "string", "minLength": 1}
-    return [*[{"name": name, "in": "path", "required": True, "schema": text} for name in re.findall(r"{(\w+)}", operation.path)],
-            *[{"name": name, "in": "query", "required": False, "schema": text} for name in operation.query]]
+    return [
+        *[
+            {"name": name, "in": "path", "required": True, "schema": text}
+            for name in re.findall(r"{(\w+)}", operation.path)
+        ],
+        *[{"name": name, "in": "query", "required": False, "schema": text} for name in operation.query],
+    ]

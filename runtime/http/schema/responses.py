@@ -1,4 +1,5 @@
-"""What each route answers: the types that its answers and the events of its stream are encoded as. The OpenAPI document is made of this."""
+"""What each route answers: the types that its answers and the events of its stream are encoded as. The
+OpenAPI document is made of this."""
 
 from typing import Any
 
@@ -18,13 +19,15 @@ from runtime.service import Health
 
 
 class Told(Struct, frozen=True):
-    """The types of one route's JSON: of the whole answer, and where it streams of one event or line. Several: one of them."""
+    """The types of one route's JSON: of the whole answer, and where it streams of one event or line. Several:
+    one of them."""
 
     answer: tuple[Any, ...]
     event: tuple[Any, ...] = ()
 
 
-ERRORS: dict[str, Any] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}  # the other routes: as OpenAI's
+# the other routes: as OpenAI's
+ERRORS: dict[str, Any] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}
 
 _RESPONSE = Told((responses.Response,), (responses.ResponseEvent,))
 _SCORES = Told((vectors.Scores, vectors.LabelScores))
@@ -101,10 +104,20 @@ ANSWERS: dict[str, Told] = {  # by path; a method before it where another one an
     "/update_weights_from_disk": Told((memory_saver.Updated,)),
     "/start_profile": Told((native.Profiled,)),
     "/stop_profile": Told((native.Profiled,)),
-    **dict.fromkeys((f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump")), Told((native.ExpertRecord,))),
+    **dict.fromkeys(
+        (f"/{word}_expert_distribution_record" for word in ("start", "stop", "dump")),
+        Told((native.ExpertRecord,)),
+    ),
 }
 NOTHING = {  # refused, or empty
-    "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}", "/close_session"}
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/blobs/{digest}",
+    "/close_session",
+}
 
 
 def told(method: str, path: str) -> Told | None:

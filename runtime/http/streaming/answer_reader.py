@@ -1,7 +1,7 @@
 """Reads answers as they come: which part of a text is thought, which is said, and which calls a tool.
 
-What a delta says is written into it when it arrives, before deltas are held back or merged: an answer means the same in a stream and in
-one piece, and the tokens of its thoughts are counted exactly.
+What a delta says is written into it when it arrives, before deltas are held back or merged: an answer means
+the same in a stream and in one piece, and the tokens of its thoughts are counted exactly.
 """
 
 from typing import Protocol
@@ -63,9 +63,18 @@ class Reader:
         """Writes into the delta what it says."""
         reading = self.reading
         if self.parser is None:
-            tail = reading.service.decode((delta.prompt_ids or [])[-TAIL_TOKENS:]) if reading.formats.thinking is not None else ""
-            self.parser = open_parser(reading.formats, reading.tools, tail, is_continued=reading.is_continued,
-                                      is_demanded=reading.is_demanded)
+            tail = (
+                reading.service.decode((delta.prompt_ids or [])[-TAIL_TOKENS:])
+                if reading.formats.thinking is not None
+                else ""
+            )
+            self.parser = open_parser(
+                reading.formats,
+                reading.tools,
+                tail,
+                is_continued=reading.is_continued,
+                is_demanded=reading.is_demanded,
+            )
         events = self.parser.feed(delta.text) if delta.text else []
         if delta.finish is not None:
             events = events + self.parser.flush()
@@ -74,7 +83,8 @@ class Reader:
         delta.events = self._shown(events, delta.finish is not None)
 
     def _count(self, events: list[Event], count: int, is_end: bool) -> int:
-        """How many tokens of thoughts are known now. Tokens that say nothing, like markers, belong to what comes after them."""
+        """How many tokens of thoughts are known now. Tokens that say nothing, like markers, belong to what
+        comes after them."""
         self.silent += count
         if not events:
             if not (is_end and self.is_thinking):
@@ -113,4 +123,8 @@ class Reader:
 
 def _with_id(event: Event, chars: int) -> Event:
     """Templates that take ids of one length only would refuse the conversation when it comes back."""
-    return structs.replace(event, id=uuid4().hex[:chars]) if isinstance(event, CallBegin) and event.id is None else event
+    return (
+        structs.replace(event, id=uuid4().hex[:chars])
+        if isinstance(event, CallBegin) and event.id is None
+        else event
+    )

@@ -1,11 +1,12 @@
 """A client's connection as its transport shows it: room to write, drained, gone.
 
-In our own server a stream of tokens is written here directly, in the step's fan-out, without a task switch per token.
-A connection that takes nothing for `stuck_s` seconds is cut, whatever it was being sent.
+In our own server a stream of tokens is written here directly, in the step's fan-out, without a task switch
+per token. A connection that takes nothing for `stuck_s` seconds is cut, whatever it was being sent.
 
-The end of what a client sends may mean that it has left, or that it has said all and listens. Which of the two it is, only writing
-tells: who has left answers with a reset. So a client that closes its side before the head of its answer is out is sent an interim
-response, which HTTP/1.1 allows at any time, and looked at until the answer is out. Later, in the middle of an answer, closing is leaving.
+The end of what a client sends may mean that it has left, or that it has said all and listens. Which of the
+two it is, only writing tells: who has left answers with a reset. So a client that closes its side before the
+head of its answer is out is sent an interim response, which HTTP/1.1 allows at any time, and looked at until
+the answer is out. Later, in the middle of an answer, closing is leaving.
 """
 
 import asyncio
@@ -25,14 +26,20 @@ TCP_CLOSE = 7  # of the kernel's states of a connection: reset, or closed by bot
 
 
 class Connection(asyncio.StreamReaderProtocol):
-    """Protocol of an accepted connection: feeds hypercorn's reader, and tells the stream in progress about the transport.
+    """Protocol of an accepted connection: feeds hypercorn's reader, and tells the stream in progress about
+    the transport.
 
-    `is_full` is true while nothing should be written: the write buffer is above its mark or the connection is lost.
-    `on_drain` is called when there is room again. `on_leave` is called once, when the client leaves or is cut off. `waits_for_head` tells
-    whether it may be sent an interim response now; None: the connection can't be half closed.
+    `is_full` is true while nothing should be written: the write buffer is above its mark or the connection is
+    lost. `on_drain` is called when there is room again. `on_leave` is called once, when the client leaves or
+    is cut off. `waits_for_head` tells whether it may be sent an interim response now; None: the connection
+    can't be half closed.
     """
 
-    def __init__(self, opened: Callable[["Connection", asyncio.StreamReader, asyncio.StreamWriter], None], stuck_s: float) -> None:
+    def __init__(
+        self,
+        opened: Callable[["Connection", asyncio.StreamReader, asyncio.StreamWriter], None],
+        stuck_s: float,
+    ) -> None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=2**16, loop=loop)
         super().__init__(reader, lambda r, w: opened(self, r, w), loop=loop)
@@ -98,7 +105,10 @@ class Connection(asyncio.StreamReaderProtocol):
         """Whether a client that sends no more is still there."""
         if self.is_lost:
             return
-        if self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
+        if (
+            self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            == TCP_CLOSE
+        ):
             self.cut()
             return
         if not has_asked and self.waits_for_head is not None and self.waits_for_head():

@@ -1,11 +1,12 @@
-"""One HTTP request's business with the runtime: its asks go in, its deltas come out, and every ask ends exactly once.
+"""One HTTP request's business with the runtime: its asks go in, its deltas come out, and every ask ends
+exactly once.
 
     endpoint ─ asks, dialect ─► Answer ─ submit ─► Service
     client ◄── JSON, events ─── Answer ◄─ push ─── Service       (`take`, within the step's fan-out)
 
-`Answer` is the ASGI application that an endpoint returns. It waits for the first output before it sends a status, so that a
-refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, the server stops), asks that
-still run are aborted.
+`Answer` is the ASGI application that an endpoint returns. It waits for the first output before it sends a
+status, so that a refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, the server
+stops), asks that still run are aborted.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -53,7 +54,9 @@ class Exchange:
 
     def come_from(self, origin: Origin) -> None:
         """Before `submit`: what the headers of the HTTP request say of its asks."""
-        said = {name: value for name, value in structs.asdict(origin).items() if value != getattr(NOBODY, name)}
+        said = {
+            name: value for name, value in structs.asdict(origin).items() if value != getattr(NOBODY, name)
+        }
         if said:
             self.asks = [structs.replace(ask, **said) for ask in self.asks]
 
@@ -120,10 +123,19 @@ class AskSink:
 class Answer:
     """ASGI application that serves one request: as a stream of events, or in one piece."""
 
-    def __init__(self, service: Service, asks: list[Ask], answer_format: AnswerFormat, *, is_stream: bool, names: Mapping[str, str],
-                 headers: list[tuple[bytes, bytes]] = sse.HEADERS, reading: Reading | None = None) -> None:
-        """`names` maps the service's field names to those of the client, for refusals. `headers` are those of a stream. `reading` is
-        how the answers are read, where they are more than text."""
+    def __init__(
+        self,
+        service: Service,
+        asks: list[Ask],
+        answer_format: AnswerFormat,
+        *,
+        is_stream: bool,
+        names: Mapping[str, str],
+        headers: list[tuple[bytes, bytes]] = sse.HEADERS,
+        reading: Reading | None = None,
+    ) -> None:
+        """`names` maps the service's field names to those of the client, for refusals. `headers` are those of
+        a stream. `reading` is how the answers are read, where they are more than text."""
         self.headers = headers
         self.answer_format = answer_format
         self.is_stream = is_stream
@@ -134,7 +146,8 @@ class Answer:
         self.stream = Stream(answer_format, num_choices, self.exchange.wake)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
-        self.is_large = any([ask.params.hidden_states is not None for ask in asks])  # written beside the event loop
+        # written beside the event loop
+        self.is_large = any([ask.params.hidden_states is not None for ask in asks])
 
     def _submit(self, take: Take) -> None:
         try:
@@ -199,8 +212,8 @@ class Answer:
         return convert(self.answer_format.body(self.outputs), self.answer_format.gives)
 
     async def tell(self, say: Callable[[bytes], Awaitable[None]]) -> None:
-        """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError for one that failed before its
-        first event, or was not taken."""
+        """A stream for somebody other than an HTTP client, who takes its time in `say`. Raises RequestError
+        for one that failed before its first event, or was not taken."""
         exchange, stream = self.exchange, self.stream
         self._submit(self._take())
         try:
@@ -219,7 +232,8 @@ class Answer:
             exchange.abort()
 
     async def _watch(self, receive: Receive, work: anyio.CancelScope) -> None:
-        """Ends the work when the client leaves. The last send is left alone: the server may be in the middle of recycling."""
+        """Ends the work when the client leaves. The last send is left alone: the server may be in the middle
+        of recycling."""
         while (await receive())["type"] != "http.disconnect":
             pass
         if not self.exchange.is_over:
@@ -229,7 +243,9 @@ class Answer:
         await self.exchange.wait()
         if self.exchange.failure is not None:
             return self.exchange.failure
-        response = Response(await self._aside(lambda: sse.encode(self._body())), media_type="application/json")
+        response = Response(
+            await self._aside(lambda: sse.encode(self._body())), media_type="application/json"
+        )
         await response(scope, receive, send)
         return None
 
@@ -255,10 +271,15 @@ class Answer:
     async def _last(self) -> bytes:
         """What waits, and only then the end: dialects count while they write."""
         waiting = await self._events()
-        return waiting + (self.answer_format.failure(self.exchange.failure) if self.exchange.failure else self.answer_format.tail())
+        return waiting + (
+            self.answer_format.failure(self.exchange.failure)
+            if self.exchange.failure
+            else self.answer_format.tail()
+        )
 
     async def _relay(self, send: Send) -> bool:
-        """Sends what waits through ASGI until all is produced. False: the client takes nothing; leaving closes its connection."""
+        """Sends what waits through ASGI until all is produced. False: the client takes nothing; leaving
+        closes its connection."""
         while not self.exchange.is_over:
             if self.stream.is_overrun:
                 return False

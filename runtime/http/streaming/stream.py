@@ -12,10 +12,12 @@ MAX_WAITING_TOKENS = 16_384  # of one answer, kept back for a slow reader; above
 
 
 class Stream:
-    """Deltas on their way to a client: written at once where the connection is ours and has room, else kept and coalesced."""
+    """Deltas on their way to a client: written at once where the connection is ours and has room, else kept
+    and coalesced."""
 
     def __init__(self, answer_format: AnswerFormat, num_choices: int, wake: Callable[[], None]) -> None:
-        """`wake` is called when something waits that only the request's task can send, or when too much waits."""
+        """`wake` is called when something waits that only the request's task can send, or when too much
+        waits."""
         self.answer_format = answer_format
         self.wake = wake
         self.waiting: dict[int, Delta] = {}

@@ -15,8 +15,22 @@ from runtime.parsing.events import Event
 class Output:
     """One sequence's whole output, or as much of it as there is."""
 
-    __slots__ = ("text", "token_ids", "logprobs", "prompt_logprobs", "prompt_tokens", "cached_tokens", "loaded", "finish",
-                 "prompt_ids", "events", "thought_tokens", "vector", "hidden", "first_ns")
+    __slots__ = (
+        "text",
+        "token_ids",
+        "logprobs",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "cached_tokens",
+        "loaded",
+        "finish",
+        "prompt_ids",
+        "events",
+        "thought_tokens",
+        "vector",
+        "hidden",
+        "first_ns",
+    )
 
     def __init__(self) -> None:
         self.first_ns = 0  # when its first part came, on the monotonic clock
@@ -59,7 +73,9 @@ class Output:
 
 def silenced(delta: Delta) -> Delta:
     """The same of a part of it."""
-    return structs.replace(delta, text="", token_ids=[], finish=None if delta.finish is None else _nothing(delta.finish))
+    return structs.replace(
+        delta, text="", token_ids=[], finish=None if delta.finish is None else _nothing(delta.finish)
+    )
 
 
 def _nothing(finish: Finish) -> Finish:

@@ -1,7 +1,9 @@
-"""A step's rows where every token sees all of its row, before and behind: attention of encoders, and what is pooled of each row.
+"""A step's rows where every token sees all of its row, before and behind: attention of encoders, and what is
+pooled of each row.
 
-Rows of like length are attended together, padded to the longest of them; everything else in an encoder runs over the tokens of all
-rows in one line, so that padding costs in attention alone. Plain torch, the same on every device.
+Rows of like length are attended together, padded to the longest of them; everything else in an encoder runs
+over the tokens of all rows in one line, so that padding costs in attention alone. Plain torch, the same on
+every device.
 """
 
 from dataclasses import dataclass
@@ -57,9 +59,14 @@ def _group(starts: np.ndarray, counts: np.ndarray, longest: int, torch_device: t
     tokens = np.where(exists, starts[:, None] + offsets, starts[:, None]).ravel()
     is_full = bool(exists.all())
     kept = np.flatnonzero(exists)
-    return Group(len(counts), longest, upload(tokens, torch_device),
-                 None if is_full else upload(exists[:, None, None], torch_device),
-                 None if is_full else upload(kept, torch_device), upload(tokens[kept], torch_device))
+    return Group(
+        len(counts),
+        longest,
+        upload(tokens, torch_device),
+        None if is_full else upload(exists[:, None, None], torch_device),
+        None if is_full else upload(kept, torch_device),
+        upload(tokens[kept], torch_device),
+    )
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
@@ -67,8 +74,14 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
     out = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
     for group in rows.groups:
         shape = (group.num_rows, group.longest, *q.shape[1:])
-        queries, keys, values = (x.index_select(0, group.tokens).view(shape).transpose(1, 2) for x in (q, k, v))
-        part = scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask).transpose(1, 2).reshape(-1, out.shape[1])
+        queries, keys, values = (
+            x.index_select(0, group.tokens).view(shape).transpose(1, 2) for x in (q, k, v)
+        )
+        part = (
+            scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
+            .transpose(1, 2)
+            .reshape(-1, out.shape[1])
+        )
         out[group.places] = part if group.kept is None else part.index_select(0, group.kept)
     return out
 
@@ -88,9 +101,13 @@ class Picks:
     def mean(self, hidden: Tensor) -> Tensor:
         """[T, hidden] -> float32 [N, hidden]: over all tokens of each."""
         owners = torch.repeat_interleave(torch.arange(len(self.counts), device=hidden.device), self.counts)
-        offsets = torch.arange(len(owners), device=hidden.device) - (self.counts.cumsum(0) - self.counts).repeat_interleave(self.counts)
+        offsets = torch.arange(len(owners), device=hidden.device) - (
+            self.counts.cumsum(0) - self.counts
+        ).repeat_interleave(self.counts)
         tokens = hidden.index_select(0, self.starts.repeat_interleave(self.counts) + offsets).float()
-        sums = torch.zeros(len(self.counts), hidden.shape[1], device=hidden.device).index_add_(0, owners, tokens)
+        sums = torch.zeros(len(self.counts), hidden.shape[1], device=hidden.device).index_add_(
+            0, owners, tokens
+        )
         return sums / self.counts.unsqueeze(1)
 
 

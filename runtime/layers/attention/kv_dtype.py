@@ -1,6 +1,7 @@
 """Keys and values in pages of another dtype than the one they are computed in: --kv-cache-dtype.
 
-torch's index kernels know no fp8, so bytes are moved and read as fp8. A number beyond the range becomes the largest there is; NaN stays.
+torch's index kernels know no fp8, so bytes are moved and read as fp8. A number beyond the range becomes the
+largest there is; NaN stays.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""Attention over paged keys and values: what a layer adds to the device's arithmetic is which cache and scores are its own."""
+"""Attention over paged keys and values: what a layer adds to the device's arithmetic is which cache and
+scores are its own."""
 
 from typing import Any
 
@@ -21,13 +22,19 @@ class Attention:
         self.key_dim = self.value_dim = head_dim  # of the cache
         self.scores = scores
         self.window = scores.window
-        self.pool = -1 if scores.window else 0  # layers with a window have the last one, which may be the only one
-        self.cache_scales: tuple[float, float] | None = None  # of keys and values, where a checkpoint has them for a cache of fp8
+        # layers with a window have the last one, which may be the only one
+        self.pool = -1 if scores.window else 0
+        # of keys and values, where a checkpoint has them for a cache of fp8
+        self.cache_scales: tuple[float, float] | None = None
 
-    def prepare(self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
-        """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads; keys and values go to the cache.
+    def prepare(
+        self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> Tensor:
+        """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads; keys and
+        values go to the cache.
 
-        With scales it has k / k_scale and v / v_scale: products are linear in q, and results in v, so devices need not know.
+        With scales it has k / k_scale and v / v_scale: products are linear in q, and results in v, so devices
+        need not know.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
@@ -44,11 +51,15 @@ class Attention:
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
             return self.ops.attention(q, k_cache, v_cache, batch.attention, self.scores).flatten(1)
         k_scale, v_scale = self.cache_scales
-        return self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.scores).flatten(1) * v_scale
+        return (
+            self.ops.attention(q * k_scale, k_cache, v_cache, batch.attention, self.scores).flatten(1)
+            * v_scale
+        )
 
 
 class LatentAttention:
-    """As Attention, where the cache holds latents [T, 1, R] for keys and what they share of rotary parts [T, 1, P] for values."""
+    """As Attention, where the cache holds latents [T, 1, R] for keys and what they share of rotary parts [T,
+    1, P] for values."""
 
     num_kv_heads = 1
     window = 0
@@ -69,4 +80,6 @@ class LatentAttention:
         """q [T, H, N] and q_rope [T, H, P] over what is in the cache -> [T, H * V]"""
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
-        return self.ops.latent_attention(q, q_rope, *batch.kv[self.index], up, batch.attention, self.scale).flatten(1)
+        return self.ops.latent_attention(
+            q, q_rope, *batch.kv[self.index], up, batch.attention, self.scale
+        ).flatten(1)

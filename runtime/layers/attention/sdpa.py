@@ -1,10 +1,11 @@
-"""Paged attention in plain torch, wherever the tensors are: gather a row's keys and values, then torch's own attention. It is what the cpu
-does, and `--attention-backend torch_native` elsewhere.
+"""Paged attention in plain torch, wherever the tensors are: gather a row's keys and values, then torch's own
+attention. It is what the cpu does, and `--attention-backend torch_native` elsewhere.
 
-The plan is made once a step on the host and used by every layer. Decode rows are attended together, padded, in groups whose
-lengths differ by less than a factor of two, so that one long row does not blow up the others; extend rows go one by one, in
-tiles of queries, so that a mask has at most TILE rows. Grouped queries need no repeated keys: the queries of a group
-stand beside one another in the kernel's query dimension (decode), or share their key head with stride 0 (extend).
+The plan is made once a step on the host and used by every layer. Decode rows are attended together, padded,
+in groups whose lengths differ by less than a factor of two, so that one long row does not blow up the others;
+extend rows go one by one, in tiles of queries, so that a mask has at most TILE rows. Grouped queries need no
+repeated keys: the queries of a group stand beside one another in the kernel's query dimension (decode), or
+share their key head with stride 0 (extend).
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
-    """Queries [first, first + count) of the step, the last `count` of the positions whose keys are gathered."""
+    """Queries [first, first + count) of the step, the last `count` of the positions whose keys are
+    gathered."""
 
     first: int
     count: int
@@ -52,23 +54,36 @@ class AttentionPlan:
     masks: dict[int, Tensor]  # [tile, longest]: of all extend tiles, aligned at the lower right corner
 
 
-def plan_attention(plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype) -> AttentionPlan:
+def plan_attention(
+    plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype
+) -> AttentionPlan:
     tables = {window: page_tables[-1 if window else 0] for window in windows}
-    decodes = {window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()}
+    decodes = {
+        window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()
+    }
     extends = {window: _plan_extends(plan, table, page_size, window) for window, table in tables.items()}
-    masks = {window: _tile_mask(extends[window], window, dtype, page_tables.device) for window in windows if extends[window]}
+    masks = {
+        window: _tile_mask(extends[window], window, dtype, page_tables.device)
+        for window in windows
+        if extends[window]
+    }
     return AttentionPlan(plan.num_decodes, decodes, extends, masks)
 
 
 def _locations(page_table: Tensor, slots: Tensor, first: Tensor, num_pages: int, page_size: int) -> Tensor:
-    """Cache locations of `num_pages` pages from page `first` on, for each slot: int64 [slots, num_pages * page_size]."""
+    """Cache locations of `num_pages` pages from page `first` on, for each slot: int64 [slots, num_pages *
+    page_size]."""
     torch_device = page_table.device
-    columns = (first.unsqueeze(1) + torch.arange(num_pages, device=torch_device)).clamp_max(page_table.shape[1] - 1)
+    columns = (first.unsqueeze(1) + torch.arange(num_pages, device=torch_device)).clamp_max(
+        page_table.shape[1] - 1
+    )
     pages = page_table[slots.unsqueeze(1), columns].long()
     return (pages.unsqueeze(2) * page_size + torch.arange(page_size, device=torch_device)).flatten(1)
 
 
-def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype) -> list[DecodeGroup]:
+def _plan_decodes(
+    plan: StepPlan, page_table: Tensor, page_size: int, window: int, dtype: torch.dtype
+) -> list[DecodeGroup]:
     if plan.num_decodes == 0:
         return []
     slots = plan.slots[: plan.num_decodes].astype(np.int64)
@@ -78,7 +93,9 @@ def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: in
     num_pages = -(-ends // page_size) - first
     torch_device = page_table.device
     if len(slots) == 1:
-        all_of_row = _locations(page_table, upload(slots, torch_device), upload(first, torch_device), int(num_pages[0]), page_size)[0]
+        all_of_row = _locations(
+            page_table, upload(slots, torch_device), upload(first, torch_device), int(num_pages[0]), page_size
+        )[0]
         skip = int(begins[0] - first[0] * page_size)
         return [DecodeGroup(None, 1, all_of_row[skip : skip + int(ends[0] - begins[0])], None)]
     groups = []
@@ -87,17 +104,27 @@ def _plan_decodes(plan: StepPlan, page_table: Tensor, page_size: int, window: in
         from_page = upload(first[places], torch_device)
         gather = _locations(page_table, upload(slots[places], torch_device), from_page, length, page_size)
         positions = from_page.unsqueeze(1) * page_size + torch.arange(length * page_size, device=torch_device)
-        begin, end = upload(begins[places], torch_device).unsqueeze(1), upload(ends[places], torch_device).unsqueeze(1)
+        begin, end = (
+            upload(begins[places], torch_device).unsqueeze(1),
+            upload(ends[places], torch_device).unsqueeze(1),
+        )
         is_seen = (positions >= begin) & (positions < end)
         mask = torch.zeros(is_seen.shape, dtype=dtype, device=torch_device).masked_fill_(~is_seen, -torch.inf)
         is_all = len(places) == len(slots)
-        groups.append(DecodeGroup(None if is_all else to_device(places, torch_device), len(places), torch.where(is_seen, gather, 0).flatten(),
-                                  mask[:, None, None]))
+        groups.append(
+            DecodeGroup(
+                None if is_all else to_device(places, torch_device),
+                len(places),
+                torch.where(is_seen, gather, 0).flatten(),
+                mask[:, None, None],
+            )
+        )
     return groups
 
 
 def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
-    """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS; places, ascending."""
+    """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS;
+    places, ascending."""
     sizes = np.ceil(np.log2(num_pages)).astype(np.int64)
     groups: list[np.ndarray] = []
     for size in np.unique(sizes):
@@ -121,8 +148,9 @@ def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: in
 
 
 def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, torch_device: torch.device) -> Tensor:
-    """The last query of a tile sees the last key, the one above it one less: whether a key is seen depends only on how far
-    it is from the lower right corner, so the corners of one mask serve all tiles of all rows."""
+    """The last query of a tile sees the last key, the one above it one less: whether a key is seen depends
+    only on how far it is from the lower right corner, so the corners of one mask serve all tiles of all
+    rows."""
     tile, longest = min(TILE, max(row.count for row in rows)), max(len(row.gather) for row in rows)
     above = torch.arange(tile - 1, -1, -1, device=torch_device).unsqueeze(1)  # rows above the last
     left = torch.arange(longest - 1, -1, -1, device=torch_device)  # columns left of the last
@@ -152,14 +180,17 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, sco
 
 
 def _attend_group(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scores: Scores) -> Tensor:
-    return attend_decodes(q, read_as(k_cache, group.gather, q.dtype), read_as(v_cache, group.gather, q.dtype), group, scores)
+    return attend_decodes(
+        q, read_as(k_cache, group.gather, q.dtype), read_as(v_cache, group.gather, q.dtype), group, scores
+    )
 
 
 def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scores: Scores) -> Tensor:
     """q [rows, H, D] over what the group gathers, keys and values [rows * length, K, D] -> [rows, H, D]."""
     kv_heads, dim = keys.shape[1:]
     shape = (group.num_rows, -1, kv_heads, dim)
-    keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)  # [rows, K, length, D]
+    # [rows, K, length, D]
+    keys, values = keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
     queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
     mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
     sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
@@ -167,26 +198,38 @@ def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, 
 
 
 def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: Scores, out: Tensor) -> None:
-    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], into out [count, H, D]."""
+    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], into out [count,
+    H, D]."""
     count, length, kv_heads, dim = len(q), len(keys), *keys.shape[1:]
     per_group = q.shape[1] // kv_heads
     keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
     queries = q.unflatten(1, (kv_heads, per_group)).permute(1, 2, 0, 3)  # [K, H / K, count, D]
-    window, sinks = scores.window, None if scores.sinks is None else scores.sinks.view(kv_heads, per_group, 1, 1)
+    window, sinks = (
+        scores.window,
+        None if scores.sinks is None else scores.sinks.view(kv_heads, per_group, 1, 1),
+    )
     for at in range(0, count, TILE):
         num = min(TILE, count - at)
         end = length - count + at + num
         begin = max(0, end - num - window + 1) if window else 0
         corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
         seen = (kv_heads, per_group, end - begin, dim)
-        part = weighted(queries[:, :, at : at + num], keys[:, :, begin:end].expand(seen), values[:, :, begin:end].expand(seen), corner,
-                        scores, sinks)
+        part = weighted(
+            queries[:, :, at : at + num],
+            keys[:, :, begin:end].expand(seen),
+            values[:, :, begin:end].expand(seen),
+            corner,
+            scores,
+            sinks,
+        )
         out[at : at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def weighted(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None) -> Tensor:
-    """q [..., n, D] over keys and values [..., length, D]; `sinks` goes with the first dimensions of a product. Of caps and sinks torch's
-    kernels know nothing: then scores are held, in float32."""
+def weighted(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None
+) -> Tensor:
+    """q [..., n, D] over keys and values [..., length, D]; `sinks` goes with the first dimensions of a
+    product. Of caps and sinks torch's kernels know nothing: then scores are held, in float32."""
     if not scores.cap and sinks is None:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scores.scale)
     found = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scores.scale

@@ -1,4 +1,5 @@
-"""Layers that every rank holds whole: small ones, of which parts would cost more in exchange than they save."""
+"""Layers that every rank holds whole: small ones, of which parts would cost more in exchange than they
+save."""
 
 import torch
 from torch import Tensor

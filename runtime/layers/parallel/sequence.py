@@ -1,6 +1,7 @@
-"""The tokens of a step in equal parts, one for each rank: what is done to each token for itself between attentions, norms above all, is
-then done once and not on every rank (sequence parallelism, Korthikanti et al., 2022). The sum over ranks that ends a layer half becomes a
-reduce-scatter, and an all-gather brings the tokens together where all of them are wanted; the two cost what the sum did.
+"""The tokens of a step in equal parts, one for each rank: what is done to each token for itself between
+attentions, norms above all, is then done once and not on every rank (sequence parallelism, Korthikanti et
+al., 2022). The sum over ranks that ends a layer half becomes a reduce-scatter, and an all-gather brings the
+tokens together where all of them are wanted; the two cost what the sum did.
 
 The last parts are filled up with rows that are nobody's, or are nothing but such rows.
 """

@@ -52,7 +52,16 @@ class Piece:
 
     def part(self, shapes: Shapes, load: "Load", dtypes: tuple[str, ...] = FLOATS, draw: str = "") -> Part:
         """`load` is given this piece and the slice of a file, where the rank has a share of the weight."""
-        return Part(shapes[0], 0, self.outs, 0, None if self.outs.size == 0 else partial(load, self), dtypes, tuple(shapes[1:]), draw)
+        return Part(
+            shapes[0],
+            0,
+            self.outs,
+            0,
+            None if self.outs.size == 0 else partial(load, self),
+            dtypes,
+            tuple(shapes[1:]),
+            draw,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,11 @@ def load_weight(piece: Piece, raw: Any) -> None:
 
 
 def share_of(piece: Piece, values: Tensor, square: int = 1) -> Tensor:
-    """Of values [outputs or squares of them, groups of inputs], those of this rank; a single one, or a column of them, is for all."""
-    values = values.reshape(1, 1) if values.numel() == 1 else values.unsqueeze(1) if values.dim() == 1 else values
+    """Of values [outputs or squares of them, groups of inputs], those of this rank; a single one, or a column
+    of them, is for all."""
+    values = (
+        values.reshape(1, 1) if values.numel() == 1 else values.unsqueeze(1) if values.dim() == 1 else values
+    )
     rows = torch.arange(piece.outs.start, piece.outs.start + piece.outs.size) // square
     return values.index_select(0, rows.clamp_(max=len(values) - 1)).index_select(1, piece.group_ids)
 
@@ -106,7 +118,9 @@ def load_equal(name: str, piece: Piece, raw: Any) -> None:
     target, value = piece.tensors[name], whole(raw).reshape(-1)
     value = (value[piece.columns] if name == "order" else value).to(target)
     if name in piece.seen and not torch.equal(target, value):
-        raise ModelError(f"weights that are computed as one differ in their {name}, which is not supported; quantise them together")
+        raise ModelError(
+            f"weights that are computed as one differ in their {name}, which is not supported; quantise them together"
+        )
     piece.seen.add(name)
     target.copy_(value)
 
@@ -123,7 +137,9 @@ def need_zeros(piece: Piece, raw: Any) -> None:
 def need_no_bias(piece: Piece, raw: Any) -> None:
     """Some tools write a bias for every module."""
     if whole(raw).any():
-        raise ModelError("a quantised module has a bias that config.json does not know of; restore config.json")
+        raise ModelError(
+            "a quantised module has a bias that config.json does not know of; restore config.json"
+        )
 
 
 def _scales(piece: Piece) -> Shapes:
@@ -138,8 +154,10 @@ def _scales(piece: Piece) -> Shapes:
 
 def _plain(piece: Piece) -> Found:
     scheme, full = piece.stored.scheme, [(piece.outs.full, piece.ins.full)]
-    parts = {"weight": piece.part(full, load_weight, ("F8_E4M3",) if isinstance(scheme, Fp8) else ("I8",)),
-             "weight_scale": piece.part(_scales(piece), load_scale, draw="scale")}
+    parts = {
+        "weight": piece.part(full, load_weight, ("F8_E4M3",) if isinstance(scheme, Fp8) else ("I8",)),
+        "weight_scale": piece.part(_scales(piece), load_scale, draw="scale"),
+    }
     optional = set()
     if not isinstance(scheme, Fp8):
         parts["weight_zero_point"] = piece.part(_scales(piece), need_zeros, (*INTS, *FLOATS))
@@ -148,9 +166,13 @@ def _plain(piece: Piece) -> Found:
         return Found(parts, optional)
     one: Shapes = [(1,), (), (1, 1)]
     if isinstance(scheme, Fp8):
-        return Found(parts | {"input_scale": piece.part(one, partial(load_largest, "input_scale"), draw="input scale")})
+        return Found(
+            parts | {"input_scale": piece.part(one, partial(load_largest, "input_scale"), draw="input scale")}
+        )
     parts["input_scale"] = piece.part(one, partial(load_equal, "input_scale"), draw="input scale")
-    parts["input_zero_point"] = piece.part(one, partial(load_equal, "input_offset"), (*INTS, *FLOATS), draw="zero")
+    parts["input_zero_point"] = piece.part(
+        one, partial(load_equal, "input_offset"), (*INTS, *FLOATS), draw="zero"
+    )
     return Found(parts, optional | {"input_zero_point"})
 
 
@@ -174,8 +196,10 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 def _words(piece: Piece, share: Share, per_word: int) -> slice:
     if share.start % per_word or share.size % per_word:
-        raise ModelError(f"--tp-size splits a layer's {share.full} into {share.size}, and the checkpoint has {per_word} codes in one word; "
-                         f"choose one that leaves multiples of {per_word}")
+        raise ModelError(
+            f"--tp-size splits a layer's {share.full} into {share.size}, and the checkpoint has {per_word} codes in one word; "
+            f"choose one that leaves multiples of {per_word}"
+        )
     return slice(share.start // per_word, (share.start + share.size) // per_word)
 
 
@@ -198,7 +222,9 @@ def _unshuffled(codes: Tensor) -> Tensor:
 def load_awq(piece: Piece, raw: Any) -> None:
     scheme, per_word, _ = _codes(piece)
     words: Tensor = raw[piece.columns, _words(piece, piece.outs, per_word)]
-    piece.tensors["weight"].copy_(packed(_unshuffled(unpacked(words, scheme.bits)).T.contiguous(), scheme.bits))
+    piece.tensors["weight"].copy_(
+        packed(_unshuffled(unpacked(words, scheme.bits)).T.contiguous(), scheme.bits)
+    )
 
 
 def load_zeros(turn: Callable[[Tensor, int], Tensor], piece: Piece, raw: Any) -> None:
@@ -208,9 +234,11 @@ def load_zeros(turn: Callable[[Tensor, int], Tensor], piece: Piece, raw: Any) ->
 def _packed(piece: Piece) -> Found:
     scheme, per_word, groups = _codes(piece)
     outs, ins = piece.outs.full, piece.ins.full
-    parts = {"weight_packed": piece.part([(outs, -(-ins // per_word))], load_packed, ("I32",)),
-             "weight_scale": piece.part([(outs, groups)], load_scale, draw="scale"),
-             "weight_shape": piece.part([(2,)], load_nothing, INTS)}
+    parts = {
+        "weight_packed": piece.part([(outs, -(-ins // per_word))], load_packed, ("I32",)),
+        "weight_scale": piece.part([(outs, groups)], load_scale, draw="scale"),
+        "weight_shape": piece.part([(2,)], load_nothing, INTS),
+    }
     if scheme.has_zeros:
         turn = partial(load_zeros, lambda words, bits: unpacked(words.T, bits).T)
         parts["weight_zero_point"] = piece.part([(-(-outs // per_word), groups)], turn, ("I32",))
@@ -223,15 +251,21 @@ def _awq(piece: Piece) -> Found:
     scheme, per_word, groups = _codes(piece)
     outs, ins = piece.outs.full, piece.ins.full
     turn = partial(load_zeros, lambda words, bits: _unshuffled(unpacked(words, bits)).T)
-    return Found({"qweight": piece.part([(ins, outs // per_word)], load_awq, ("I32",)),
-                  "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
-                  "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale")})
+    return Found(
+        {
+            "qweight": piece.part([(ins, outs // per_word)], load_awq, ("I32",)),
+            "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
+            "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
+        }
+    )
 
 
 def _need_neighbours(piece: Piece, raw: Any) -> None:
     group = getattr(piece.stored.scheme, "group", 0) or piece.ins.full
     if not torch.equal(whole(raw).long(), torch.arange(piece.ins.full) // group):
-        raise ModelError("g_idx has groups in an order of their own, but quantization_config has no desc_act; restore config.json")
+        raise ModelError(
+            "g_idx has groups in an order of their own, but quantization_config has no desc_act; restore config.json"
+        )
 
 
 def _gptq(piece: Piece) -> Found:
@@ -240,11 +274,16 @@ def _gptq(piece: Piece) -> Found:
     less = 0 if piece.stored.layout == "gptq_v2" else 1
     turn = partial(load_zeros, lambda words, bits: unpacked(words, bits).T + less)
     order = partial(load_equal, "order") if scheme.is_ordered else _need_neighbours
-    return Found({"qweight": piece.part([(ins // per_word, outs)], load_gptq, ("I32",)),
-                  "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
-                  "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
-                  "g_idx": piece.part([(ins,)], order, INTS, draw="zero"),
-                  "bias": piece.part([(outs,)], need_no_bias)}, {"bias"} if scheme.is_ordered else {"bias", "g_idx"})
+    return Found(
+        {
+            "qweight": piece.part([(ins // per_word, outs)], load_gptq, ("I32",)),
+            "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
+            "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
+            "g_idx": piece.part([(ins,)], order, INTS, draw="zero"),
+            "bias": piece.part([(outs,)], need_no_bias),
+        },
+        {"bias"} if scheme.is_ordered else {"bias", "g_idx"},
+    )
 
 
 def load_sums(piece: Piece, raw: Any) -> None:
@@ -255,7 +294,9 @@ def load_sums(piece: Piece, raw: Any) -> None:
 def load_deq_scale(piece: Piece, raw: Any) -> None:
     """float32, or its bits in the lower half of an int64."""
     values = whole(raw)
-    piece.tensors["scale"].copy_(share_of(piece, values.int().view(torch.float32) if values.dtype == torch.int64 else values.float()))
+    piece.tensors["scale"].copy_(
+        share_of(piece, values.int().view(torch.float32) if values.dtype == torch.int64 else values.float())
+    )
 
 
 def load_narrow(piece: Piece, raw: Any) -> None:
@@ -285,23 +326,31 @@ def _modelslim(piece: Piece) -> Found:
         if piece.outs.size:
             piece.tensors["scale"].fill_(1)
         flat = replace(piece, group_ids=torch.zeros_like(piece.group_ids))
-        parts |= {"weight": piece.part([(outs, ins), (outs // 2, ins)], load_narrow, ("I8",)),
-                  "weight_scale": flat.part(column, load_product, draw="scale"),
-                  "scale_bias": piece.part([(outs, 1), (outs, 16), (outs,)], load_nothing)}
+        parts |= {
+            "weight": piece.part([(outs, ins), (outs // 2, ins)], load_narrow, ("I8",)),
+            "weight_scale": flat.part(column, load_product, draw="scale"),
+            "scale_bias": piece.part([(outs, 1), (outs, 16), (outs,)], load_nothing),
+        }
         if groups:
-            parts |= {"weight_scale_second": piece.part([(outs, groups)], load_product, draw="scale"),
-                      "weight_offset_second": piece.part([(outs, groups)], need_zeros, (*FLOATS, *INTS), draw="zero")}
+            parts |= {
+                "weight_scale_second": piece.part([(outs, groups)], load_product, draw="scale"),
+                "weight_offset_second": piece.part(
+                    [(outs, groups)], need_zeros, (*FLOATS, *INTS), draw="zero"
+                ),
+            }
         return Found(parts, optional | {"scale_bias", "weight_offset_second"})
     parts["weight"] = piece.part([(outs, ins)], load_weight, ("I8",))
     if scheme.activations == "token":
         return Found(parts | {"weight_scale": piece.part(column, load_scale, draw="scale")}, optional)
     one: Shapes = [(1,), (), (1, 1)]
-    parts |= {"weight_scale": piece.part(column, load_nothing, draw="scale"),
-              "deq_scale": piece.part([(outs,), (outs, 1)], load_deq_scale, (*FLOATS, "I64"), draw="scale"),
-              "quant_bias": piece.part([(outs,)], load_sums, ("I32",)),
-              "input_scale": piece.part(one, partial(load_equal, "input_scale"), draw="input scale"),
-              "input_offset": piece.part(one, partial(load_equal, "input_offset"), (*FLOATS, *INTS), draw="zero"),
-              "bias": piece.part([(outs,)], load_nothing)}  # it is in quant_bias
+    parts |= {
+        "weight_scale": piece.part(column, load_nothing, draw="scale"),
+        "deq_scale": piece.part([(outs,), (outs, 1)], load_deq_scale, (*FLOATS, "I64"), draw="scale"),
+        "quant_bias": piece.part([(outs,)], load_sums, ("I32",)),
+        "input_scale": piece.part(one, partial(load_equal, "input_scale"), draw="input scale"),
+        "input_offset": piece.part(one, partial(load_equal, "input_offset"), (*FLOATS, *INTS), draw="zero"),
+        "bias": piece.part([(outs,)], load_nothing),
+    }  # it is in quant_bias
     return Found(parts, optional | {"weight_scale"})
 
 
@@ -320,6 +369,12 @@ def _online(piece: Piece) -> Found:
 
 
 LAYOUTS: dict[str, Callable[[Piece], Found]] = {
-    "fp8": _plain, "compressed-tensors": _plain, "packed": _packed, "awq": _awq, "gptq": _gptq, "gptq_v2": _gptq,
-    "modelslim": _modelslim, "online": _online,
+    "fp8": _plain,
+    "compressed-tensors": _plain,
+    "packed": _packed,
+    "awq": _awq,
+    "gptq": _gptq,
+    "gptq_v2": _gptq,
+    "modelslim": _modelslim,
+    "online": _online,
 }

@@ -1,7 +1,8 @@
-"""Weights in few bits, as they lie on a rank while a checkpoint fills them: the tensors of devices/base.py's `Quantized`.
+"""Weights in few bits, as they lie on a rank while a checkpoint fills them: the tensors of devices/base.py's
+`Quantized`.
 
-A checkpoint's tensors are turned to that form as they are read (layouts.py), and only the share of this rank: from here on nobody needs
-to know by which tool a checkpoint was made.
+A checkpoint's tensors are turned to that form as they are read (layouts.py), and only the share of this rank:
+from here on nobody needs to know by which tool a checkpoint was made.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from runtime.layers.quantization.layouts import Piece, layout
 from runtime.layers.weight import Layer, Part, Share, Weight
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme, Stored
 
-FLOAT_BITS, FLOAT_REBASE = -0x78100000, 2.0**120  # sign and the rest of a float8_e4m3 where float32 has its own, but for NaN
+# sign and the rest of a float8_e4m3 where float32 has its own, but for NaN
+FLOAT_BITS, FLOAT_REBASE = -0x78100000, 2.0**120
 PER_ROW = ("weight", "scale", "zeros", "sums")  # tensors that have a row for each output
 
 
@@ -42,7 +44,9 @@ def groups(scheme: Scheme, ins: Share) -> Groups:
     return Groups(width, (ins.start + torch.arange(0, ins.size, width)) // group)
 
 
-def allocate(scheme: Scheme, rows: int, ins: Share, torch_device: torch.device, lead: tuple[int, ...] = ()) -> dict[str, Tensor]:
+def allocate(
+    scheme: Scheme, rows: int, ins: Share, torch_device: torch.device, lead: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
     """By name, the tensors of a weight, or of a stack of `lead` weights."""
     num_groups = len(groups(scheme, ins).ids)
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"scale": ((rows, num_groups), torch.float32)}
@@ -58,18 +62,31 @@ def allocate(scheme: Scheme, rows: int, ins: Share, torch_device: torch.device, 
         shapes["input_scale"] = ((1,), torch.float32)
         if isinstance(scheme, Int8):
             shapes |= {"input_offset": ((1,), torch.float32), "sums": ((rows,), torch.int32)}
-    return {name: torch.zeros((*lead, *shape), dtype=dtype, device=torch_device) for name, (shape, dtype) in shapes.items()}
+    return {
+        name: torch.zeros((*lead, *shape), dtype=dtype, device=torch_device)
+        for name, (shape, dtype) in shapes.items()
+    }
 
 
 class Storage(Layer):
     """One weight in few bits; its children are called what the checkpoint calls them."""
 
-    def __init__(self, stored: Stored, outs: dict[str, Share], ins: Share, tensors: dict[str, Tensor], *, counts_sums: bool) -> None:
-        """`tensors` are those of `allocate`; with shares of no size none are needed. `counts_sums`: of those that split the inputs, one
-        rank adds what a checkpoint has for them all."""
+    def __init__(
+        self,
+        stored: Stored,
+        outs: dict[str, Share],
+        ins: Share,
+        tensors: dict[str, Tensor],
+        *,
+        counts_sums: bool,
+    ) -> None:
+        """`tensors` are those of `allocate`; with shares of no size none are needed. `counts_sums`: of those
+        that split the inputs, one rank adds what a checkpoint has for them all."""
         scheme = stored.scheme
         if isinstance(scheme, Codes) and ins.size * scheme.bits % 8:
-            raise ModelError(f"--tp-size gives a rank {ins.size} inputs of a layer with {scheme.bits}-bit weights; lower it")
+            raise ModelError(
+                f"--tp-size gives a rank {ins.size} inputs of a layer with {scheme.bits}-bit weights; lower it"
+            )
         self.stored, self.tensors = stored, tensors
         here = groups(scheme, ins)
         self.scheme = scheme if isinstance(scheme, Int8) else structs.replace(scheme, group=here.width)
@@ -77,14 +94,19 @@ class Storage(Layer):
         self.optional: set[str] = set()
         offset, seen = 0, set[str]()
         for name, share in outs.items():
-            rows = {key: t[offset : offset + share.size] if key in PER_ROW else t for key, t in tensors.items()}
+            rows = {
+                key: t[offset : offset + share.size] if key in PER_ROW else t for key, t in tensors.items()
+            }
             found = layout(Piece(stored, rows, share, ins, here.ids, counts_sums, seen))
             offset += share.size
             for leaf, part in found.parts.items():
                 entries.setdefault(leaf, {})[name] = part
             self.optional |= found.optional
         self.num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self.entries = {leaf: Weight.of(torch.empty(0), parts, is_optional=leaf in self.optional) for leaf, parts in entries.items()}
+        self.entries = {
+            leaf: Weight.of(torch.empty(0), parts, is_optional=leaf in self.optional)
+            for leaf, parts in entries.items()
+        }
         self.has_bias_inside = "quant_bias" in entries
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
@@ -92,7 +114,8 @@ class Storage(Layer):
 
 
 def completed(storage: Storage, stack: dict[str, Tensor] | None = None) -> Quantized:
-    """The tensors, when the checkpoint has filled them; those of a `stack` of weights, of which `storage` is any, all at once."""
+    """The tensors, when the checkpoint has filled them; those of a `stack` of weights, of which `storage` is
+    any, all at once."""
     stored, scheme, tensors = storage.stored, storage.scheme, stack or storage.tensors
     if stored.layout == "compressed-tensors" and scheme == Int8("tensor"):
         weight, offset = tensors["weight"], tensors["input_offset"].int()
@@ -124,7 +147,8 @@ def codes(octets: Tensor, bits: int) -> Tensor:
 
 
 def floats(values: Tensor) -> Tensor:
-    """float32 of int8 or float8_e4m3fn, which torch converts one by one on the cpu; moving the bits to their places is 20 times faster."""
+    """float32 of int8 or float8_e4m3fn, which torch converts one by one on the cpu; moving the bits to their
+    places is 20 times faster."""
     if values.dtype != torch.float8_e4m3fn or values.device.type != "cpu":
         return values.float()
     bits = values.view(torch.int8).to(torch.int32).bitwise_left_shift_(20).bitwise_and_(FLOAT_BITS)

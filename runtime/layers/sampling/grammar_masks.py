@@ -1,11 +1,13 @@
 """Grammars of the slots, on the rank that samples: which tokens each of them may take next.
 
-A token is known here first, so its grammar is here too: no mask ever waits for the event loop, and steps stay in flight as they are.
-`took` only notes a step's tokens; the work is done in `masks`, when the next step's forward has been launched and the device is busy.
+A token is known here first, so its grammar is here too: no mask ever waits for the event loop, and steps stay
+in flight as they are. `took` only notes a step's tokens; the work is done in `masks`, when the next step's
+forward has been launched and the device is busy.
 
-Where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence is as long the mask of each position allows
-the run's token alone. So a run is the same whether the scheduler is told of it (`runs`) and computes it as known tokens, or not and
-samples one after the other; and what steps that were in flight sample meanwhile is what they must.
+Where the grammar forces a *run* of tokens, the matcher takes it at once, and until the sequence is as long
+the mask of each position allows the run's token alone. So a run is the same whether the scheduler is told of
+it (`runs`) and computes it as known tokens, or not and samples one after the other; and what steps that were
+in flight sample meanwhile is what they must.
 """
 
 from collections import OrderedDict
@@ -20,13 +22,15 @@ from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit
 
 KEPT = 64  # compiled grammars
-# A run worth telling saves n - 2 steps with two in flight, and its extend row is dearer than a decode. Among more than FEW sequences it is
+# A run worth telling saves n - 2 steps with two in flight, and its extend row is dearer than a decode. Among
+# more than FEW sequences it is
 # LONG, because the others take their steps anyway.
 FEW, SHORTEST, LONG = 2, 4, 8
 
 
 class SlotGrammar:
-    """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends the text."""
+    """One slot. The grammar holds from where one of its `after_ids` was generated up to the token that ends
+    the text."""
 
     def __init__(self, grammar_constraint: GrammarConstraint, compiled: Compiled | None) -> None:
         """`compiled` None: there is none, because the backend gave up."""
@@ -55,7 +59,8 @@ class SlotGrammar:
             self._tell(token)
 
     def look(self) -> int:
-        """Takes the run that is forced from here, if there is one, and says how long it is. What ends the text is never part of it."""
+        """Takes the run that is forced from here, if there is one, and says how long it is. What ends the
+        text is never part of it."""
         if not self.is_masked or self.is_lost or self.run:
             return 0
         assert self.matcher is not None
@@ -78,8 +83,10 @@ class SlotGrammar:
             assert self.matcher is not None
             self.is_lost = not self.matcher.accept(token)
         else:
-            self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)):]
-            self.is_on = any([self._tail[-len(ids):] == list(ids) for ids in self.grammar_constraint.after_ids])
+            self._tail = [*self._tail, token][-max(map(len, self.grammar_constraint.after_ids)) :]
+            self.is_on = any(
+                [self._tail[-len(ids) :] == list(ids) for ids in self.grammar_constraint.after_ids]
+            )
 
     def settle(self, length: int) -> None:
         """The sequence is `length` tokens long, and what it took last is pending."""
@@ -97,7 +104,8 @@ class GrammarMasks:
 
     def __init__(self, setup: GrammarSetup | None, vocab_size: int) -> None:
         self.slots: dict[int, SlotGrammar] = {}
-        self.runs: dict[int, list[int]] = {}  # of the last `masks`, by place: all of a run that begins there, if it is worth telling
+        # of the last `masks`, by place: all of a run that begins there, if it is worth telling
+        self.runs: dict[int, list[int]] = {}
         self._jumps = setup is not None and setup.jumps
         self._setup = setup
         self._width = -(-vocab_size // 32)
@@ -126,7 +134,9 @@ class GrammarMasks:
         if admit.grammar_constraint is None or self._setup is None:  # None: another rank chooses the tokens
             return
         self.prepare(admit.grammar_constraint.grammar)
-        guided = self.slots[admit.slot] = SlotGrammar(admit.grammar_constraint, self._compiled[admit.grammar_constraint.grammar].result())
+        guided = self.slots[admit.slot] = SlotGrammar(
+            admit.grammar_constraint, self._compiled[admit.grammar_constraint.grammar].result()
+        )
         guided.begin(admit.prompt_len, admit.history[admit.prompt_len :].tolist())
 
     def took(self, slots: list[int], tokens: list[int]) -> None:
@@ -136,8 +146,8 @@ class GrammarMasks:
                 guided.pending = token
 
     def masks(self, slots: list[int], lengths: list[int]) -> tuple[list[int], np.ndarray]:
-        """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and int32 [places, ceil(V / 32)] with
-        a bit for each token that they may take. Sets `runs`."""
+        """Places in `slots`, whose sequences are `lengths` tokens long, where the choice is not free, and
+        int32 [places, ceil(V / 32)] with a bit for each token that they may take. Sets `runs`."""
         places, rows, lefts = [], list[SlotGrammar](), list[int]()  # lefts: tokens of a run that are to come
         for index, slot in enumerate(slots):
             if (guided := self.slots.get(slot)) is not None:
@@ -152,8 +162,15 @@ class GrammarMasks:
             self._force(rows, lefts, bits)
             self._end(rows, lefts, bits)
         shortest = SHORTEST if len(rows) <= FEW else LONG
-        self.runs = {places[row]: rows[row].run for row, left in enumerate(lefts)
-                     if left >= shortest and left == len(rows[row].run)} if self._jumps else {}
+        self.runs = (
+            {
+                places[row]: rows[row].run
+                for row, left in enumerate(lefts)
+                if left >= shortest and left == len(rows[row].run)
+            }
+            if self._jumps
+            else {}
+        )
         return places, bits
 
     def _fill(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
@@ -172,7 +189,9 @@ class GrammarMasks:
         if self._lone is None:
             self._lone = words_of(backend.byte_ids)
         words, ones = self._lone
-        for index in np.flatnonzero(np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2).tolist():
+        for index in np.flatnonzero(
+            np.bitwise_count((filled[:, words] & ones).view(np.uint32)).sum(axis=1) < 2
+        ).tolist():
             lefts[open_rows[index]] = rows[open_rows[index]].look()
 
     def _force(self, rows: list[SlotGrammar], lefts: list[int], bits: np.ndarray) -> None:
@@ -203,7 +222,8 @@ class GrammarMasks:
 
 
 def _compile(backend: Future[Backend], grammar: Grammar) -> Compiled | None:
-    """None: it cannot be compiled. The compile process has found it good, but a process with more in it may meet other limits."""
+    """None: it cannot be compiled. The compile process has found it good, but a process with more in it may
+    meet other limits."""
     try:
         return backend.result().compile(grammar)
     except GrammarError:

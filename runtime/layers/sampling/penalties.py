@@ -1,4 +1,5 @@
-"""What changes logits before a token is drawn: penalties on tokens seen before, logit bias, and banned stop ids.
+"""What changes logits before a token is drawn: penalties on tokens seen before, logit bias, and banned stop
+ids.
 
 State per slot, on the device; nothing is allocated before somebody asks for it.
 """
@@ -18,15 +19,17 @@ Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Fused.penalise
 
 
 def has_penalties(sampling: SlotSampling) -> bool:
-    return sampling.frequency_penalty != 0 or sampling.presence_penalty != 0 or sampling.repetition_penalty != 1
+    return (
+        sampling.frequency_penalty != 0 or sampling.presence_penalty != 0 or sampling.repetition_penalty != 1
+    )
 
 
 RESERVED = 1 << 26  # bytes of counts that captured steps may refer to
 
 
 class Counts:
-    """Which tokens the penalised slots have seen: a row of counts each, in tensors that grow by doubling. The first row is that of all
-    others, and changes nothing."""
+    """Which tokens the penalised slots have seen: a row of counts each, in tensors that grow by doubling. The
+    first row is that of all others, and changes nothing."""
 
     def __init__(self, vocab_size: int, torch_device: torch.device, penalises: Penalises = penalise) -> None:
         self.vocab_size = vocab_size
@@ -37,7 +40,8 @@ class Counts:
         self.generated = torch.zeros(0, vocab_size, dtype=torch.int32, device=torch_device)
         self.in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=torch_device)
         self.penalties = torch.zeros(0, 3, device=torch_device)  # frequency, presence, repetition
-        self.rows_there: Tensor | None = None  # int64 [slots + 1], row by slot on the device, where captured steps penalise
+        # int64 [slots + 1], row by slot on the device, where captured steps penalise
+        self.rows_there: Tensor | None = None
 
     def reserve(self, num_slots: int) -> None:
         """Rows for captured steps, which hold as long as the tensors do not grow beyond."""
@@ -65,7 +69,10 @@ class Counts:
         self.generated[row] = 0
         answer = history[admit.prompt_len :]
         self.generated[row].index_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
-        self.penalties[row] = floats([sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty], self.torch_device)
+        self.penalties[row] = floats(
+            [sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty],
+            self.torch_device,
+        )
 
     def _grow(self, new: int) -> None:
         old = len(self.generated)
@@ -80,7 +87,12 @@ class Counts:
     def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
         """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
         at = integers([self.rows[slot] for slot in slots], self.torch_device)
-        self.penalises(logits, integers(places, self.torch_device), Seen(self.generated, self.in_prompt, self.penalties), at)
+        self.penalises(
+            logits,
+            integers(places, self.torch_device),
+            Seen(self.generated, self.in_prompt, self.penalties),
+            at,
+        )
 
     def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
@@ -88,10 +100,13 @@ class Counts:
         self.generated[index, tokens[integers(places, self.torch_device)]] += 1
 
     def apply_there(self, logits: Tensor, slots: Tensor) -> None:
-        """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device alone."""
+        """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device
+        alone."""
         assert self.rows_there is not None, "captured before rows were reserved"
         rows = torch.arange(len(slots), device=self.torch_device)
-        self.penalises(logits, rows, Seen(self.generated, self.in_prompt, self.penalties), self.rows_there[slots])
+        self.penalises(
+            logits, rows, Seen(self.generated, self.in_prompt, self.penalties), self.rows_there[slots]
+        )
 
     def add_there(self, slots: Tensor, tokens: Tensor) -> None:
         """`add` in a captured body. The row of those that are not penalised may count wrongly."""
@@ -114,15 +129,23 @@ class LogitsPenalties:
         self.biases.pop(slot, None)
         self.bans.pop(slot, None)
         if sampling.bias_ids:
-            self.biases[slot] = (integers(sampling.bias_ids, self.torch_device), floats(sampling.bias_values, self.torch_device))
+            self.biases[slot] = (
+                integers(sampling.bias_ids, self.torch_device),
+                floats(sampling.bias_values, self.torch_device),
+            )
         if sampling.stop_ids and sampling.min_len > 0:
             self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.torch_device))
 
     def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
-        """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument stays as it is."""
+        """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument
+        stays as it is."""
         penalised = self._penalised(slots)
         biased = [index for index, slot in enumerate(slots) if slot in self.biases]
-        banned = [index for index, slot in enumerate(slots) if slot in self.bans and lengths[index] < self.bans[slot][0]]
+        banned = [
+            index
+            for index, slot in enumerate(slots)
+            if slot in self.bans and lengths[index] < self.bans[slot][0]
+        ]
         if not (penalised or biased or banned):
             return logits
         logits = logits.clone()

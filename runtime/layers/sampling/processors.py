@@ -1,12 +1,14 @@
-"""Logit processors: classes that the operator names at the start (--logit-processors) and requests choose by name.
+"""Logit processors: classes that the operator names at the start (--logit-processors) and requests choose by
+name.
 
     class Shy:
         def __init__(self, params: dict) -> None: ...            # custom_params of the request; raise ValueError for wrong ones
         def __call__(self, tokens: list[int], prompt_len: int, logits: Tensor) -> Tensor: ...
 
-`tokens` are all of the sequence so far, `logits` its float32 row [V] after penalties and biases and before a grammar's mask; the result is
-of the same shape and may be the same tensor, changed. One object serves one sequence; after a preemption or a rank's death a new
-one is made, so what it knows must follow from its arguments. Code never comes with a request.
+`tokens` are all of the sequence so far, `logits` its float32 row [V] after penalties and biases and before a
+grammar's mask; the result is of the same shape and may be the same tensor, changed. One object serves one
+sequence; after a preemption or a rank's death a new one is made, so what it knows must follow from its
+arguments. Code never comes with a request.
 """
 
 from importlib import import_module
@@ -37,14 +39,17 @@ class Active:
         self.prompt_len = admit.prompt_len
 
     def apply(self, row: Tensor) -> None:
-        """Changes a row of logits, in place. What the processor raises ends its request, and nobody else's."""
+        """Changes a row of logits, in place. What the processor raises ends its request, and nobody
+        else's."""
         if self.processor is None:
             return
         try:
             with torch.inference_mode():
                 row.copy_(self.processor(self.tokens, self.prompt_len, row.clone()))
         except Exception:
-            log.get("processors").exception("a logit processor failed", processor=type(self.processor).__name__, exc_info=True)
+            log.get("processors").exception(
+                "a logit processor failed", processor=type(self.processor).__name__, exc_info=True
+            )
             self.processor = None
 
 
@@ -60,18 +65,23 @@ class Processors:
             try:
                 self.classes[name] = getattr(import_module(module), name)
             except Exception as error:  # whatever the module does when it is imported
-                raise StartError(f"--logit-processors {path} can't be loaded ({type(error).__name__}: {error}); "
-                                 "give package.module:Class of a module that Python finds (your own file: PYTHONPATH=FOLDER)") from None
+                raise StartError(
+                    f"--logit-processors {path} can't be loaded ({type(error).__name__}: {error}); "
+                    "give package.module:Class of a module that Python finds (your own file: PYTHONPATH=FOLDER)"
+                ) from None
 
     def admit(self, admit: Admit) -> None:
         """Forgets what the slot held."""
         self.slots.pop(admit.slot, None)
-        if (wish := admit.sampling.processor) is None or not self.classes:  # none: another rank chooses the tokens
+        # none: another rank chooses the tokens
+        if (wish := admit.sampling.processor) is None or not self.classes:
             return
         try:
             processor = self.classes[wish.name](wish.params)
         except Exception:
-            log.get("processors").exception("a logit processor does not take its parameters", processor=wish.name, exc_info=True)
+            log.get("processors").exception(
+                "a logit processor does not take its parameters", processor=wish.name, exc_info=True
+            )
             processor = None
         self.slots[admit.slot] = Active(processor, admit)
 

@@ -5,11 +5,12 @@
     choose     temperature, top_k, top_p, min_p, in this order; then one draw            (the default of Ops.sample)
     Logprobs   of the logits as the model gave them, before any of this
 
-A token's random number is a pure function of the sequence's seed and the token's position, and a row's result depends on
-that row alone: never on batch company, preemption or a restarted rank.
+A token's random number is a pure function of the sequence's seed and the token's position, and a row's result
+depends on that row alone: never on batch company, preemption or a restarted rank.
 
-Logits that are not finite never stop a rank: NaN and -inf become -FAR, +inf becomes FAR. A row of nothing but NaN is thus
-uniform: greedy takes token 0. What such a model says has no meaning, but the other requests never notice.
+Logits that are not finite never stop a rank: NaN and -inf become -FAR, +inf becomes FAR. A row of nothing but
+NaN is thus uniform: greedy takes token 0. What such a model says has no meaning, but the other requests never
+notice.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ def clean(logits: Tensor) -> Tensor:
 
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """Ops.mask in plain torch: see devices/base.py."""
-    ones = torch.ones(1, dtype=torch.int32, device=bits.device) << torch.arange(32, dtype=torch.int32, device=bits.device)
+    ones = torch.ones(1, dtype=torch.int32, device=bits.device) << torch.arange(
+        32, dtype=torch.int32, device=bits.device
+    )
     allowed = (bits.unsqueeze(2) & ones).ne(0).flatten(1)[:, : logits.shape[1]]
     most = allowed.float().mul_(-2 * BANNED).add_(BANNED)
     if len(rows) == len(logits):  # the same rows, in the same order
@@ -46,7 +49,8 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014) on int64, whose products wrap as uint64's do."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014) on int64, whose products wrap as uint64's
+    do."""
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
@@ -58,27 +62,35 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """float64 in [0, 1 - 2^-52] for int64 seeds and positions: output number `position` of splitmix64 with a mixed seed."""
+    """float64 in [0, 1 - 2^-52] for int64 seeds and positions: output number `position` of splitmix64 with a
+    mixed seed."""
     bits = _mix(_mix(seeds) + (positions + 1) * _GAMMA)
     return _shift(bits, 12).double() * 2.0**-52
 
 
 def choose(logits: Tensor, draw: SamplingInputs) -> Tensor:
-    """A token id, int64 [N], for each row of finite float32 logits [N, V]. Reads the device: which rows need which path.
+    """A token id, int64 [N], for each row of finite float32 logits [N, V]. Reads the device: which rows need
+    which path.
 
-    Rows without top_k and top_p are drawn in the order of the vocabulary, the others from the largest probability down: first
-    among the NUM_CANDIDATES largest, then, where these do not reach top_p or top_k, from all of them sorted.
+    Rows without top_k and top_p are drawn in the order of the vocabulary, the others from the largest
+    probability down: first among the NUM_CANDIDATES largest, then, where these do not reach top_p or top_k,
+    from all of them sorted.
     """
     vocab = logits.shape[1]
     is_random = draw.temperature > 0
     is_cut = ((draw.top_k > 0) & (draw.top_k < vocab)) | (draw.top_p < 1)
     plain, cut = _where(is_random & ~is_cut), _where(is_random & is_cut)
     is_greedy_somewhere = len(plain) + len(cut) < len(logits)  # argmax takes the cpu as long as a draw
-    tokens = logits.argmax(dim=1) if is_greedy_somewhere else torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    tokens = (
+        logits.argmax(dim=1)
+        if is_greedy_somewhere
+        else torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    )
     if len(plain):
         weights, min_p = _weights(logits, draw, plain), draw.min_p[plain, None]
         if min_p.any():
-            weights *= (weights >= min_p).float()  # floats: products with a mask of bools measured six times slower on the cpu
+            # floats: products with a mask of bools measured six times slower on the cpu
+            weights *= (weights >= min_p).float()
         tokens[plain] = _draw(weights, draw.uniform[plain])
     if len(cut):
         tokens[cut] = _choose_cut(logits, draw, cut)
@@ -90,9 +102,11 @@ def _where(mask: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, draw: SamplingInputs, rows: Tensor) -> Tensor:
-    """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1; those below TINY are 0.
+    """exp((logit - max) / temperature), float32: probabilities up to a factor, the largest being 1; those
+    below TINY are 0.
 
-    Bounded first, because exp of what has no normal result, such as a banned token's, takes the cpu ten times as long.
+    Bounded first, because exp of what has no normal result, such as a banned token's, takes the cpu ten times
+    as long.
     """
     chosen = logits.index_select(0, rows)
     powers = ((chosen - chosen.amax(dim=1, keepdim=True)) / draw.temperature[rows, None]).clamp_(min=LOWEST)
@@ -130,9 +144,11 @@ def _draw_sorted(values: Tensor, ids: Tensor, totals: Tensor, draw: SamplingInpu
 
 
 def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse of the distribution function: the first place where the running sum passes uniform * total. Sums in float64."""
+    """Inverse of the distribution function: the first place where the running sum passes uniform * total.
+    Sums in float64."""
     sums = weights.cumsum(dim=1, dtype=torch.float64)
-    targets = (uniforms * sums[:, -1]).unsqueeze(1)  # below the total, see `uniform`; so the place has a weight above 0
+    # below the total, see `uniform`; so the place has a weight above 0
+    targets = (uniforms * sums[:, -1]).unsqueeze(1)
     return torch.searchsorted(sums, targets, right=True).squeeze(1)
 
 
@@ -146,7 +162,8 @@ class Logprobs:
 
 
 def logprobs(logits: Tensor, targets: Tensor, width: int) -> Logprobs:
-    """Log probabilities of `targets` (int64 [n]) and of the `width` likeliest tokens under finite logits [n, V]."""
+    """Log probabilities of `targets` (int64 [n]) and of the `width` likeliest tokens under finite logits [n,
+    V]."""
     norm = logits.logsumexp(dim=1, keepdim=True)
     top, ids = logits.topk(min(width, logits.shape[1]), dim=1)
     return Logprobs((logits.gather(1, targets.unsqueeze(1)) - norm).squeeze(1), ids.int(), top - norm)

@@ -1,7 +1,7 @@
 """Options by the names that other systems have for them, and by names of old.
 
-A spelling either means an option of ours, to which its value passes on (translated by `values` where the words differ), or it has a
-status of its own, with the reason. Those of RTP-LLM stand in rtp_llm.py.
+A spelling either means an option of ours, to which its value passes on (translated by `values` where the
+words differ), or it has a status of its own, with the reason. Those of RTP-LLM stand in rtp_llm.py.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from runtime.options.declare import Status
 
 
 class Alias(Struct, frozen=True, kw_only=True):
-    """One foreign flag. `means` is a flag of ours; without it `status` and `note` say what becomes of the option."""
+    """One foreign flag. `means` is a flag of ours; without it `status` and `note` say what becomes of the
+    option."""
 
     flag: str
     group: Literal["old", "rtp_llm"]
@@ -30,12 +31,24 @@ TITLES = {"old": "Old spellings", "rtp_llm": "Options of RTP-LLM"}
 
 
 def _old(flag: str, means: str, value: str) -> Alias:
-    return Alias(flag=flag, group="old", default=False, help=f"Old spelling of {means} {value}.", means=means, values={"true": value})
+    return Alias(
+        flag=flag,
+        group="old",
+        default=False,
+        help=f"Old spelling of {means} {value}.",
+        means=means,
+        values={"true": value},
+    )
 
 
 OLD = (
-    Alias(flag="--hybrid-kvcache-ratio", group="old", default=None, help="Old spelling of --swa-full-tokens-ratio.",
-             means="--swa-full-tokens-ratio"),
+    Alias(
+        flag="--hybrid-kvcache-ratio",
+        group="old",
+        default=None,
+        help="Old spelling of --swa-full-tokens-ratio.",
+        means="--swa-full-tokens-ratio",
+    ),
     _old("--enable-ep-moe", "--moe-a2a-backend", "none"),
     _old("--enable-deepep-moe", "--moe-a2a-backend", "deepep"),
     _old("--enable-flashinfer-cutlass-moe", "--moe-runner-backend", "flashinfer_cutlass"),

@@ -1,8 +1,9 @@
-"""Environment variables and system settings that the tuning guide for Ascend sets, and the place that each has here.
+"""Environment variables and system settings that the tuning guide for Ascend sets, and the place that each
+has here.
 
-Three kinds of place: an option of ours; a variable that the ranks' libraries read and that an option of ours sets in their environment
-(what the server itself finds there stays, unless the option is given); and a setting of the machine, which `runtime check doctor` compares
-with the value that the guide recommends.
+Three kinds of place: an option of ours; a variable that the ranks' libraries read and that an option of ours
+sets in their environment (what the server itself finds there stays, unless the option is given); and a
+setting of the machine, which `runtime check doctor` compares with the value that the guide recommends.
 """
 
 from typing import Literal
@@ -23,9 +24,14 @@ class Setting(Struct, frozen=True, kw_only=True):
     probe: str = ""
 
 
-# option -> the variable that Ascend's libraries read, what ranks get where neither option nor environment says otherwise, and why
+# option -> the variable that Ascend's libraries read, what ranks get where neither option nor environment
+# says otherwise, and why
 RANK_VARIABLES: dict[str, tuple[str, str | None, str]] = {
-    "npu_alloc_conf": ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "segments that grow waste less memory"),
+    "npu_alloc_conf": (
+        "PYTORCH_NPU_ALLOC_CONF",
+        "expandable_segments:True",
+        "segments that grow waste less memory",
+    ),
     "npu_streams": ("STREAMS_PER_DEVICE", "32", "copies and collectives have streams of their own"),
     "npu_task_queue": ("TASK_QUEUE_ENABLE", "1", "kernels that no graph replays are launched from a queue"),
     "hccl_buffer_mb": ("HCCL_BUFFSIZE", "400", "enough for decodes; the profiles of prompts take more"),
@@ -36,7 +42,9 @@ RANK_VARIABLES: dict[str, tuple[str, str | None, str]] = {
 def _rank(name: str, about: str, recommended: str | None) -> Setting:
     """A variable of the rank's libraries, which an option sets."""
     option = next(option for option, (variable, _, _) in RANK_VARIABLES.items() if variable == name)
-    return Setting(name=name, kind="rank", place="--" + option.replace("_", "-"), about=about, recommended=recommended)
+    return Setting(
+        name=name, kind="rank", place="--" + option.replace("_", "-"), about=about, recommended=recommended
+    )
 
 
 def _option(name: str, place: str, about: str, recommended: str | None = None) -> Setting:
@@ -44,36 +52,109 @@ def _option(name: str, place: str, about: str, recommended: str | None = None) -
 
 
 def _sysctl(name: str, about: str, recommended: str) -> Setting:
-    return Setting(name=f"sysctl: {name}", kind="machine", place="runtime check doctor", about=about, recommended=recommended,
-                   probe="/proc/sys/" + name.replace(".", "/"))
+    return Setting(
+        name=f"sysctl: {name}",
+        kind="machine",
+        place="runtime check doctor",
+        about=about,
+        recommended=recommended,
+        probe="/proc/sys/" + name.replace(".", "/"),
+    )
 
 
 ENVIRONMENT: tuple[Setting, ...] = (
     _rank("PYTORCH_NPU_ALLOC_CONF", "allocator whose segments grow", "expandable_segments:True"),
     _rank("STREAMS_PER_DEVICE", "most streams of a device", "32"),
-    _rank("HCCL_BUFFSIZE", "megabytes of a collective's buffer: more for prompts than for decodes", "1200 or 400"),
-    Setting(name="HCCL_SOCKET_IFNAME", kind="read", place="left to the user; several nodes need it", about="network interface of HCCL"),
-    Setting(name="GLOO_SOCKET_IFNAME", kind="read", place="left to the user for several nodes; the loopback interface on one",
-            about="network interface of gloo"),
+    _rank(
+        "HCCL_BUFFSIZE",
+        "megabytes of a collective's buffer: more for prompts than for decodes",
+        "1200 or 400",
+    ),
+    Setting(
+        name="HCCL_SOCKET_IFNAME",
+        kind="read",
+        place="left to the user; several nodes need it",
+        about="network interface of HCCL",
+    ),
+    Setting(
+        name="GLOO_SOCKET_IFNAME",
+        kind="read",
+        place="left to the user for several nodes; the loopback interface on one",
+        about="network interface of gloo",
+    ),
     _rank("HCCL_OP_EXPANSION_MODE", "where collectives are scheduled", "AIV"),
-    _option("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "derived from --max-running-requests and --speculative-num-draft-tokens",
-            "most tokens that a rank sends to experts at once, 1024 at most"),
-    _option("DEEP_NORMAL_MODE_USE_INT8_QUANT", "derived from --quantization and --deepep-mode", "int8 on the way to experts", "1"),
-    _rank("TASK_QUEUE_ENABLE", "how kernels are queued: 2 for prompts, 0 where graphs are replayed", "2 or 0"),
+    _option(
+        "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
+        "derived from --max-running-requests and --speculative-num-draft-tokens",
+        "most tokens that a rank sends to experts at once, 1024 at most",
+    ),
+    _option(
+        "DEEP_NORMAL_MODE_USE_INT8_QUANT",
+        "derived from --quantization and --deepep-mode",
+        "int8 on the way to experts",
+        "1",
+    ),
+    _rank(
+        "TASK_QUEUE_ENABLE", "how kernels are queued: 2 for prompts, 0 where graphs are replayed", "2 or 0"
+    ),
     _option("SGLANG_SET_CPU_AFFINITY", "--numa-node", "bind ranks to cores", "1"),
-    _option("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "always so: one process plans for all replicas", "no agreement at each step", "1"),
-    _option("SGLANG_ENABLE_OVERLAP_PLAN_STREAM", "always so: steps are planned ahead", "plan drafts during verification", "1"),
-    _option("SGLANG_ENABLE_SPEC_V2", "always so: verify steps are steps like others", "speculation with steps in flight", "1"),
-    _option("ASCEND_MF_STORE_URL", "derived from --dist-init-addr and --disaggregation-bootstrap-port", "where both halves find pages"),
-    _option("SGLANG_NPU_FUSED_MOE_MODE", "--moe-runner-backend and --moe-a2a-backend", "how much of the experts' work is fused", "1 or 2"),
+    _option(
+        "SGLANG_SCHEDULER_SKIP_ALL_GATHER",
+        "always so: one process plans for all replicas",
+        "no agreement at each step",
+        "1",
+    ),
+    _option(
+        "SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
+        "always so: steps are planned ahead",
+        "plan drafts during verification",
+        "1",
+    ),
+    _option(
+        "SGLANG_ENABLE_SPEC_V2",
+        "always so: verify steps are steps like others",
+        "speculation with steps in flight",
+        "1",
+    ),
+    _option(
+        "ASCEND_MF_STORE_URL",
+        "derived from --dist-init-addr and --disaggregation-bootstrap-port",
+        "where both halves find pages",
+    ),
+    _option(
+        "SGLANG_NPU_FUSED_MOE_MODE",
+        "--moe-runner-backend and --moe-a2a-backend",
+        "how much of the experts' work is fused",
+        "1 or 2",
+    ),
     _option("SGLANG_NPU_USE_MLAPO", "--npu-mla-prolog", "fused preparation of MLA", "1"),
-    _option("SGLANG_USE_FIA_NZ", "--npu-nz-cache", "cache in the NZ layout, together with the fused preparation", "1"),
-    _option("SGLANG_NPU_USE_MULTI_STREAM", "--npu-multi-stream", "shared and routed experts on two streams", "1"),
-    _option("SGLANG_USE_AG_AFTER_QLORA", "--npu-gather-after-q", "gather after the low-rank projection of queries", "1"),
-    Setting(name="kernel: cpufreq scaling_governor", kind="machine", place="runtime check doctor", about="keep the cores at full speed",
-            recommended="performance", probe="/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    _option(
+        "SGLANG_USE_FIA_NZ",
+        "--npu-nz-cache",
+        "cache in the NZ layout, together with the fused preparation",
+        "1",
+    ),
+    _option(
+        "SGLANG_NPU_USE_MULTI_STREAM", "--npu-multi-stream", "shared and routed experts on two streams", "1"
+    ),
+    _option(
+        "SGLANG_USE_AG_AFTER_QLORA",
+        "--npu-gather-after-q",
+        "gather after the low-rank projection of queries",
+        "1",
+    ),
+    Setting(
+        name="kernel: cpufreq scaling_governor",
+        kind="machine",
+        place="runtime check doctor",
+        about="keep the cores at full speed",
+        recommended="performance",
+        probe="/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    ),
     _sysctl("vm.swappiness", "keep memory out of swap", "0"),
     _sysctl("kernel.numa_balancing", "leave pages where they are", "0"),
     _sysctl("kernel.sched_migration_cost_ns", "keep threads on their cores", "50000"),
-    Setting(name="ASCEND_HOME_PATH", kind="read", place="read, to find CANN", about="where CANN is installed"),
+    Setting(
+        name="ASCEND_HOME_PATH", kind="read", place="read, to find CANN", about="where CANN is installed"
+    ),
 )

@@ -15,9 +15,24 @@ SAME: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     ("--fast-gen-context-budget", None, "--chunked-prefill-size", {}),
     ("--max-context-batch-size", 1, "--prefill-max-requests", {}),
     ("--enable-layer-micro-batch", 0, "--enable-two-batch-overlap", {"0": False, "1": True, "2": True}),
-    ("--use-deepep-moe", False, "--moe-a2a-backend", {"true": "deepep", "1": "deepep", "false": "none", "0": "none"}),
-    ("--use-deepep-internode", False, "--deepep-mode", {"true": "normal", "1": "normal", "false": "auto", "0": "auto"}),
-    ("--use-deepep-low-latency", True, "--deepep-mode", {"true": "low_latency", "1": "low_latency", "false": "normal", "0": "normal"}),
+    (
+        "--use-deepep-moe",
+        False,
+        "--moe-a2a-backend",
+        {"true": "deepep", "1": "deepep", "false": "none", "0": "none"},
+    ),
+    (
+        "--use-deepep-internode",
+        False,
+        "--deepep-mode",
+        {"true": "normal", "1": "normal", "false": "auto", "0": "auto"},
+    ),
+    (
+        "--use-deepep-low-latency",
+        True,
+        "--deepep-mode",
+        {"true": "low_latency", "1": "low_latency", "false": "normal", "0": "normal"},
+    ),
     ("--eplb_mode", "NONE", "--enable-eplb", {"none": False, "stats": False, "eplb": True, "all": True}),
     ("--balance_method", "mix", "--eplb-algorithm", {"mix": "auto"}),
     ("--redundant_expert", 0, "--ep-num-redundant-experts", {}),
@@ -25,30 +40,88 @@ SAME: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     ("--eplb_balance_layer_per_step", 1, "--eplb-rebalance-layers-per-chunk", {}),
     ("--eplb_stats_window_size", 10, "--expert-distribution-recorder-buffer-size", {}),
     ("--py-inference-log-response", False, "--log-requests", {}),
-    ("--sp-type", "", "--speculative-algorithm", {"vanilla": None, "": None, "mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3"}),
+    (
+        "--sp-type",
+        "",
+        "--speculative-algorithm",
+        {"vanilla": None, "": None, "mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3"},
+    ),
     ("--sp-min-token-match", 2, "--speculative-ngram-min-match-window-size", {}),
     ("--sp-max-token-match", 2, "--speculative-ngram-max-match-window-size", {}),
     ("--gen-num-per-cycle", 1, "--speculative-num-draft-tokens", {}),
     ("--remote-vit-server-ip", None, "--encoder-urls", {}),
-    ("--load-balance", False, "--load-balance-method", {"true": "total_tokens", "1": "total_tokens", "false": "auto", "0": "auto"}),
-    ("--enable-3fs", False, "--hicache-storage-backend", {"true": "hf3fs", "1": "hf3fs", "false": None, "0": None}),
+    (
+        "--load-balance",
+        False,
+        "--load-balance-method",
+        {"true": "total_tokens", "1": "total_tokens", "false": "auto", "0": "auto"},
+    ),
+    (
+        "--enable-3fs",
+        False,
+        "--hicache-storage-backend",
+        {"true": "hf3fs", "1": "hf3fs", "false": None, "0": None},
+    ),
     ("--ft-disable-custom-ar", True, "--disable-custom-all-reduce", {}),
 )
 
 # (flag, default there, what it is, what does its job here)
 SUPERSEDED: tuple[tuple[str, Any, str, str], ...] = (
     ("--world-size", None, "Ranks in all.", "the number of ranks follows from --tensor-parallel-size."),
-    ("--world-rank", None, "Number of this process among them.", "the server starts and numbers its ranks itself."),
-    ("--local-world-size", None, "Ranks on this node.", "the number of ranks follows from --tensor-parallel-size."),
-    ("--concurrency-with-block", False, "Let requests over the limit wait instead of refusing them.",
-     "requests over --max-running-requests wait, up to --max-queued-requests."),
-    ("--ft-alog-conf-path", None, "File that configures the log.", "log lines go to the standard error in the form of --log-format."),
-    ("--use-local", False, "Look services up locally.", "the server needs no service discovery: it listens where --host and --port say."),
-    ("--scheduler-reserve-resource-ratio", 5, "Percentage of the cache that is kept free.", "pages are reserved exactly, by request."),
-    ("--enable-fast-gen", False, "Compute long prompts in chunks.", "prompts are always computed in chunks of --chunked-prefill-size."),
-    ("--enable-partial-fallback", False, "Let sequences give back part of their room.",
-     "when pages run out a sequence gives up all of its pages and is computed again later."),
-    ("--step-records-time-range", 60_000_000, "Microseconds for which step times are kept.", "/metrics has histograms of all steps."),
+    (
+        "--world-rank",
+        None,
+        "Number of this process among them.",
+        "the server starts and numbers its ranks itself.",
+    ),
+    (
+        "--local-world-size",
+        None,
+        "Ranks on this node.",
+        "the number of ranks follows from --tensor-parallel-size.",
+    ),
+    (
+        "--concurrency-with-block",
+        False,
+        "Let requests over the limit wait instead of refusing them.",
+        "requests over --max-running-requests wait, up to --max-queued-requests.",
+    ),
+    (
+        "--ft-alog-conf-path",
+        None,
+        "File that configures the log.",
+        "log lines go to the standard error in the form of --log-format.",
+    ),
+    (
+        "--use-local",
+        False,
+        "Look services up locally.",
+        "the server needs no service discovery: it listens where --host and --port say.",
+    ),
+    (
+        "--scheduler-reserve-resource-ratio",
+        5,
+        "Percentage of the cache that is kept free.",
+        "pages are reserved exactly, by request.",
+    ),
+    (
+        "--enable-fast-gen",
+        False,
+        "Compute long prompts in chunks.",
+        "prompts are always computed in chunks of --chunked-prefill-size.",
+    ),
+    (
+        "--enable-partial-fallback",
+        False,
+        "Let sequences give back part of their room.",
+        "when pages run out a sequence gives up all of its pages and is computed again later.",
+    ),
+    (
+        "--step-records-time-range",
+        60_000_000,
+        "Microseconds for which step times are kept.",
+        "/metrics has histograms of all steps.",
+    ),
     ("--step-records-max-size", 1000, "Step times that are kept.", "/metrics has histograms of all steps."),
 )
 
@@ -84,11 +157,26 @@ OTHER_DEVICE: tuple[tuple[str, Any, str, str], ...] = (
 # (flag, default there, what it is, a pointer to what is nearest)
 PLANNED: tuple[tuple[str, Any, str, str], ...] = (
     ("--enable_ffn_disaggregate", None, "Attention and feed-forward layers on servers of their own.", ""),
-    ("--multi-task-prompt", None, "File of system prompts that stay in the cache.", "the prefix cache keeps prompts that are in use"),
+    (
+        "--multi-task-prompt",
+        None,
+        "File of system prompts that stay in the cache.",
+        "the prefix cache keeps prompts that are in use",
+    ),
     ("--multi-task-prompt-str", None, "The same as JSON.", "the prefix cache keeps prompts that are in use"),
     ("--arm-gemm-use-kai", False, "KleidiAI matrix products on ARM.", ""),
-    ("--device-reserve-memory-bytes", 0, "Device memory to leave alone, in bytes.", "see --mem-fraction-static"),
-    ("--host-reserve-memory-bytes", "4GB", "Host memory to leave alone, in bytes.", "see --mem-fraction-static"),
+    (
+        "--device-reserve-memory-bytes",
+        0,
+        "Device memory to leave alone, in bytes.",
+        "see --mem-fraction-static",
+    ),
+    (
+        "--host-reserve-memory-bytes",
+        "4GB",
+        "Host memory to leave alone, in bytes.",
+        "see --mem-fraction-static",
+    ),
     ("--eplb_force_repack", False, "Place all experts anew at each rebalance.", ""),
     ("--eplb_control_step", 100, "Steps between two exchanges of expert statistics.", ""),
     ("--eplb_test_mode", False, "Test mode of the expert balancer.", ""),
@@ -101,12 +189,27 @@ PLANNED: tuple[tuple[str, Any, str, str], ...] = (
     ("--sp-model-type", "", "Family of the draft model.", "see --speculative-draft-model-path"),
     ("--tree-decode-config", "", "File with the tree of a draft.", ""),
     ("--force-stream-sample", False, "Sample drafts as in streaming.", ""),
-    ("--force-score-context-attention", True, "Verify drafts with the kernels of prompts.", "see --speculative-attention-mode"),
+    (
+        "--force-score-context-attention",
+        True,
+        "Verify drafts with the kernels of prompts.",
+        "see --speculative-attention-mode",
+    ),
     ("--remote-rpc-server-ip", None, "Address of the prefill server.", "see --disaggregation-mode"),
     ("--decode-cm2-config", None, "Service discovery of decode servers.", "see --disaggregation-mode"),
     ("--multimodal-part-cm2-config", None, "Service discovery of encoder servers.", "see --encoder-urls"),
-    ("--cache-store-rdma-mode", False, "Move pages between servers by RDMA.", "see --disaggregation-transfer-backend"),
-    ("--wrr-available-ratio", 80, "Share of free cache from which a server takes requests.", "see --load-balance-method"),
+    (
+        "--cache-store-rdma-mode",
+        False,
+        "Move pages between servers by RDMA.",
+        "see --disaggregation-transfer-backend",
+    ),
+    (
+        "--wrr-available-ratio",
+        80,
+        "Share of free cache from which a server takes requests.",
+        "see --load-balance-method",
+    ),
     ("--rank-factor", 0, "What servers are ranked by.", "see --load-balance-method"),
     ("--use-batch-decode-scheduler", False, "Wait for a full batch before decoding, for measurements.", ""),
     ("--batch-decode-scheduler-batch-size", 1, "Size of that batch.", ""),
@@ -114,12 +217,27 @@ PLANNED: tuple[tuple[str, Any, str, str], ...] = (
 )
 
 RTP_LLM: tuple[Alias, ...] = (
-    *(Alias(flag=flag, group="rtp_llm", default=default, help=f"Name of {means} there.", means=means, values=values)
-      for flag, default, means, values in SAME),
-    *(Alias(flag=flag, group="rtp_llm", default=default, help=help, status="superseded", note=note)
-      for flag, default, help, note in SUPERSEDED),
-    *(Alias(flag=flag, group="rtp_llm", default=default, help=help, status="other-device", device=device)
-      for flag, default, help, device in OTHER_DEVICE),
-    *(Alias(flag=flag, group="rtp_llm", default=default, help=help, status="planned", note=note)
-      for flag, default, help, note in PLANNED),
+    *(
+        Alias(
+            flag=flag,
+            group="rtp_llm",
+            default=default,
+            help=f"Name of {means} there.",
+            means=means,
+            values=values,
+        )
+        for flag, default, means, values in SAME
+    ),
+    *(
+        Alias(flag=flag, group="rtp_llm", default=default, help=help, status="superseded", note=note)
+        for flag, default, help, note in SUPERSEDED
+    ),
+    *(
+        Alias(flag=flag, group="rtp_llm", default=default, help=help, status="other-device", device=device)
+        for flag, default, help, device in OTHER_DEVICE
+    ),
+    *(
+        Alias(flag=flag, group="rtp_llm", default=default, help=help, status="planned", note=note)
+        for flag, default, help, note in PLANNED
+    ),
 )

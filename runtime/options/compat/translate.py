@@ -1,6 +1,8 @@
-"""A command line of SGLang, RTP-LLM or vLLM → one of `runtime serve`, with a sentence for each thing that changes on the way.
+"""A command line of SGLang, RTP-LLM or vLLM → one of `runtime serve`, with a sentence for each thing that
+changes on the way.
 
-Reads what people paste: leading VARIABLE=value words, the interpreter, line ends with backslashes. Pure: words in, words out.
+Reads what people paste: leading VARIABLE=value words, the interpreter, line ends with backslashes. Pure:
+words in, words out.
 """
 
 import json
@@ -24,19 +26,27 @@ COMMANDS: tuple[tuple[str, System], ...] = (
     (r"(.*/)?vllm|vllm\..*", "vllm"),
 )
 SHELL = {"&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>"}  # what ends a command
-VARIABLE_FLAGS = {variable: "--" + option.replace("_", "-") for option, (variable, _, _) in RANK_VARIABLES.items()}
+VARIABLE_FLAGS = {
+    variable: "--" + option.replace("_", "-") for option, (variable, _, _) in RANK_VARIABLES.items()
+}
 # RTP-LLM takes these from flags or from the environment; None: nothing of the kind is needed here
 RTP_LLM_BASICS: dict[str, str | None] = {
-    "--checkpoint-path": "--model-path", "--tokenizer-path": "--tokenizer-path", "--start-port": "--port",
-    "--max-seq-len": "--context-length", "--act-type": "--dtype", "--seq-size-per-block": "--page-size",
-    "--lora-info": "--lora-paths", "--model-type": None,
+    "--checkpoint-path": "--model-path",
+    "--tokenizer-path": "--tokenizer-path",
+    "--start-port": "--port",
+    "--max-seq-len": "--context-length",
+    "--act-type": "--dtype",
+    "--seq-size-per-block": "--page-size",
+    "--lora-info": "--lora-paths",
+    "--model-type": None,
 }
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
 UNITS = {"k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
 
 
 class Translation(Struct, frozen=True):
-    """What became of a command. `settings` are flags of ours in order, with their values; True stands for a switch."""
+    """What became of a command. `settings` are flags of ours in order, with their values; True stands for a
+    switch."""
 
     system: System
     settings: list[tuple[str, Any]]
@@ -46,16 +56,25 @@ class Translation(Struct, frozen=True):
         """The command line."""
         out = ["runtime", "serve"]
         for flag, value in self.settings:
-            out += [flag] if value is True else ["--no-" + flag[2:]] if value is False else [flag, *map(_word, _values(value))]
+            out += (
+                [flag]
+                if value is True
+                else ["--no-" + flag[2:]]
+                if value is False
+                else [flag, *map(_word, _values(value))]
+            )
         return out
 
     def yaml(self) -> str:
         """The same as a --config file: a JSON value is a YAML value."""
-        return "".join(f"{flag[2:]}: {json.dumps(_typed(value), ensure_ascii=False)}\n" for flag, value in self.settings)
+        return "".join(
+            f"{flag[2:]}: {json.dumps(_typed(value), ensure_ascii=False)}\n" for flag, value in self.settings
+        )
 
 
 def translate(words: Sequence[str], *, only_working: bool = False) -> Translation:
-    """Raises OptionsError when no known system's command is among `words`. `only_working` leaves out what this version refuses."""
+    """Raises OptionsError when no known system's command is among `words`. `only_working` leaves out what
+    this version refuses."""
     before, system, after = _split([word for word in words if word.strip() not in ("", "\\")])
     settings: list[tuple[str, Any]] = []
     notes: list[str] = []
@@ -89,22 +108,34 @@ def _is_kept(row: Row, alias: str, value: Any, only_working: bool, notes: list[s
 
 
 def _split(words: list[str]) -> tuple[list[str], System, list[str]]:
-    """The words before the command, whose command it is, and the words after it, up to the end of the command."""
-    found = [(place, system) for place, word in enumerate(words) for pattern, system in COMMANDS if re.fullmatch(pattern, word)]
+    """The words before the command, whose command it is, and the words after it, up to the end of the
+    command."""
+    found = [
+        (place, system)
+        for place, word in enumerate(words)
+        for pattern, system in COMMANDS
+        if re.fullmatch(pattern, word)
+    ]
     if found:
         # An image or a folder may have the name as well: the module that Python runs is the command.
         place, system = next((one for one in found if words[one[0] - 1] == "-m"), found[0])
-        after = words[place + 1:]
-        after = after[:next((i for i, word in enumerate(after) if word in SHELL), len(after))]
-        has_model = system == "vllm" and after[:1] == ["serve"] and len(after) > 1 and not after[1].startswith("-")
+        after = words[place + 1 :]
+        after = after[: next((i for i, word in enumerate(after) if word in SHELL), len(after))]
+        has_model = (
+            system == "vllm" and after[:1] == ["serve"] and len(after) > 1 and not after[1].startswith("-")
+        )
         return words[:place], system, ["--model-path", *after[1:]] if has_model else after
-    raise OptionsError(["no command of SGLang, RTP-LLM or vLLM is among the words; "
-                        "write runtime translate -- python -m sglang.launch_server ..., or vllm serve MODEL ..."])
+    raise OptionsError(
+        [
+            "no command of SGLang, RTP-LLM or vLLM is among the words; "
+            "write runtime translate -- python -m sglang.launch_server ..., or vllm serve MODEL ..."
+        ]
+    )
 
 
 def _environment(words: Sequence[str], system: System, notes: list[str]) -> list[str]:
-    """Flags for the VARIABLE=value words that have one: those of Ascend's libraries, and what RTP-LLM takes as such. Others get a note:
-    there are no settings by environment."""
+    """Flags for the VARIABLE=value words that have one: those of Ascend's libraries, and what RTP-LLM takes
+    as such. Others get a note: there are no settings by environment."""
     out: list[str] = []
     places = {setting.name.removeprefix("sysctl: "): setting.place for setting in ENVIRONMENT}
     for word in words:
@@ -170,7 +201,11 @@ def _from_rtp_llm(flag: str, values: list[str], notes: list[str]) -> Iterator[tu
             yield _ours(ours, values, notes)
         return
     row = by_flag().get(key)
-    if row is not None and row.means and row.values.get((values or ["true"])[0].lower(), ...) == by_flag()[row.means].default:
+    if (
+        row is not None
+        and row.means
+        and row.values.get((values or ["true"])[0].lower(), ...) == by_flag()[row.means].default
+    ):
         notes.append(f"{flag} is left out: it asks for what is the default here")
         return
     yield _ours(flag, [word.lower() for word in values] if key == "--log-level" else values, notes)
@@ -189,7 +224,9 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple
     elif key == "--speculative-config":
         yield from _draft_of_vllm(values, notes)
     elif key == "--enable-expert-parallel":
-        notes.append(f"{flag} spreads experts over all ranks: set --expert-parallel-size to the number of ranks")
+        notes.append(
+            f"{flag} spreads experts over all ranks: set --expert-parallel-size to the number of ranks"
+        )
     elif key in same:
         ours, words = same[key]
         read = _length if key in vllm.LENGTHS else str
@@ -202,7 +239,8 @@ def _from_vllm(flag: str, values: list[str], notes: list[str]) -> Iterator[tuple
 
 
 def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """vLLM describes speculation in one JSON object. Its number of tokens is without the one that the model adds."""
+    """vLLM describes speculation in one JSON object. Its number of tokens is without the one that the model
+    adds."""
     try:
         config = json.loads(" ".join(values))
     except (ValueError, RecursionError):
@@ -228,7 +266,9 @@ def _draft_of_vllm(values: list[str], notes: list[str]) -> Iterator[tuple[str, A
 
 
 READERS: dict[System, Callable[[str, list[str], list[str]], Iterator[tuple[str, Any]]]] = {
-    "sglang": _from_sglang, "rtp_llm": _from_rtp_llm, "vllm": _from_vllm,
+    "sglang": _from_sglang,
+    "rtp_llm": _from_rtp_llm,
+    "vllm": _from_vllm,
 }
 
 

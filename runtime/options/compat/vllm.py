@@ -1,4 +1,5 @@
-"""The options of vLLM's server by the names that they have there, for `runtime translate` only: `runtime serve` does not know them.
+"""The options of vLLM's server by the names that they have there, for `runtime translate` only: `runtime
+serve` does not know them.
 
 Options whose name and meaning are ours as well (--host, --dtype, --tensor-parallel-size ...) stand in COMMON.
 """
@@ -6,13 +7,39 @@ Options whose name and meaning are ours as well (--host, --dtype, --tensor-paral
 from typing import Any
 
 # name and meaning are ours
-COMMON = frozenset({
-    "--host", "--port", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--kv-events-config",
-    "--dtype", "--trust-remote-code", "--revision", "--download-dir", "--load-format", "--chat-template",
-    "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-lora", "--max-lora-rank", "--tool-call-parser",
-    "--reasoning-parser", "--cpu-offload-gb", "--otlp-traces-endpoint", "--model-impl", "--tokenizer-mode", "--quantization", "--model",
-    "--nnodes", "--node-rank", "--enable-eplb",
-})
+COMMON = frozenset(
+    {
+        "--host",
+        "--port",
+        "--api-key",
+        "--ssl-keyfile",
+        "--ssl-certfile",
+        "--ssl-ca-certs",
+        "--kv-events-config",
+        "--dtype",
+        "--trust-remote-code",
+        "--revision",
+        "--download-dir",
+        "--load-format",
+        "--chat-template",
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--data-parallel-size",
+        "--enable-lora",
+        "--max-lora-rank",
+        "--tool-call-parser",
+        "--reasoning-parser",
+        "--cpu-offload-gb",
+        "--otlp-traces-endpoint",
+        "--model-impl",
+        "--tokenizer-mode",
+        "--quantization",
+        "--model",
+        "--nnodes",
+        "--node-rank",
+        "--enable-eplb",
+    }
+)
 
 # lengths, which may be written as 8k or 8K
 LENGTHS = frozenset({"--max-model-len", "--max-num-batched-tokens"})
@@ -46,8 +73,16 @@ SAME: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--cuda-graph-sizes", "--cuda-graph-bs", {}),
     ("--cudagraph-capture-sizes", "--cuda-graph-bs", {}),
     ("--max-seq-len-to-capture", "--cuda-graph-max-bs", {}),
-    ("--attention-backend", "--attention-backend", {"flash_attn": "fa3", "flashinfer": "flashinfer", "triton_attn": "triton"}),
-    ("--all2all-backend", "--moe-a2a-backend", {"deepep_high_throughput": "deepep", "deepep_low_latency": "deepep", "naive": "none"}),
+    (
+        "--attention-backend",
+        "--attention-backend",
+        {"flash_attn": "fa3", "flashinfer": "flashinfer", "triton_attn": "triton"},
+    ),
+    (
+        "--all2all-backend",
+        "--moe-a2a-backend",
+        {"deepep_high_throughput": "deepep", "deepep_low_latency": "deepep", "naive": "none"},
+    ),
     ("--data-parallel-address", "--dist-init-addr", {}),
     ("--enable-log-requests", "--log-requests", {}),
     ("--enable-sleep-mode", "--enable-memory-saver", {}),
@@ -76,17 +111,31 @@ SWITCHES: dict[str, list[tuple[str, Any]]] = {
     "--disable-hybrid-kv-cache-manager": [("--disable-hybrid-swa-memory", True)],
 }
 
-# (their flag, its word), as flags of ours with their values. Their lower priorities go first; who has none comes last here, not as 0
+# (their flag, its word), as flags of ours with their values. Their lower priorities go first; who has none
+# comes last here, not as 0
 CHOICES: dict[tuple[str, str], list[tuple[str, Any]]] = {
     ("--scheduling-policy", "fcfs"): [],
-    ("--scheduling-policy", "priority"): [("--enable-priority-scheduling", True), ("--schedule-low-priority-values-first", True)],
+    ("--scheduling-policy", "priority"): [
+        ("--enable-priority-scheduling", True),
+        ("--schedule-low-priority-values-first", True),
+    ],
 }
 
 # --speculative-config
-DRAFT_METHODS = {"ngram": "NGRAM", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "deepseek_mtp": "NEXTN",
-                 "draft_model": "STANDALONE"}
-DRAFT = {"model": "--speculative-draft-model-path", "quantization": "--speculative-draft-model-quantization",
-         "prompt_lookup_max": "--speculative-ngram-max-match-window-size", "prompt_lookup_min": "--speculative-ngram-min-match-window-size"}
+DRAFT_METHODS = {
+    "ngram": "NGRAM",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "deepseek_mtp": "NEXTN",
+    "draft_model": "STANDALONE",
+}
+DRAFT = {
+    "model": "--speculative-draft-model-path",
+    "quantization": "--speculative-draft-model-quantization",
+    "prompt_lookup_max": "--speculative-ngram-max-match-window-size",
+    "prompt_lookup_min": "--speculative-ngram-min-match-window-size",
+}
 
 # (their flag, why there is nothing of the kind here)
 WITHOUT: tuple[tuple[str, str], ...] = (

@@ -1,4 +1,5 @@
-"""What Ascend's libraries read from a rank's environment, as options; environment.py has the names of the variables."""
+"""What Ascend's libraries read from a rank's environment, as options; environment.py has the names of the
+variables."""
 
 from typing import Annotated as A
 from typing import Literal
@@ -9,19 +10,45 @@ from runtime.options.declare import Auto, Count, Group, option
 class Ascend(Group, frozen=True, kw_only=True):
     """Ascend"""
 
-    npu_alloc_conf: A[str | Auto, option(
-        "Settings of torch_npu's allocator, such as expandable_segments:True.", devices=("npu",))] = "auto"
+    npu_alloc_conf: A[
+        str | Auto,
+        option("Settings of torch_npu's allocator, such as expandable_segments:True.", devices=("npu",)),
+    ] = "auto"
     npu_streams: A[Count | Auto, option("Most streams of one device.", devices=("npu",))] = "auto"
-    npu_task_queue: A[Literal[0, 1, 2] | Auto, option(
-        "How kernels wait for their launch: 0 not at all, 1 in a queue, 2 in a queue that merges work, for prompts.",
-        devices=("npu",))] = "auto"
-    hccl_buffer_mb: A[Count | Auto, option(
-        "Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",))] = "auto"
-    hccl_expansion_mode: A[Literal["AIV", "AI_CPU", "HOST"] | Auto, option(
-        "What schedules collectives: vector cores, the device's own CPU, or the host.", devices=("npu",))] = "auto"
-    npu_mla_prolog: A[bool, option(
-        "Prepare queries and latents of MLA in one fused operator, in steps whose rows are few tokens each.", devices=("npu",))] = False
-    npu_nz_cache: A[bool, option("Keep latents in the NZ layout; goes with --npu-mla-prolog.", devices=("npu",))] = False
-    npu_multi_stream: A[bool, option("Compute shared and routed experts on two streams.", devices=("npu",))] = False
-    npu_gather_after_q: A[bool, option(
-        "Gather behind the low-rank projections of MLA, which sends fewer bytes; with --moe-a2a-backend.", devices=("npu",))] = False
+    npu_task_queue: A[
+        Literal[0, 1, 2] | Auto,
+        option(
+            "How kernels wait for their launch: 0 not at all, 1 in a queue, 2 in a queue that merges work, for prompts.",
+            devices=("npu",),
+        ),
+    ] = "auto"
+    hccl_buffer_mb: A[
+        Count | Auto,
+        option("Megabytes of a collective's buffer: more for prompts than for decodes.", devices=("npu",)),
+    ] = "auto"
+    hccl_expansion_mode: A[
+        Literal["AIV", "AI_CPU", "HOST"] | Auto,
+        option(
+            "What schedules collectives: vector cores, the device's own CPU, or the host.", devices=("npu",)
+        ),
+    ] = "auto"
+    npu_mla_prolog: A[
+        bool,
+        option(
+            "Prepare queries and latents of MLA in one fused operator, in steps whose rows are few tokens each.",
+            devices=("npu",),
+        ),
+    ] = False
+    npu_nz_cache: A[
+        bool, option("Keep latents in the NZ layout; goes with --npu-mla-prolog.", devices=("npu",))
+    ] = False
+    npu_multi_stream: A[
+        bool, option("Compute shared and routed experts on two streams.", devices=("npu",))
+    ] = False
+    npu_gather_after_q: A[
+        bool,
+        option(
+            "Gather behind the low-rank projections of MLA, which sends fewer bytes; with --moe-a2a-backend.",
+            devices=("npu",),
+        ),
+    ] = False

@@ -16,4 +16,6 @@ class Debug(Group, frozen=True, kw_only=True):
     debug_tensor_dump_inject: A[bool, planned("Replace each layer's input by the recorded one.")] = False
     debug_tensor_dump_prefill_only: A[bool, planned("Write the tensors of prompts only.")] = False
     forward_hooks: A[tuple[Json, ...] | None, planned("Hooks to attach to layers, as JSON.")] = None
-    disable_outlines_disk_cache: A[bool, superseded("Don't keep compiled grammars on disk.", "nothing is kept on disk.")] = False
+    disable_outlines_disk_cache: A[
+        bool, superseded("Don't keep compiled grammars on disk.", "nothing is kept on disk.")
+    ] = False

@@ -5,51 +5,119 @@ from typing import Literal
 
 from runtime.options.declare import Amount, Count, Group, Whole, on_device, option, planned, superseded
 
-MoeRunner = Literal["auto", "deep_gemm", "triton", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_mxfp4",
-                    "flashinfer_cutedsl", "cutlass"]
+MoeRunner = Literal[
+    "auto",
+    "deep_gemm",
+    "triton",
+    "triton_kernel",
+    "flashinfer_trtllm",
+    "flashinfer_cutlass",
+    "flashinfer_mxfp4",
+    "flashinfer_cutedsl",
+    "cutlass",
+]
 MoeExchange = Literal["none", "deepep", "mooncake", "mori", "ascend_fuseep", "flashinfer"]
 
 
 class Experts(Group, frozen=True, kw_only=True):
     """Experts"""
 
-    expert_parallel_size: A[Count, option(
-        "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group each expert is split.",
-        aliases=("--ep", "--ep-size"))] = 1
-    moe_a2a_backend: A[MoeExchange, option(
-        "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and one sum joins their parts.",
-        later=("mooncake", "mori", "ascend_fuseep", "flashinfer"))] = "none"
-    moe_runner_backend: A[MoeRunner, option(
-        "Kernels of experts: triton on CUDA; auto: the device's own.",
-        later=("deep_gemm", "triton_kernel", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_mxfp4", "flashinfer_cutedsl",
-               "cutlass"), devices=("cuda",))] = "auto"
-    flashinfer_mxfp4_moe_precision: A[Literal["default", "bf16"], on_device(
-        "cuda", "Type of activations in FlashInfer's mxfp4 experts.")] = "default"
-    deepep_mode: A[Literal["normal", "low_latency", "auto"], option(
-        "Whether the host counts tokens that travel (normal), or shapes are fixed (low_latency; auto: in decode steps).")] = "auto"
+    expert_parallel_size: A[
+        Count,
+        option(
+            "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group each expert is split.",
+            aliases=("--ep", "--ep-size"),
+        ),
+    ] = 1
+    moe_a2a_backend: A[
+        MoeExchange,
+        option(
+            "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and one sum joins their parts.",
+            later=("mooncake", "mori", "ascend_fuseep", "flashinfer"),
+        ),
+    ] = "none"
+    moe_runner_backend: A[
+        MoeRunner,
+        option(
+            "Kernels of experts: triton on CUDA; auto: the device's own.",
+            later=(
+                "deep_gemm",
+                "triton_kernel",
+                "flashinfer_trtllm",
+                "flashinfer_cutlass",
+                "flashinfer_mxfp4",
+                "flashinfer_cutedsl",
+                "cutlass",
+            ),
+            devices=("cuda",),
+        ),
+    ] = "auto"
+    flashinfer_mxfp4_moe_precision: A[
+        Literal["default", "bf16"], on_device("cuda", "Type of activations in FlashInfer's mxfp4 experts.")
+    ] = "default"
+    deepep_mode: A[
+        Literal["normal", "low_latency", "auto"],
+        option(
+            "Whether the host counts tokens that travel (normal), or shapes are fixed (low_latency; auto: in decode steps)."
+        ),
+    ] = "auto"
     ep_num_redundant_experts: A[Whole, planned("Copies of busy experts.")] = 0
-    ep_dispatch_algorithm: A[Literal["static", "dynamic", "fake"] | None, planned("How tokens choose among copies of an expert.")] = None
-    init_expert_location: A[str, planned("Where experts lie at start: in order, or by a recorded distribution.")] = "trivial"
+    ep_dispatch_algorithm: A[
+        Literal["static", "dynamic", "fake"] | None, planned("How tokens choose among copies of an expert.")
+    ] = None
+    init_expert_location: A[
+        str, planned("Where experts lie at start: in order, or by a recorded distribution.")
+    ] = "trivial"
     enable_eplb: A[bool, planned("Move experts so that ranks have equal load.")] = False
     eplb_algorithm: A[str, planned("How this placement is found.")] = "auto"
     eplb_rebalance_num_iterations: A[Count, planned("Steps between two rebalances.")] = 1000
     eplb_rebalance_layers_per_chunk: A[Count | None, planned("Layers that move at a time.")] = None
     eplb_min_rebalancing_utilization_threshold: A[Amount, planned("Balance above which nothing moves.")] = 1.0
-    expert_distribution_recorder_mode: A[Literal["stat", "stat_approx", "per_pass", "per_token"] | None, option(
-        "Let operators record how tokens spread over experts: counts of each step, layer and expert.", later=("per_token",),
-        note="stat, stat_approx and per_pass are the same here: exact, step by step; see experts.md")] = None
-    expert_distribution_recorder_buffer_size: A[Count, option(
-        "Steps that the record holds, the latest ones.", note="4 bytes for each layer and expert, on the device")] = 1000
+    expert_distribution_recorder_mode: A[
+        Literal["stat", "stat_approx", "per_pass", "per_token"] | None,
+        option(
+            "Let operators record how tokens spread over experts: counts of each step, layer and expert.",
+            later=("per_token",),
+            note="stat, stat_approx and per_pass are the same here: exact, step by step; see experts.md",
+        ),
+    ] = None
+    expert_distribution_recorder_buffer_size: A[
+        Count,
+        option(
+            "Steps that the record holds, the latest ones.",
+            note="4 bytes for each layer and expert, on the device",
+        ),
+    ] = 1000
     deepep_config: A[str | None, on_device("cuda", "Tuned settings of DeepEP, as JSON.")] = None
-    moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of a mixture model.")] = None
-    elastic_ep_backend: A[Literal["none", "mooncake"] | None, on_device("cuda", "What detects and replaces failed expert ranks.")] = None
-    mooncake_ib_device: A[str | None, on_device("cuda", "InfiniBand devices of the elastic expert exchange.")] = None
-    disable_shared_experts_fusion: A[bool, superseded(
-        "Compute shared experts apart from the routed ones.", "they always are, and one exchange between ranks serves both.")] = False
-    disable_flashinfer_cutlass_moe_fp4_allgather: A[bool, on_device("cuda", "Quantize to fp4 after the all-gather, not before.")] = False
-    kt_weight_path: A[str | None, on_device("cuda", "Folder with experts quantized for the CPU side of KTransformers.")] = None
+    moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of a mixture model.")] = (
+        None
+    )
+    elastic_ep_backend: A[
+        Literal["none", "mooncake"] | None,
+        on_device("cuda", "What detects and replaces failed expert ranks."),
+    ] = None
+    mooncake_ib_device: A[
+        str | None, on_device("cuda", "InfiniBand devices of the elastic expert exchange.")
+    ] = None
+    disable_shared_experts_fusion: A[
+        bool,
+        superseded(
+            "Compute shared experts apart from the routed ones.",
+            "they always are, and one exchange between ranks serves both.",
+        ),
+    ] = False
+    disable_flashinfer_cutlass_moe_fp4_allgather: A[
+        bool, on_device("cuda", "Quantize to fp4 after the all-gather, not before.")
+    ] = False
+    kt_weight_path: A[
+        str | None, on_device("cuda", "Folder with experts quantized for the CPU side of KTransformers.")
+    ] = None
     kt_method: A[str | None, on_device("cuda", "Their format.")] = None
     kt_cpuinfer: A[Count | None, on_device("cuda", "CPU threads that compute experts.")] = None
     kt_threadpool_count: A[Count | None, on_device("cuda", "Thread pools, one a NUMA node.")] = None
-    kt_num_gpu_experts: A[Count | None, on_device("cuda", "Experts of each layer that stay on the accelerator.")] = None
-    kt_max_deferred_experts_per_token: A[Count | None, on_device("cuda", "Experts of a token that may be added a layer later.")] = None
+    kt_num_gpu_experts: A[
+        Count | None, on_device("cuda", "Experts of each layer that stay on the accelerator.")
+    ] = None
+    kt_max_deferred_experts_per_token: A[
+        Count | None, on_device("cuda", "Experts of a token that may be added a layer later.")
+    ] = None

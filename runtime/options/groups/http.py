@@ -12,65 +12,153 @@ class Http(Group, frozen=True, kw_only=True):
     host: A[str, option("Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
     port: A[Port, option("Port to listen on; 0 takes a free one and logs it.")] = 30000
     max_body_bytes: A[Count, option("Largest request body; above it the answer is 413.")] = 16 * 2**20
-    shutdown_timeout: A[Seconds, option("Seconds that running requests may take to end after SIGTERM.")] = 30.0
+    shutdown_timeout: A[Seconds, option("Seconds that running requests may take to end after SIGTERM.")] = (
+        30.0
+    )
     fastapi_root_path: A[str, option("Path prefix under which a proxy serves the API.")] = ""
-    cors_origins: A[tuple[str, ...] | None, option("Origins of web pages whose scripts may use the API; * for all.")] = None
-    ssl_certfile: A[str | None, option("PEM file with the certificate and those that signed it: serves HTTPS and HTTP/2.")] = None
-    ssl_keyfile: A[str | None, option("PEM file with the certificate's key, where it is not in --ssl-certfile.")] = None
+    cors_origins: A[
+        tuple[str, ...] | None, option("Origins of web pages whose scripts may use the API; * for all.")
+    ] = None
+    ssl_certfile: A[
+        str | None, option("PEM file with the certificate and those that signed it: serves HTTPS and HTTP/2.")
+    ] = None
+    ssl_keyfile: A[
+        str | None, option("PEM file with the certificate's key, where it is not in --ssl-certfile.")
+    ] = None
     ssl_keyfile_password: A[str | None, option("Password of that key.", secret=True)] = None
-    ssl_ca_certs: A[str | None, option("PEM file of authorities; clients must show a certificate of one of them.")] = None
+    ssl_ca_certs: A[
+        str | None, option("PEM file of authorities; clients must show a certificate of one of them.")
+    ] = None
     grpc_mode: A[bool, option("Serve gRPC (runtime/rpc/runtime.proto) instead of HTTP.")] = False
-    skip_server_warmup: A[bool, superseded(
-        "Don't send the warm-up request after start.", "the server sends none: a rank is ready when it says so.")] = False
-    warmups: A[str | None, option("Warm-ups to run before the server is ready, with commas: generate, prefill, grammar.")] = None
-    stream_interval: A[Count, option("Tokens of a sequence between two chunks of its stream; the first one goes out at once.")] = 1
+    skip_server_warmup: A[
+        bool,
+        superseded(
+            "Don't send the warm-up request after start.",
+            "the server sends none: a rank is ready when it says so.",
+        ),
+    ] = False
+    warmups: A[
+        str | None,
+        option("Warm-ups to run before the server is ready, with commas: generate, prefill, grammar."),
+    ] = None
+    stream_interval: A[
+        Count,
+        option("Tokens of a sequence between two chunks of its stream; the first one goes out at once."),
+    ] = 1
     stream_output: A[bool, option("Native streams carry new text only, not all of it so far.")] = False
 
 
 class Api(Group, frozen=True, kw_only=True):
     """API"""
 
-    api_key: A[tuple[str, ...] | str | None, option("Keys, one of which clients must send as a bearer token.", secret=True)] = None
-    admin_api_key: A[str | None, option("Key for the routes that change the server for everybody.", secret=True)] = None
+    api_key: A[
+        tuple[str, ...] | str | None,
+        option("Keys, one of which clients must send as a bearer token.", secret=True),
+    ] = None
+    admin_api_key: A[
+        str | None, option("Key for the routes that change the server for everybody.", secret=True)
+    ] = None
     served_model_name: A[str, option("Name that clients use; auto is --model-path as given.")] = "auto"
-    chat_template: A[str, option(
-        "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the tokenizer's own.")] = "auto"
-    hf_chat_template_name: A[str | None, option(
-        "Which of several named templates of the tokenizer to use.")] = None
-    completion_template: A[str, option(
-        "Format of prompts with a `suffix`: a name or a file.",
-        note="star_coder, deepseek_coder, qwen_coder, codestral, or a file with {prefix} and {suffix}; auto: by the tokens")] = "auto"
-    file_storage_path: A[str | None, option(
-        "Folder for files and batches of clients.", note="the reference writes to the folder sglang_storage unasked")] = None
+    chat_template: A[
+        str,
+        option(
+            "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the tokenizer's own."
+        ),
+    ] = "auto"
+    hf_chat_template_name: A[
+        str | None, option("Which of several named templates of the tokenizer to use.")
+    ] = None
+    completion_template: A[
+        str,
+        option(
+            "Format of prompts with a `suffix`: a name or a file.",
+            note="star_coder, deepseek_coder, qwen_coder, codestral, or a file with {prefix} and {suffix}; auto: by the tokens",
+        ),
+    ] = "auto"
+    file_storage_path: A[
+        str | None,
+        option(
+            "Folder for files and batches of clients.",
+            note="the reference writes to the folder sglang_storage unasked",
+        ),
+    ] = None
     file_storage_bytes: A[Count, option("Most bytes of files that are kept.")] = 16 * 2**30
-    enable_cache_report: A[bool, option(
-        "Say in `usage` where cached prompt tokens came from: device, host or storage.", note="how many there are it always says")] = False
-    reasoning_parser: A[str, option(
-        "How thinking is told from the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
-    tool_call_parser: A[str, option(
-        "How tool calls are read out of the answer: a format of docs/tools.md, or none.", note="auto: as the chat template shows")] = "auto"
-    tool_server: A[str | None, planned(
-        "MCP servers whose tools the server itself calls within an answer of /v1/responses, or demo.",
-        note="clients run tools here: the calls of a model are function_call items of /v1/responses, and their results come back as "
-             "function_call_output. The reference reaches these servers over plain HTTP without a key and runs what a model asks for with "
-             "the server's own rights; its demo sends queries to a search service and code to Docker")] = None
-    sampling_defaults: A[Literal["openai", "model"], option(
-        "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's.")] = "model"
-    preferred_sampling_params: A[Json | None, option("Sampling values for requests that leave them open, as JSON.")] = None
-    allow_auto_truncate: A[bool, option("Cut the end off prompts that are too long instead of refusing them.")] = False
-    enable_custom_logit_processor: A[bool, option(
-        "Let requests choose one of --logit-processors.",
-        note="the reference runs code that comes with the request, as a pickle; here requests name code of the server")] = False
+    enable_cache_report: A[
+        bool,
+        option(
+            "Say in `usage` where cached prompt tokens came from: device, host or storage.",
+            note="how many there are it always says",
+        ),
+    ] = False
+    reasoning_parser: A[
+        str,
+        option(
+            "How thinking is told from the answer: a format of docs/tools.md, or none.",
+            note="auto: as the chat template shows",
+        ),
+    ] = "auto"
+    tool_call_parser: A[
+        str,
+        option(
+            "How tool calls are read out of the answer: a format of docs/tools.md, or none.",
+            note="auto: as the chat template shows",
+        ),
+    ] = "auto"
+    tool_server: A[
+        str | None,
+        planned(
+            "MCP servers whose tools the server itself calls within an answer of /v1/responses, or demo.",
+            note="clients run tools here: the calls of a model are function_call items of /v1/responses, and their results come back as "
+            "function_call_output. The reference reaches these servers over plain HTTP without a key and runs what a model asks for with "
+            "the server's own rights; its demo sends queries to a search service and code to Docker",
+        ),
+    ] = None
+    sampling_defaults: A[
+        Literal["openai", "model"],
+        option(
+            "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's."
+        ),
+    ] = "model"
+    preferred_sampling_params: A[
+        Json | None, option("Sampling values for requests that leave them open, as JSON.")
+    ] = None
+    allow_auto_truncate: A[
+        bool, option("Cut the end off prompts that are too long instead of refusing them.")
+    ] = False
+    enable_custom_logit_processor: A[
+        bool,
+        option(
+            "Let requests choose one of --logit-processors.",
+            note="the reference runs code that comes with the request, as a pickle; here requests name code of the server",
+        ),
+    ] = False
     logit_processors: A[list[str], option("Classes that change logits, as package.module:Class.")] = []
-    enable_return_hidden_states: A[bool, option(
-        "Let requests ask for hidden states of the last layer.")] = False
-    enable_return_routed_experts: A[bool, planned("Let requests ask which experts computed their tokens.")] = False
-    constrained_json_whitespace_pattern: A[str | None, option(
-        "Pattern of the whitespace that constrained JSON may have; of llguidance and outlines.")] = None
-    constrained_json_disable_any_whitespace: A[bool, option("Constrained JSON has no optional whitespace.")] = False
-    disable_jump_forward: A[bool, option(
-        "Sample tokens one by one also where the grammar of a request forces them; the text is the same.")] = False
-    grammar_timeout: A[Seconds, option("Seconds that compiling a grammar may take; a request that needs more is refused.")] = 10.0
-    multi_item_scoring_delimiter: A[Whole | None, option(
-        "Any token id: /v1/score reads query and items apart, and computes the query once for all of them.",
-        note="the reference puts this token between them; here items share the pages of the query, and no token is needed")] = None
+    enable_return_hidden_states: A[bool, option("Let requests ask for hidden states of the last layer.")] = (
+        False
+    )
+    enable_return_routed_experts: A[
+        bool, planned("Let requests ask which experts computed their tokens.")
+    ] = False
+    constrained_json_whitespace_pattern: A[
+        str | None,
+        option("Pattern of the whitespace that constrained JSON may have; of llguidance and outlines."),
+    ] = None
+    constrained_json_disable_any_whitespace: A[
+        bool, option("Constrained JSON has no optional whitespace.")
+    ] = False
+    disable_jump_forward: A[
+        bool,
+        option(
+            "Sample tokens one by one also where the grammar of a request forces them; the text is the same."
+        ),
+    ] = False
+    grammar_timeout: A[
+        Seconds, option("Seconds that compiling a grammar may take; a request that needs more is refused.")
+    ] = 10.0
+    multi_item_scoring_delimiter: A[
+        Whole | None,
+        option(
+            "Any token id: /v1/score reads query and items apart, and computes the query once for all of them.",
+            note="the reference puts this token between them; here items share the pages of the query, and no token is needed",
+        ),
+    ] = None

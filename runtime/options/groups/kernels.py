@@ -5,51 +5,126 @@ from typing import Literal
 
 from runtime.options.declare import Amount, Auto, Count, Group, on_device, option, planned
 
-AttentionBackend = Literal["triton", "torch_native", "flex_attention", "nsa", "cutlass_mla", "fa3", "fa4", "flashinfer", "flashmla",
-                           "trtllm_mla", "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave", "intel_amx", "ascend", "intel_xpu"]
-SparseAttention = Literal["flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm"]
+AttentionBackend = Literal[
+    "triton",
+    "torch_native",
+    "flex_attention",
+    "nsa",
+    "cutlass_mla",
+    "fa3",
+    "fa4",
+    "flashinfer",
+    "flashmla",
+    "trtllm_mla",
+    "trtllm_mha",
+    "dual_chunk_flash_attn",
+    "aiter",
+    "wave",
+    "intel_amx",
+    "ascend",
+    "intel_xpu",
+]
+SparseAttention = Literal[
+    "flashmla_sparse", "flashmla_kv", "flashmla_auto", "fa3", "tilelang", "aiter", "trtllm"
+]
 
 
 class Kernels(Group, frozen=True, kw_only=True):
     """Kernels"""
 
-    attention_backend: A[AttentionBackend | Auto, option(
-        "Kernels of attention: torch_native on the CPU, triton and others on CUDA, ascend on NPUs.")] = "auto"
-    prefill_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for prompts, where they differ.")] = "auto"
-    decode_attention_backend: A[AttentionBackend | Auto, option("Kernels of attention for decodes, where they differ.")] = "auto"
-    sampling_backend: A[Literal["ascend", "flashinfer", "pytorch"] | Auto, option(
-        "Kernels of sampling: pytorch, our own, on CPU and CUDA; on NPUs ascend, or pytorch for the CPU's tokens by a whole sort.",
-        later=("flashinfer",))] = "auto"
-    grammar_backend: A[Literal["auto", "xgrammar", "outlines", "llguidance", "none"], option(
-        "Library that turns grammars into masks of tokens; none: no structured outputs.")] = "auto"
-    mm_attention_backend: A[Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto, planned(
-        "Kernels of attention in image and audio towers.")] = "auto"
-    nsa_prefill_backend: A[SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for prompts.")] = "auto"
-    nsa_decode_backend: A[SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for decodes.")] = "auto"
-    fp8_gemm_backend: A[Literal["auto", "deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "cutlass", "triton", "aiter"], option(
-        "Kernels of fp8 matrix products: triton, or cutlass for those of torch (CUTLASS, cuBLASLt); auto: by the number of rows.",
-        note="squares of weights with scales of their own, and cards before Ada, have triton whatever is said",
-        later=("deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "aiter"), devices=("cuda",))] = "auto"
-    fp4_gemm_backend: A[Literal["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"], on_device(
-        "cuda", "Kernels of fp4 matrix products.")] = "flashinfer_cutlass"
-    disable_flashinfer_autotune: A[bool, on_device("cuda", "Don't let FlashInfer measure its kernels at start.")] = False
-    triton_attention_reduce_in_fp32: A[bool, on_device("cuda", "Reduce in float32 within Triton's attention.")] = False
-    triton_attention_num_kv_splits: A[Count, on_device("cuda", "Parts that Triton's decode attention splits a sequence into.")] = 8
-    triton_attention_split_tile_size: A[Count | None, on_device("cuda", "Tokens of such a part, fixed.")] = None
-    flashinfer_mla_disable_ragged: A[bool, on_device("cuda", "Don't use FlashInfer's ragged kernel for MLA prompts.")] = False
-    enable_nsa_prefill_context_parallel: A[bool, planned("Share long prompts over ranks in sparse attention.")] = False
-    nsa_prefill_cp_mode: A[Literal["in-seq-split", "round-robin-split"], planned(
-        "How a prompt is split over these ranks.")] = "round-robin-split"
-    enable_fused_qk_norm_rope: A[bool, on_device("cuda", "Fuse the norm of queries and keys with their rotation.")] = False
-    enable_deterministic_inference: A[bool, planned("Results that don't depend on the company in a batch, bit for bit.")] = False
-    rl_on_policy_target: A[Literal["fsdp"] | None, planned("Trainer whose numerics the server must match.")] = None
-    enable_two_batch_overlap: A[bool, planned("Split a batch in two, and compute one half while the other communicates.")] = False
-    tbo_token_distribution_threshold: A[Amount, planned("Imbalance of prompts up to which the split is made between them.")] = 0.48
-    enable_single_batch_overlap: A[bool, planned("Overlap computation and communication within one batch.")] = False
-    enable_double_sparsity: A[bool, on_device("cuda", "Attend to the most important tokens and channels only.")] = False
+    attention_backend: A[
+        AttentionBackend | Auto,
+        option("Kernels of attention: torch_native on the CPU, triton and others on CUDA, ascend on NPUs."),
+    ] = "auto"
+    prefill_attention_backend: A[
+        AttentionBackend | Auto, option("Kernels of attention for prompts, where they differ.")
+    ] = "auto"
+    decode_attention_backend: A[
+        AttentionBackend | Auto, option("Kernels of attention for decodes, where they differ.")
+    ] = "auto"
+    sampling_backend: A[
+        Literal["ascend", "flashinfer", "pytorch"] | Auto,
+        option(
+            "Kernels of sampling: pytorch, our own, on CPU and CUDA; on NPUs ascend, or pytorch for the CPU's tokens by a whole sort.",
+            later=("flashinfer",),
+        ),
+    ] = "auto"
+    grammar_backend: A[
+        Literal["auto", "xgrammar", "outlines", "llguidance", "none"],
+        option("Library that turns grammars into masks of tokens; none: no structured outputs."),
+    ] = "auto"
+    mm_attention_backend: A[
+        Literal["sdpa", "fa3", "fa4", "triton_attn", "ascend_attn", "aiter_attn"] | Auto,
+        planned("Kernels of attention in image and audio towers."),
+    ] = "auto"
+    nsa_prefill_backend: A[
+        SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for prompts.")
+    ] = "auto"
+    nsa_decode_backend: A[
+        SparseAttention | Auto, on_device("cuda", "Kernels of sparse attention for decodes.")
+    ] = "auto"
+    fp8_gemm_backend: A[
+        Literal[
+            "auto", "deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "cutlass", "triton", "aiter"
+        ],
+        option(
+            "Kernels of fp8 matrix products: triton, or cutlass for those of torch (CUTLASS, cuBLASLt); auto: by the number of rows.",
+            note="squares of weights with scales of their own, and cards before Ada, have triton whatever is said",
+            later=("deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "aiter"),
+            devices=("cuda",),
+        ),
+    ] = "auto"
+    fp4_gemm_backend: A[
+        Literal["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"],
+        on_device("cuda", "Kernels of fp4 matrix products."),
+    ] = "flashinfer_cutlass"
+    disable_flashinfer_autotune: A[
+        bool, on_device("cuda", "Don't let FlashInfer measure its kernels at start.")
+    ] = False
+    triton_attention_reduce_in_fp32: A[
+        bool, on_device("cuda", "Reduce in float32 within Triton's attention.")
+    ] = False
+    triton_attention_num_kv_splits: A[
+        Count, on_device("cuda", "Parts that Triton's decode attention splits a sequence into.")
+    ] = 8
+    triton_attention_split_tile_size: A[Count | None, on_device("cuda", "Tokens of such a part, fixed.")] = (
+        None
+    )
+    flashinfer_mla_disable_ragged: A[
+        bool, on_device("cuda", "Don't use FlashInfer's ragged kernel for MLA prompts.")
+    ] = False
+    enable_nsa_prefill_context_parallel: A[
+        bool, planned("Share long prompts over ranks in sparse attention.")
+    ] = False
+    nsa_prefill_cp_mode: A[
+        Literal["in-seq-split", "round-robin-split"], planned("How a prompt is split over these ranks.")
+    ] = "round-robin-split"
+    enable_fused_qk_norm_rope: A[
+        bool, on_device("cuda", "Fuse the norm of queries and keys with their rotation.")
+    ] = False
+    enable_deterministic_inference: A[
+        bool, planned("Results that don't depend on the company in a batch, bit for bit.")
+    ] = False
+    rl_on_policy_target: A[
+        Literal["fsdp"] | None, planned("Trainer whose numerics the server must match.")
+    ] = None
+    enable_two_batch_overlap: A[
+        bool, planned("Split a batch in two, and compute one half while the other communicates.")
+    ] = False
+    tbo_token_distribution_threshold: A[
+        Amount, planned("Imbalance of prompts up to which the split is made between them.")
+    ] = 0.48
+    enable_single_batch_overlap: A[
+        bool, planned("Overlap computation and communication within one batch.")
+    ] = False
+    enable_double_sparsity: A[
+        bool, on_device("cuda", "Attend to the most important tokens and channels only.")
+    ] = False
     ds_channel_config_path: A[str | None, on_device("cuda", "File with the important channels.")] = None
     ds_heavy_channel_num: A[Count, on_device("cuda", "Channels that are kept.")] = 32
     ds_heavy_token_num: A[Count, on_device("cuda", "Tokens that are kept.")] = 256
     ds_heavy_channel_type: A[str, on_device("cuda", "Which projection the channels are chosen by.")] = "qk"
     ds_sparse_decode_threshold: A[Count, on_device("cuda", "Length from which decodes become sparse.")] = 4096
-    hierarchical_sparse_attention_extra_config: A[str | None, planned("Settings of sparse attention over a tiered cache, as JSON.")] = None
+    hierarchical_sparse_attention_extra_config: A[
+        str | None, planned("Settings of sparse attention over a tiered cache, as JSON.")
+    ] = None

@@ -9,19 +9,46 @@ from runtime.options.declare import Auto, Count, Group, on_device, option, super
 class Lora(Group, frozen=True, kw_only=True):
     """LoRA"""
 
-    enable_lora: A[bool | Auto, option("Serve low-rank adapters beside the model; auto: where --lora-paths names some.")] = "auto"
-    enable_lora_overlap_loading: A[bool, superseded(
-        "Copy adapters to the device while steps run.", "Adapters are always read beside the steps.")] = False
-    max_lora_rank: A[Count | None, option("Largest rank of an adapter; without it, that of --lora-paths.")] = None
-    lora_target_modules: A[tuple[str, ...] | None, option(
-        "Layers that adapters may change, or all; without it, those of --lora-paths.")] = None
-    lora_paths: A[tuple[str, ...] | None, option("Adapters to load at start: PATH, NAME=PATH, or JSON.")] = None
-    max_loras_per_batch: A[Count, option(
-        "Adapters that one step may mix. The plain model is not counted.")] = 8
-    max_loaded_loras: A[Count | None, option(
-        "Adapters that host memory holds. Beyond, the one not asked for longest leaves for a new one.")] = None
-    lora_eviction_policy: A[Literal["lru", "fifo"], option(
-        "Which adapter leaves the device when its room is full, of those that nobody uses.")] = "lru"
-    lora_backend: A[Literal["triton", "csgmv", "ascend", "torch_native"] | Auto, option(
-        "Kernels that compute adapters.", later=("triton", "csgmv", "ascend"), note="SGLang's default is csgmv.")] = "auto"
-    max_lora_chunk_size: A[Literal[16, 32, 64, 128], on_device("cuda", "Tokens in one chunk of the chunked adapter kernels.")] = 16
+    enable_lora: A[
+        bool | Auto, option("Serve low-rank adapters beside the model; auto: where --lora-paths names some.")
+    ] = "auto"
+    enable_lora_overlap_loading: A[
+        bool,
+        superseded(
+            "Copy adapters to the device while steps run.", "Adapters are always read beside the steps."
+        ),
+    ] = False
+    max_lora_rank: A[
+        Count | None, option("Largest rank of an adapter; without it, that of --lora-paths.")
+    ] = None
+    lora_target_modules: A[
+        tuple[str, ...] | None,
+        option("Layers that adapters may change, or all; without it, those of --lora-paths."),
+    ] = None
+    lora_paths: A[tuple[str, ...] | None, option("Adapters to load at start: PATH, NAME=PATH, or JSON.")] = (
+        None
+    )
+    max_loras_per_batch: A[
+        Count, option("Adapters that one step may mix. The plain model is not counted.")
+    ] = 8
+    max_loaded_loras: A[
+        Count | None,
+        option(
+            "Adapters that host memory holds. Beyond, the one not asked for longest leaves for a new one."
+        ),
+    ] = None
+    lora_eviction_policy: A[
+        Literal["lru", "fifo"],
+        option("Which adapter leaves the device when its room is full, of those that nobody uses."),
+    ] = "lru"
+    lora_backend: A[
+        Literal["triton", "csgmv", "ascend", "torch_native"] | Auto,
+        option(
+            "Kernels that compute adapters.",
+            later=("triton", "csgmv", "ascend"),
+            note="SGLang's default is csgmv.",
+        ),
+    ] = "auto"
+    max_lora_chunk_size: A[
+        Literal[16, 32, 64, 128], on_device("cuda", "Tokens in one chunk of the chunked adapter kernels.")
+    ] = 16

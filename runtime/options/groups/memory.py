@@ -13,29 +13,67 @@ GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
 class Memory(Group, frozen=True, kw_only=True):
     """Memory and cache"""
 
-    mem_fraction_static: A[Fraction | Auto, option("Part of the device's free memory for weights and cache pages together.")] = "auto"
-    max_total_tokens: A[Count | Auto, option("Tokens that the cache pages hold; auto is as many as --mem-fraction-static allows.")] = "auto"
-    page_size: A[Count | Auto, option(
-        "Tokens in one page of the cache.",
-        note="auto is 16 on CPU, where the reference has 1: whole pages gather faster, and a prefix hit loses 15 tokens at most")] = "auto"
-    disable_radix_cache: A[bool, option("Don't keep the pages of finished requests for prompts that begin the same.")] = False
-    radix_eviction_policy: A[Literal["lru", "lfu"], option(
-        "Which cached pages go first when room is needed: the least recently used, or the least often found again.")] = "lru"
-    isolate_tenants: A[bool, option("Don't share cached prefixes between tenants (what makes a tenant: --fair-share).")] = False
-    swa_full_tokens_ratio: A[Fraction, option(
-        "Tokens that the cache of sliding-window layers holds, for each token of full layers.",
-        note="models all of whose layers slide have no other cache, and give it all the memory")] = 0.8
-    disable_hybrid_swa_memory: A[bool, option(
-        "Sliding-window layers keep all tokens, like full ones, and share their pages.")] = False
-    disable_chunked_prefix_cache: A[bool, on_device("cuda", "Don't attend to long cached prefixes in chunks (MLA).")] = False
-    cpu_offload_gb: A[Whole, option(
-        "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come layer by layer in each step.",
-        note="spread evenly over the layers")] = 0
-    offload_group_size: A[GroupSize, option(
-        "Layers in one group, whose last --offload-num-in-group stay in host memory.",
-        note="another way to say --cpu-offload-gb; -1: no groups")] = -1
+    mem_fraction_static: A[
+        Fraction | Auto, option("Part of the device's free memory for weights and cache pages together.")
+    ] = "auto"
+    max_total_tokens: A[
+        Count | Auto,
+        option("Tokens that the cache pages hold; auto is as many as --mem-fraction-static allows."),
+    ] = "auto"
+    page_size: A[
+        Count | Auto,
+        option(
+            "Tokens in one page of the cache.",
+            note="auto is 16 on CPU, where the reference has 1: whole pages gather faster, and a prefix hit loses 15 tokens at most",
+        ),
+    ] = "auto"
+    disable_radix_cache: A[
+        bool, option("Don't keep the pages of finished requests for prompts that begin the same.")
+    ] = False
+    radix_eviction_policy: A[
+        Literal["lru", "lfu"],
+        option(
+            "Which cached pages go first when room is needed: the least recently used, or the least often found again."
+        ),
+    ] = "lru"
+    isolate_tenants: A[
+        bool, option("Don't share cached prefixes between tenants (what makes a tenant: --fair-share).")
+    ] = False
+    swa_full_tokens_ratio: A[
+        Fraction,
+        option(
+            "Tokens that the cache of sliding-window layers holds, for each token of full layers.",
+            note="models all of whose layers slide have no other cache, and give it all the memory",
+        ),
+    ] = 0.8
+    disable_hybrid_swa_memory: A[
+        bool, option("Sliding-window layers keep all tokens, like full ones, and share their pages.")
+    ] = False
+    disable_chunked_prefix_cache: A[
+        bool, on_device("cuda", "Don't attend to long cached prefixes in chunks (MLA).")
+    ] = False
+    cpu_offload_gb: A[
+        Whole,
+        option(
+            "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come layer by layer in each step.",
+            note="spread evenly over the layers",
+        ),
+    ] = 0
+    offload_group_size: A[
+        GroupSize,
+        option(
+            "Layers in one group, whose last --offload-num-in-group stay in host memory.",
+            note="another way to say --cpu-offload-gb; -1: no groups",
+        ),
+    ] = -1
     offload_num_in_group: A[Count, option("Layers of each group whose weights stay in host memory.")] = 1
-    offload_prefetch_step: A[Count, option(
-        "Offloaded layers that are fetched before they are needed; each takes room on the device, as does the one that computes.")] = 1
-    offload_mode: A[Literal["cpu", "meta", "shm_cpu", "sharded_gpu"], option(
-        "Where offloaded weights lie.", later=("meta", "shm_cpu", "sharded_gpu"))] = "cpu"
+    offload_prefetch_step: A[
+        Count,
+        option(
+            "Offloaded layers that are fetched before they are needed; each takes room on the device, as does the one that computes."
+        ),
+    ] = 1
+    offload_mode: A[
+        Literal["cpu", "meta", "shm_cpu", "sharded_gpu"],
+        option("Where offloaded weights lie.", later=("meta", "shm_cpu", "sharded_gpu")),
+    ] = "cpu"

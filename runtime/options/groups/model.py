@@ -5,59 +5,156 @@ from typing import Literal
 
 from runtime.options.declare import Amount, Auto, Count, Group, Json, option, planned, superseded
 
-LoadFormat = Literal["auto", "pt", "safetensors", "npcache", "dummy", "sharded_state", "gguf", "bitsandbytes", "layered", "flash_rl",
-                     "remote", "remote_instance", "fastsafetensors", "private"]
-LATER_FORMATS = ("pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "layered", "flash_rl", "remote", "remote_instance",
-                 "fastsafetensors", "private")
+LoadFormat = Literal[
+    "auto",
+    "pt",
+    "safetensors",
+    "npcache",
+    "dummy",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+    "layered",
+    "flash_rl",
+    "remote",
+    "remote_instance",
+    "fastsafetensors",
+    "private",
+]
+LATER_FORMATS = (
+    "pt",
+    "npcache",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+    "layered",
+    "flash_rl",
+    "remote",
+    "remote_instance",
+    "fastsafetensors",
+    "private",
+)
 
 
 class Model(Group, frozen=True, kw_only=True):
     """Model and tokenizer"""
 
-    model_path: A[str, option(
-        "Folder with the weights in Hugging Face layout; pocket is the small model inside this package.", aliases=("--model", "-m"),
-        note="the reference requires it; here a server without one answers with the embedded model")] = "pocket"
+    model_path: A[
+        str,
+        option(
+            "Folder with the weights in Hugging Face layout; pocket is the small model inside this package.",
+            aliases=("--model", "-m"),
+            note="the reference requires it; here a server without one answers with the embedded model",
+        ),
+    ] = "pocket"
     tokenizer_path: A[str, option("Folder of the tokenizer; auto takes the model's own.")] = "auto"
-    tokenizer_mode: A[Literal["auto", "slow"], superseded(
-        "Which tokenizer implementation reads the folder.",
-        "tokenizer.json is read directly, which is the fast form; there is no slow one.")] = "auto"
-    tokenizer_worker_num: A[Count, superseded(
-        "Processes that tokenize.", "one tokenizer actor encodes in the server, long texts in worker threads.")] = 1
+    tokenizer_mode: A[
+        Literal["auto", "slow"],
+        superseded(
+            "Which tokenizer implementation reads the folder.",
+            "tokenizer.json is read directly, which is the fast form; there is no slow one.",
+        ),
+    ] = "auto"
+    tokenizer_worker_num: A[
+        Count,
+        superseded(
+            "Processes that tokenize.",
+            "one tokenizer actor encodes in the server, long texts in worker threads.",
+        ),
+    ] = 1
     skip_tokenizer_init: A[bool, planned("Serve token ids only, without loading a tokenizer.")] = False
-    load_format: A[LoadFormat, option(
-        "Where the weights come from: safetensors files, or dummy for random ones by seed.", later=LATER_FORMATS)] = "auto"
+    load_format: A[
+        LoadFormat,
+        option(
+            "Where the weights come from: safetensors files, or dummy for random ones by seed.",
+            later=LATER_FORMATS,
+        ),
+    ] = "auto"
     model_loader_extra_config: A[Json, planned("Settings of the loader of --load-format, as JSON.")] = {}
-    trust_remote_code: A[bool, superseded(
-        "Run Python code that comes with a model.", "no code of a model folder is ever run, and no family here needs it.")] = False
-    context_length: A[Count | Auto, option("Longest sequence in tokens, prompt and output together; auto reads config.json.")] = "auto"
-    is_embedding: A[bool, option("Let a model that generates make embeddings instead; one made for them does so anyway.")] = False
-    pooling: A[Literal["auto", "last", "mean", "cls"], option(
-        "Which tokens an embedding is made of: the last, all, the first; auto: as the model's 1_Pooling/config.json says.")] = "auto"
-    enable_multimodal: A[bool | Auto, planned("Serve the image, video and audio parts of the model.")] = "auto"
+    trust_remote_code: A[
+        bool,
+        superseded(
+            "Run Python code that comes with a model.",
+            "no code of a model folder is ever run, and no family here needs it.",
+        ),
+    ] = False
+    context_length: A[
+        Count | Auto,
+        option("Longest sequence in tokens, prompt and output together; auto reads config.json."),
+    ] = "auto"
+    is_embedding: A[
+        bool, option("Let a model that generates make embeddings instead; one made for them does so anyway.")
+    ] = False
+    pooling: A[
+        Literal["auto", "last", "mean", "cls"],
+        option(
+            "Which tokens an embedding is made of: the last, all, the first; auto: as the model's 1_Pooling/config.json says."
+        ),
+    ] = "auto"
+    enable_multimodal: A[bool | Auto, planned("Serve the image, video and audio parts of the model.")] = (
+        "auto"
+    )
     revision: A[str | None, planned("Branch, tag or commit of a model that is fetched from the hub.")] = None
-    model_impl: A[str, planned("Whose model code runs: this runtime's own, or that of transformers.")] = "auto"
+    model_impl: A[str, planned("Whose model code runs: this runtime's own, or that of transformers.")] = (
+        "auto"
+    )
     download_dir: A[str | None, planned("Folder for models that are fetched from the hub.")] = None
-    model_checksum: A[str | None, option(
-        "Check the files of the model against a list of SHA-256 checksums before they are loaded.",
-        note="a file as sha256sum writes it, or JSON of names and checksums; every weight file must be in it; see models.md")] = None
-    json_model_override_args: A[Json, option("Values that replace those at the top of config.json, as JSON.")] = {}
-    profile: A[str | None, option(
-        "Settings for a known model on known hardware, by name or as a YAML file; --config and flags win over it.")] = None
+    model_checksum: A[
+        str | None,
+        option(
+            "Check the files of the model against a list of SHA-256 checksums before they are loaded.",
+            note="a file as sha256sum writes it, or JSON of names and checksums; every weight file must be in it; see models.md",
+        ),
+    ] = None
+    json_model_override_args: A[
+        Json, option("Values that replace those at the top of config.json, as JSON.")
+    ] = {}
+    profile: A[
+        str | None,
+        option(
+            "Settings for a known model on known hardware, by name or as a YAML file; --config and flags win over it."
+        ),
+    ] = None
     config: A[str | None, option("YAML file of options, one `name: value` a line; flags win over it.")] = None
-    enable_tokenizer_batch_encode: A[bool, superseded(
-        "Encode the prompts of a batch request together.",
-        "prompts are encoded as they come, and long ones in worker threads beside each other.")] = False
-    disable_tokenizer_batch_decode: A[bool, superseded(
-        "Turn each sequence's tokens to text on their own.",
-        "text is made incrementally for each sequence, all sequences of a step in one pass.")] = False
-    disable_tokenizer_batch_encode: A[bool, superseded(
-        "Encode the prompts of a batch request one by one.", "prompts are encoded one by one as they come.")] = False
-    enable_dynamic_batch_tokenizer: A[bool, superseded(
-        "Collect single requests for a moment and encode them together.",
-        "short prompts are encoded at once, which is faster than waiting for company.")] = False
-    dynamic_batch_tokenizer_batch_size: A[Count, superseded(
-        "Most requests that the collecting tokenizer takes together.",
-        "short prompts are encoded at once, which is faster than waiting for company.")] = 32
-    dynamic_batch_tokenizer_batch_timeout: A[Amount, superseded(
-        "Seconds that the collecting tokenizer waits for company.",
-        "short prompts are encoded at once, which is faster than waiting for company.")] = 0.002
+    enable_tokenizer_batch_encode: A[
+        bool,
+        superseded(
+            "Encode the prompts of a batch request together.",
+            "prompts are encoded as they come, and long ones in worker threads beside each other.",
+        ),
+    ] = False
+    disable_tokenizer_batch_decode: A[
+        bool,
+        superseded(
+            "Turn each sequence's tokens to text on their own.",
+            "text is made incrementally for each sequence, all sequences of a step in one pass.",
+        ),
+    ] = False
+    disable_tokenizer_batch_encode: A[
+        bool,
+        superseded(
+            "Encode the prompts of a batch request one by one.",
+            "prompts are encoded one by one as they come.",
+        ),
+    ] = False
+    enable_dynamic_batch_tokenizer: A[
+        bool,
+        superseded(
+            "Collect single requests for a moment and encode them together.",
+            "short prompts are encoded at once, which is faster than waiting for company.",
+        ),
+    ] = False
+    dynamic_batch_tokenizer_batch_size: A[
+        Count,
+        superseded(
+            "Most requests that the collecting tokenizer takes together.",
+            "short prompts are encoded at once, which is faster than waiting for company.",
+        ),
+    ] = 32
+    dynamic_batch_tokenizer_batch_timeout: A[
+        Amount,
+        superseded(
+            "Seconds that the collecting tokenizer waits for company.",
+            "short prompts are encoded at once, which is faster than waiting for company.",
+        ),
+    ] = 0.002

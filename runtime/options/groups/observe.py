@@ -10,23 +10,54 @@ class Observe(Group, frozen=True, kw_only=True):
     """Metrics and tracing"""
 
     enable_metrics: A[bool, superseded("Serve Prometheus metrics.", "/metrics always answers.")] = False
-    enable_metrics_for_all_schedulers: A[bool, superseded(
-        "Metrics from every scheduler, not only from the first.", "there is one process with one set of metrics for all of them.")] = False
-    tokenizer_metrics_custom_labels_header: A[str, planned("Request header with further labels for the metrics.")] = "x-custom-labels"
-    tokenizer_metrics_allowed_custom_labels: A[tuple[str, ...] | None, planned(
-        "Labels that this header may set.", aliases=("--tokenizer-metrics-allowed-customer-labels",))] = None
+    enable_metrics_for_all_schedulers: A[
+        bool,
+        superseded(
+            "Metrics from every scheduler, not only from the first.",
+            "there is one process with one set of metrics for all of them.",
+        ),
+    ] = False
+    tokenizer_metrics_custom_labels_header: A[
+        str, planned("Request header with further labels for the metrics.")
+    ] = "x-custom-labels"
+    tokenizer_metrics_allowed_custom_labels: A[
+        tuple[str, ...] | None,
+        planned("Labels that this header may set.", aliases=("--tokenizer-metrics-allowed-customer-labels",)),
+    ] = None
     extra_metric_labels: A[Json | None, option("Labels that all metrics carry, as JSON.")] = None
-    bucket_time_to_first_token: A[tuple[Amount, ...] | None, option("Histogram bounds of the time to the first token, in seconds.")] = None
-    bucket_inter_token_latency: A[tuple[Amount, ...] | None, option("Histogram bounds of the time between tokens, in seconds.")] = None
-    bucket_e2e_request_latency: A[tuple[Amount, ...] | None, option("Histogram bounds of the time of whole requests, in seconds.")] = None
+    bucket_time_to_first_token: A[
+        tuple[Amount, ...] | None, option("Histogram bounds of the time to the first token, in seconds.")
+    ] = None
+    bucket_inter_token_latency: A[
+        tuple[Amount, ...] | None, option("Histogram bounds of the time between tokens, in seconds.")
+    ] = None
+    bucket_e2e_request_latency: A[
+        tuple[Amount, ...] | None, option("Histogram bounds of the time of whole requests, in seconds.")
+    ] = None
     collect_tokens_histogram: A[bool, option("Histograms of prompt and output lengths.")] = False
-    prompt_tokens_buckets: A[tuple[str, ...] | None, option(
-        "Bounds of the prompt length histogram: default, tse MIDDLE BASE COUNT, or custom BOUND ...")] = None
-    generation_tokens_buckets: A[tuple[str, ...] | None, option("Bounds of the output length histogram, in the same form.")] = None
-    kv_events_config: A[KVEvents | None, option(
-        "Publish over ZeroMQ what enters and leaves the prefix cache, for routers; JSON, see docs/kv_events.md.")] = None
+    prompt_tokens_buckets: A[
+        tuple[str, ...] | None,
+        option("Bounds of the prompt length histogram: default, tse MIDDLE BASE COUNT, or custom BOUND ..."),
+    ] = None
+    generation_tokens_buckets: A[
+        tuple[str, ...] | None, option("Bounds of the output length histogram, in the same form.")
+    ] = None
+    kv_events_config: A[
+        KVEvents | None,
+        option(
+            "Publish over ZeroMQ what enters and leaves the prefix cache, for routers; JSON, see docs/kv_events.md."
+        ),
+    ] = None
     enable_trace: A[bool, planned("Trace requests with OpenTelemetry.")] = False
-    otlp_traces_endpoint: A[str, planned("Collector of the traces.", aliases=("--oltp-traces-endpoint",))] = "localhost:4317"
-    export_metrics_to_file: A[bool, option("Write the figures of each request to files, a line each.")] = False
-    export_metrics_to_file_dir: A[str | None, option("Folder of these files; there is one for each hour.")] = None
-    enable_expert_distribution_metrics: A[bool, option("Metrics of how evenly tokens spread over experts.")] = False
+    otlp_traces_endpoint: A[str, planned("Collector of the traces.", aliases=("--oltp-traces-endpoint",))] = (
+        "localhost:4317"
+    )
+    export_metrics_to_file: A[bool, option("Write the figures of each request to files, a line each.")] = (
+        False
+    )
+    export_metrics_to_file_dir: A[
+        str | None, option("Folder of these files; there is one for each hour.")
+    ] = None
+    enable_expert_distribution_metrics: A[
+        bool, option("Metrics of how evenly tokens spread over experts.")
+    ] = False

@@ -3,50 +3,116 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, Port, Seconds, Whole, on_device, option, planned, superseded
+from runtime.options.declare import (
+    Auto,
+    Count,
+    Group,
+    Port,
+    Seconds,
+    Whole,
+    on_device,
+    option,
+    planned,
+    superseded,
+)
 
 
 class Parallel(Group, frozen=True, kw_only=True):
     """Devices and parallelism"""
 
-    device: A[Literal["auto", "cpu", "null", "cuda", "npu"], option(
-        "Device of the ranks; null computes nothing and measures the runtime itself.")] = "auto"
+    device: A[
+        Literal["auto", "cpu", "null", "cuda", "npu"],
+        option("Device of the ranks; null computes nothing and measures the runtime itself."),
+    ] = "auto"
     tensor_parallel_size: A[Count, option("Ranks that share each layer.", aliases=("--tp-size", "--tp"))] = 1
-    num_threads: A[Count | Auto, option("CPU threads of each rank; auto shares the cores among the ranks.")] = "auto"
-    attention_context_parallel_size: A[Count, planned("Ranks that share each sequence in attention.", aliases=("--attn-cp-size",))] = 1
-    moe_data_parallel_size: A[Count, planned("Groups of ranks among which expert layers are replicated.", aliases=("--moe-dp-size",))] = 1
-    pipeline_parallel_size: A[Count, planned("Stages of consecutive layers, each on its own ranks.", aliases=("--pp-size", "--pp"))] = 1
-    pp_max_micro_batch_size: A[Count | None, planned(
-        "Most sequences of one micro-batch in the pipeline.", aliases=("--max-micro-batch-size",))] = None
+    num_threads: A[
+        Count | Auto, option("CPU threads of each rank; auto shares the cores among the ranks.")
+    ] = "auto"
+    attention_context_parallel_size: A[
+        Count, planned("Ranks that share each sequence in attention.", aliases=("--attn-cp-size",))
+    ] = 1
+    moe_data_parallel_size: A[
+        Count,
+        planned("Groups of ranks among which expert layers are replicated.", aliases=("--moe-dp-size",)),
+    ] = 1
+    pipeline_parallel_size: A[
+        Count, planned("Stages of consecutive layers, each on its own ranks.", aliases=("--pp-size", "--pp"))
+    ] = 1
+    pp_max_micro_batch_size: A[
+        Count | None,
+        planned("Most sequences of one micro-batch in the pipeline.", aliases=("--max-micro-batch-size",)),
+    ] = None
     pp_async_batch_depth: A[Whole, planned("Micro-batches in flight beyond one for each stage.")] = 0
-    data_parallel_size: A[Count, planned("Replicas of the model behind one address.", aliases=("--dp-size", "--dp"))] = 1
-    load_balance_method: A[Literal["auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens"], planned(
-        "How requests are spread over the replicas.")] = "auto"
-    prefill_round_robin_balance: A[bool, superseded(
-        "Spread requests over prefill replicas in turn.", "replicas are chosen by --load-balance-method.")] = False
-    load_watch_interval: A[Seconds, superseded(
-        "Seconds between two looks at the load of replicas.", "the schedulers of all replicas share a process and know their load.")] = 0.1
-    enable_dp_attention: A[bool, planned("Replicate attention over data-parallel ranks while the other layers are shared.")] = False
+    data_parallel_size: A[
+        Count, planned("Replicas of the model behind one address.", aliases=("--dp-size", "--dp"))
+    ] = 1
+    load_balance_method: A[
+        Literal["auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens"],
+        planned("How requests are spread over the replicas."),
+    ] = "auto"
+    prefill_round_robin_balance: A[
+        bool,
+        superseded(
+            "Spread requests over prefill replicas in turn.", "replicas are chosen by --load-balance-method."
+        ),
+    ] = False
+    load_watch_interval: A[
+        Seconds,
+        superseded(
+            "Seconds between two looks at the load of replicas.",
+            "the schedulers of all replicas share a process and know their load.",
+        ),
+    ] = 0.1
+    enable_dp_attention: A[
+        bool, planned("Replicate attention over data-parallel ranks while the other layers are shared.")
+    ] = False
     enable_dp_lm_head: A[bool, planned("Keep the output head within each attention replica.")] = False
     enable_attn_tp_input_scattered: A[bool, planned("Scatter the input of attention over its ranks.")] = False
-    dist_init_addr: A[str | None, planned(
-        "Address and port of the first node, where all nodes meet.", aliases=("--nccl-init-addr",))] = None
+    dist_init_addr: A[
+        str | None,
+        planned("Address and port of the first node, where all nodes meet.", aliases=("--nccl-init-addr",)),
+    ] = None
     nnodes: A[Count, planned("Nodes that share the model.")] = 1
     node_rank: A[Whole, planned("Which of the nodes this is, from 0.")] = 0
-    nccl_port: A[Port | None, superseded(
-        "Port on which the ranks of one node meet.", "they meet through an inherited file, no port is taken.")] = None
+    nccl_port: A[
+        Port | None,
+        superseded(
+            "Port on which the ranks of one node meet.",
+            "they meet through an inherited file, no port is taken.",
+        ),
+    ] = None
     dist_timeout: A[Count | None, planned("Seconds that ranks wait for one another at start.")] = None
     base_gpu_id: A[Whole, option("Number of the first accelerator to use.")] = 0
     gpu_id_step: A[Count, option("Distance between the numbers of the accelerators to use.")] = 1
-    numa_node: A[tuple[Whole, ...] | None, option("NUMA node whose cores each rank stays on: one for all ranks, or one for each.")] = None
-    custom_sigquit_handler: A[str | None, superseded(
-        "Python function to call when a child process dies.",
-        "the server watches its ranks and reports a death itself; library users get an exception.")] = None
-    enable_nccl_nvls: A[bool, on_device("cuda", "Reduce in the switch with NVLink SHARP for prompts.")] = False
+    numa_node: A[
+        tuple[Whole, ...] | None,
+        option("NUMA node whose cores each rank stays on: one for all ranks, or one for each."),
+    ] = None
+    custom_sigquit_handler: A[
+        str | None,
+        superseded(
+            "Python function to call when a child process dies.",
+            "the server watches its ranks and reports a death itself; library users get an exception.",
+        ),
+    ] = None
+    enable_nccl_nvls: A[bool, on_device("cuda", "Reduce in the switch with NVLink SHARP for prompts.")] = (
+        False
+    )
     enable_symm_mem: A[bool, on_device("cuda", "Allocate what NCCL reduces in symmetric memory.")] = False
-    enable_torch_symm_mem: A[bool, option("Reduce small tensors through memory that the cards share, by torch.", devices=("cuda",))] = False
+    enable_torch_symm_mem: A[
+        bool, option("Reduce small tensors through memory that the cards share, by torch.", devices=("cuda",))
+    ] = False
     enable_mscclpp: A[bool, on_device("cuda", "Reduce small messages with MSCCL++.")] = False
-    disable_custom_all_reduce: A[bool, superseded(
-        "Reduce with the collective library only.", "the collective library sums, unless --enable-torch-symm-mem is on.")] = False
-    enable_flashinfer_allreduce_fusion: A[bool, on_device("cuda", "Fuse all-reduce with the norm that follows.")] = False
-    enable_p2p_check: A[bool, on_device("cuda", "Test the access of accelerators to each other before using it.")] = False
+    disable_custom_all_reduce: A[
+        bool,
+        superseded(
+            "Reduce with the collective library only.",
+            "the collective library sums, unless --enable-torch-symm-mem is on.",
+        ),
+    ] = False
+    enable_flashinfer_allreduce_fusion: A[
+        bool, on_device("cuda", "Fuse all-reduce with the norm that follows.")
+    ] = False
+    enable_p2p_check: A[
+        bool, on_device("cuda", "Test the access of accelerators to each other before using it.")
+    ] = False

@@ -5,32 +5,96 @@ from typing import Literal
 
 from runtime.options.declare import Group, on_device, option
 
-Quantization = Literal["awq", "fp8", "mxfp8", "gptq", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "gguf", "modelopt",
-                       "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "mxfp4",
-                       "auto-round", "compressed-tensors", "modelslim", "quark_int4fp8_moe"]
+Quantization = Literal[
+    "awq",
+    "fp8",
+    "mxfp8",
+    "gptq",
+    "marlin",
+    "gptq_marlin",
+    "awq_marlin",
+    "bitsandbytes",
+    "gguf",
+    "modelopt",
+    "modelopt_fp8",
+    "modelopt_fp4",
+    "petit_nvfp4",
+    "w8a8_int8",
+    "w8a8_fp8",
+    "moe_wna16",
+    "qoq",
+    "w4afp8",
+    "mxfp4",
+    "auto-round",
+    "compressed-tensors",
+    "modelslim",
+    "quark_int4fp8_moe",
+]
 
 
 class Precision(Group, frozen=True, kw_only=True):
     """Quantization and data type"""
 
-    dtype: A[Literal["auto", "half", "float16", "bfloat16", "float", "float32"], option(
-        "Type of weights and activations; auto keeps the checkpoint's, half is float16, float is float32.")] = "auto"
-    quantization: A[Quantization | None, option(
-        "Format of quantized weights; none of it reads what the checkpoint says.",
-        later=("mxfp8", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "qoq", "w4afp8",
-               "mxfp4", "auto-round", "quark_int4fp8_moe"),
-        note="fp8, w8a8_fp8 and w8a8_int8 quantise a plain checkpoint while it is loaded; the others, and these with a quantised one, "
-             "only check that the checkpoint is what they say; see quantization.md")] = None
-    quantization_param_path: A[str | None, on_device("cuda", "JSON file with the scales of an fp8 cache.")] = None
-    kv_cache_dtype: A[Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"], option(
-        "Type of keys and values in the cache; auto is that of the activations.", later=("fp4_e2m1",),
-        note="fp8 halves the pages of a bfloat16 model; numbers are stored unscaled and saturate")] = "auto"
-    enable_fp32_lm_head: A[bool, option(
-        "Compute logits in float32 whatever the dtype; the head takes twice the memory, and a tied one has a copy of its own.")] = False
+    dtype: A[
+        Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
+        option(
+            "Type of weights and activations; auto keeps the checkpoint's, half is float16, float is float32."
+        ),
+    ] = "auto"
+    quantization: A[
+        Quantization | None,
+        option(
+            "Format of quantized weights; none of it reads what the checkpoint says.",
+            later=(
+                "mxfp8",
+                "marlin",
+                "bitsandbytes",
+                "gguf",
+                "modelopt",
+                "modelopt_fp8",
+                "modelopt_fp4",
+                "petit_nvfp4",
+                "qoq",
+                "w4afp8",
+                "mxfp4",
+                "auto-round",
+                "quark_int4fp8_moe",
+            ),
+            note="fp8, w8a8_fp8 and w8a8_int8 quantise a plain checkpoint while it is loaded; the others, and these with a quantised one, "
+            "only check that the checkpoint is what they say; see quantization.md",
+        ),
+    ] = None
+    quantization_param_path: A[
+        str | None, on_device("cuda", "JSON file with the scales of an fp8 cache.")
+    ] = None
+    kv_cache_dtype: A[
+        Literal["auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"],
+        option(
+            "Type of keys and values in the cache; auto is that of the activations.",
+            later=("fp4_e2m1",),
+            note="fp8 halves the pages of a bfloat16 model; numbers are stored unscaled and saturate",
+        ),
+    ] = "auto"
+    enable_fp32_lm_head: A[
+        bool,
+        option(
+            "Compute logits in float32 whatever the dtype; the head takes twice the memory, and a tied one has a copy of its own."
+        ),
+    ] = False
     modelopt_quant: A[str | None, on_device("cuda", "ModelOpt quantization to apply while loading.")] = None
-    modelopt_checkpoint_restore_path: A[str | None, on_device("cuda", "ModelOpt checkpoint to restore instead of quantizing anew.")] = None
-    modelopt_checkpoint_save_path: A[str | None, on_device("cuda", "Where to save a checkpoint that ModelOpt has quantized.")] = None
-    modelopt_export_path: A[str | None, on_device("cuda", "Where to export a ModelOpt model in Hugging Face layout.")] = None
-    quantize_and_serve: A[bool, on_device("cuda", "Quantize with ModelOpt and serve the result at once.")] = False
-    rl_quant_profile: A[str | None, on_device("cuda", "Quantization profile of the weights that a trainer sends.")] = None
+    modelopt_checkpoint_restore_path: A[
+        str | None, on_device("cuda", "ModelOpt checkpoint to restore instead of quantizing anew.")
+    ] = None
+    modelopt_checkpoint_save_path: A[
+        str | None, on_device("cuda", "Where to save a checkpoint that ModelOpt has quantized.")
+    ] = None
+    modelopt_export_path: A[
+        str | None, on_device("cuda", "Where to export a ModelOpt model in Hugging Face layout.")
+    ] = None
+    quantize_and_serve: A[bool, on_device("cuda", "Quantize with ModelOpt and serve the result at once.")] = (
+        False
+    )
+    rl_quant_profile: A[
+        str | None, on_device("cuda", "Quantization profile of the weights that a trainer sends.")
+    ] = None
     torchao_config: A[str, on_device("cuda", "Quantization by torchao to apply while loading.")] = ""

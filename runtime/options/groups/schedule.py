@@ -5,7 +5,18 @@ from typing import Literal
 
 from msgspec import Meta
 
-from runtime.options.declare import Amount, Auto, Count, Fraction, Group, Json, Seconds, Whole, option, superseded
+from runtime.options.declare import (
+    Amount,
+    Auto,
+    Count,
+    Fraction,
+    Group,
+    Json,
+    Seconds,
+    Whole,
+    option,
+    superseded,
+)
 
 ChunkTokens = A[int, Meta(ge=-1)]
 Above = A[float, Meta(gt=0)]
@@ -15,59 +26,140 @@ class Schedule(Group, frozen=True, kw_only=True):
     """Scheduling"""
 
     max_running_requests: A[Count | Auto, option("Sequences that run at once; further ones wait.")] = "auto"
-    max_queued_requests: A[Whole | Auto, option(
-        "Requests that may wait; above it the answer is 429.",
-        note="auto is 16384 instead of no bound: enough for a benchmark that sends all at once, and memory stays bounded")] = "auto"
-    chunked_prefill_size: A[ChunkTokens | Auto, option(
-        "Most prompt tokens of one step, of all prompts together; -1 computes each prompt in one step.")] = "auto"
-    max_prefill_tokens: A[Count, option(
-        "Most prompt tokens of one step; without chunks at least the context length, so that every prompt fits.")] = 16384
+    max_queued_requests: A[
+        Whole | Auto,
+        option(
+            "Requests that may wait; above it the answer is 429.",
+            note="auto is 16384 instead of no bound: enough for a benchmark that sends all at once, and memory stays bounded",
+        ),
+    ] = "auto"
+    chunked_prefill_size: A[
+        ChunkTokens | Auto,
+        option(
+            "Most prompt tokens of one step, of all prompts together; -1 computes each prompt in one step."
+        ),
+    ] = "auto"
+    max_prefill_tokens: A[
+        Count,
+        option(
+            "Most prompt tokens of one step; without chunks at least the context length, so that every prompt fits."
+        ),
+    ] = 16384
     prefill_max_requests: A[Count | None, option("Most prompts of one step.")] = None
-    enable_dynamic_chunking: A[bool, option(
-        "Chunks deep in a long prompt get smaller, so that each takes as long as the first.",
-        note="how much smaller is learnt from the measured times of steps")] = False
-    long_prompt_share: A[Fraction, option(
-        "Part of a step's prompt tokens for long prompts (over four steps) while others wait.")] = 0.5
-    schedule_policy: A[Literal["lpm", "random", "fcfs", "dfs-weight", "lof", "priority", "routing-key"], option(
-        "Order in which waiting requests are taken.",
-        note="fcfs: first come, first served; lpm: longest cached prefix; dfs-weight: along the tree of prefixes; lof: longest output; "
-             "priority: fcfs with --enable-priority-scheduling; routing-key: the key that most running ones have")] = "fcfs"
-    max_overtakes: A[Whole, option(
-        "Later requests that may overtake a waiting one; then its turn comes, by whatever policy. 0: any number.")] = 256
-    fair_share: A[Literal["off", "key", "header"], option(
-        "Waiting tenants get equal shares of the computed tokens.",
-        note="a tenant is an API key, or the value of the header x-tenant-id")] = "off"
-    fair_share_weights: A[Json, option("Weights of tenants for --fair-share, as JSON; 1 where none is given.")] = {}
-    enable_priority_scheduling: A[bool, option("Take waiting requests by their priority; those without one come last.")] = False
-    abort_on_priority_when_disabled: A[bool, option("Refuse requests with a priority while priorities are off.")] = False
+    enable_dynamic_chunking: A[
+        bool,
+        option(
+            "Chunks deep in a long prompt get smaller, so that each takes as long as the first.",
+            note="how much smaller is learnt from the measured times of steps",
+        ),
+    ] = False
+    long_prompt_share: A[
+        Fraction,
+        option("Part of a step's prompt tokens for long prompts (over four steps) while others wait."),
+    ] = 0.5
+    schedule_policy: A[
+        Literal["lpm", "random", "fcfs", "dfs-weight", "lof", "priority", "routing-key"],
+        option(
+            "Order in which waiting requests are taken.",
+            note="fcfs: first come, first served; lpm: longest cached prefix; dfs-weight: along the tree of prefixes; lof: longest output; "
+            "priority: fcfs with --enable-priority-scheduling; routing-key: the key that most running ones have",
+        ),
+    ] = "fcfs"
+    max_overtakes: A[
+        Whole,
+        option(
+            "Later requests that may overtake a waiting one; then its turn comes, by whatever policy. 0: any number."
+        ),
+    ] = 256
+    fair_share: A[
+        Literal["off", "key", "header"],
+        option(
+            "Waiting tenants get equal shares of the computed tokens.",
+            note="a tenant is an API key, or the value of the header x-tenant-id",
+        ),
+    ] = "off"
+    fair_share_weights: A[
+        Json, option("Weights of tenants for --fair-share, as JSON; 1 where none is given.")
+    ] = {}
+    enable_priority_scheduling: A[
+        bool, option("Take waiting requests by their priority; those without one come last.")
+    ] = False
+    abort_on_priority_when_disabled: A[
+        bool, option("Refuse requests with a priority while priorities are off.")
+    ] = False
     schedule_low_priority_values_first: A[bool, option("The lower number is the higher priority.")] = False
-    priority_scheduling_preemption_threshold: A[Count, option(
-        "Difference of priority from which a waiting request preempts a running one.")] = 10
-    schedule_conservativeness: A[Amount, option(
-        "How much room to keep for the growth of running sequences: 1 is what recent ones took, 0 is none.")] = 1.0
-    queue_timeout: A[Above | None, option("Seconds that a request may wait for its first step; then the answer is 503.")] = None
-    request_timeout: A[Above | None, option(
-        "Seconds from a request's arrival to its end; then it ends with what it has, or with 503 if that is nothing.")] = None
-    enable_prefill_delayer: A[bool, option(
-        "Hold prompts back while others decode, until they fill a step or all data-parallel replicas have some.",
-        note="fewer and fuller prompt steps, so smoother streams, for a later first token")] = False
+    priority_scheduling_preemption_threshold: A[
+        Count, option("Difference of priority from which a waiting request preempts a running one.")
+    ] = 10
+    schedule_conservativeness: A[
+        Amount,
+        option(
+            "How much room to keep for the growth of running sequences: 1 is what recent ones took, 0 is none."
+        ),
+    ] = 1.0
+    queue_timeout: A[
+        Above | None, option("Seconds that a request may wait for its first step; then the answer is 503.")
+    ] = None
+    request_timeout: A[
+        Above | None,
+        option(
+            "Seconds from a request's arrival to its end; then it ends with what it has, or with 503 if that is nothing."
+        ),
+    ] = None
+    enable_prefill_delayer: A[
+        bool,
+        option(
+            "Hold prompts back while others decode, until they fill a step or all data-parallel replicas have some.",
+            note="fewer and fuller prompt steps, so smoother streams, for a later first token",
+        ),
+    ] = False
     prefill_delayer_max_delay_passes: A[Count, option("Steps that a prompt is held back at most.")] = 30
-    prefill_delayer_token_usage_low_watermark: A[Amount | None, option(
-        "Share of the cache used by running sequences below which nothing is held back.")] = None
-    prefill_delayer_forward_passes_buckets: A[tuple[Amount, ...] | None, option(
-        "Histogram bounds of the steps that prompts were held back.")] = None
-    prefill_delayer_wait_seconds_buckets: A[tuple[Amount, ...] | None, option(
-        "Histogram bounds of the seconds that prompts were held back.")] = None
-    enable_mixed_chunk: A[bool, superseded("Prompts and decodes share a step.", "every step mixes them.")] = False
-    disable_overlap_schedule: A[bool, option("One step in flight instead of two: submit a step only when the last one is back.")] = False
-    num_continuous_decode_steps: A[Count, option(
-        "Steps from one that admits prompts to the next that may, while sequences decode.",
-        note="more make streams smoother and first tokens later")] = 1
-    scheduler_recv_interval: A[Count, superseded(
-        "Steps between two looks at incoming requests.", "requests reach the scheduler in memory, and looking costs nothing.")] = 1
-    random_seed: A[Whole | Auto, option("Seed of the seeds of requests that give none; auto draws one at start.")] = "auto"
-    sleep_on_idle: A[bool, superseded(
-        "Use no CPU while there is nothing to do.", "an idle server and its ranks always sleep in the kernel.")] = False
-    watchdog_timeout: A[Seconds, option(
-        "Seconds with a step in flight and none done after which ranks count as dead and are started again; 0: never.")] = 300.0
-    soft_watchdog_timeout: A[Amount | None, option("Seconds without a finished step after which stacks are dumped to the log.")] = None
+    prefill_delayer_token_usage_low_watermark: A[
+        Amount | None,
+        option("Share of the cache used by running sequences below which nothing is held back."),
+    ] = None
+    prefill_delayer_forward_passes_buckets: A[
+        tuple[Amount, ...] | None, option("Histogram bounds of the steps that prompts were held back.")
+    ] = None
+    prefill_delayer_wait_seconds_buckets: A[
+        tuple[Amount, ...] | None, option("Histogram bounds of the seconds that prompts were held back.")
+    ] = None
+    enable_mixed_chunk: A[bool, superseded("Prompts and decodes share a step.", "every step mixes them.")] = (
+        False
+    )
+    disable_overlap_schedule: A[
+        bool, option("One step in flight instead of two: submit a step only when the last one is back.")
+    ] = False
+    num_continuous_decode_steps: A[
+        Count,
+        option(
+            "Steps from one that admits prompts to the next that may, while sequences decode.",
+            note="more make streams smoother and first tokens later",
+        ),
+    ] = 1
+    scheduler_recv_interval: A[
+        Count,
+        superseded(
+            "Steps between two looks at incoming requests.",
+            "requests reach the scheduler in memory, and looking costs nothing.",
+        ),
+    ] = 1
+    random_seed: A[
+        Whole | Auto, option("Seed of the seeds of requests that give none; auto draws one at start.")
+    ] = "auto"
+    sleep_on_idle: A[
+        bool,
+        superseded(
+            "Use no CPU while there is nothing to do.",
+            "an idle server and its ranks always sleep in the kernel.",
+        ),
+    ] = False
+    watchdog_timeout: A[
+        Seconds,
+        option(
+            "Seconds with a step in flight and none done after which ranks count as dead and are started again; 0: never."
+        ),
+    ] = 300.0
+    soft_watchdog_timeout: A[
+        Amount | None, option("Seconds without a finished step after which stacks are dumped to the log.")
+    ] = None

@@ -9,28 +9,56 @@ from runtime.options.declare import Amount, Group, Json, Whole, on_device, optio
 class Tiers(Group, frozen=True, kw_only=True):
     """Cache tiers"""
 
-    enable_hierarchical_cache: A[bool, option("Keep evicted pages in host memory, and in storage if there is one.")] = False
+    enable_hierarchical_cache: A[
+        bool, option("Keep evicted pages in host memory, and in storage if there is one.")
+    ] = False
     hicache_ratio: A[Amount, option("Host pages for each device page.")] = 2.0
     hicache_size: A[Whole, option("Gigabytes of host pages of each rank; overrides --hicache-ratio.")] = 0
-    hicache_write_policy: A[Literal["write_back", "write_through", "write_through_selective"], option(
-        "When pages are copied to the host.",
-        note="write_through: when they are computed; write_through_selective: when a second request uses them; write_back: when they "
-             "must leave the device")] = "write_through"
-    hicache_io_backend: A[Literal["direct", "kernel", "kernel_ascend"], option(
-        "What copies pages between host and device.",
-        note="the same copies on a CPU and on an NPU, where kernel_ascend is possible too")] = "kernel"
-    hicache_mem_layout: A[Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"], option(
-        "Order of pages and layers in host memory.", later=("page_head",),
-        note="page_first suits storage: a page is one piece; page_first_direct means the same here; page_first_kv_split keeps all keys "
-             "before all values")] = "layer_first"
-    disable_hicache_numa_detect: A[bool, superseded(
-        "Don't bind host pages to the device's NUMA node.", "host pages are bound to no node.")] = False
-    hicache_storage_backend: A[Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None, option(
-        "Where pages are kept that outlive the process: in files, or by a class of yours.",
-        later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),
-        note="`dynamic` loads a class of yours, which can speak to the other stores: docs/tiers.md")] = None
-    hicache_storage_prefetch_policy: A[Literal["best_effort", "wait_complete", "timeout"], option(
-        "How long a request waits for its pages from storage.")] = "best_effort"
-    hicache_storage_backend_extra_config: A[Json | None, option(
-        "Settings of the storage, as JSON.", note="dir, max_bytes, prefetch_threshold and others: docs/tiers.md")] = None
+    hicache_write_policy: A[
+        Literal["write_back", "write_through", "write_through_selective"],
+        option(
+            "When pages are copied to the host.",
+            note="write_through: when they are computed; write_through_selective: when a second request uses them; write_back: when they "
+            "must leave the device",
+        ),
+    ] = "write_through"
+    hicache_io_backend: A[
+        Literal["direct", "kernel", "kernel_ascend"],
+        option(
+            "What copies pages between host and device.",
+            note="the same copies on a CPU and on an NPU, where kernel_ascend is possible too",
+        ),
+    ] = "kernel"
+    hicache_mem_layout: A[
+        Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split", "page_head"],
+        option(
+            "Order of pages and layers in host memory.",
+            later=("page_head",),
+            note="page_first suits storage: a page is one piece; page_first_direct means the same here; page_first_kv_split keeps all keys "
+            "before all values",
+        ),
+    ] = "layer_first"
+    disable_hicache_numa_detect: A[
+        bool,
+        superseded("Don't bind host pages to the device's NUMA node.", "host pages are bound to no node."),
+    ] = False
+    hicache_storage_backend: A[
+        Literal["file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic"] | None,
+        option(
+            "Where pages are kept that outlive the process: in files, or by a class of yours.",
+            later=("mooncake", "hf3fs", "nixl", "aibrix", "eic"),
+            note="`dynamic` loads a class of yours, which can speak to the other stores: docs/tiers.md",
+        ),
+    ] = None
+    hicache_storage_prefetch_policy: A[
+        Literal["best_effort", "wait_complete", "timeout"],
+        option("How long a request waits for its pages from storage."),
+    ] = "best_effort"
+    hicache_storage_backend_extra_config: A[
+        Json | None,
+        option(
+            "Settings of the storage, as JSON.",
+            note="dir, max_bytes, prefetch_threshold and others: docs/tiers.md",
+        ),
+    ] = None
     enable_lmcache: A[bool, on_device("cuda", "Use LMCache as the tiers of the cache.")] = False

@@ -9,26 +9,53 @@ from runtime.options.declare import Count, Group, Whole, on_device, option, plan
 class Weights(Group, frozen=True, kw_only=True):
     """Weight updates and checkpoints"""
 
-    checkpoint_engine_wait_weights_before_ready: A[bool, planned(
-        "Stay in loading until a checkpoint engine has delivered the weights.")] = False
-    weight_version: A[str, option(
-        "Version of the weights that the API reports.", note="cached prefixes belong to one version, in storage as well")] = "default"
-    custom_weight_loader: A[tuple[str, ...] | None, planned("Python functions that load updated weights.")] = None
-    weight_loader_disable_mmap: A[bool, planned("Read safetensors files instead of mapping them into memory.")] = False
-    remote_instance_weight_loader_seed_instance_ip: A[str | None, planned("Address of the server to fetch weights from.")] = None
-    remote_instance_weight_loader_seed_instance_service_port: A[Count | None, planned(
-        "HTTP port of the server to fetch weights from.")] = None
-    remote_instance_weight_loader_send_weights_group_ports: A[tuple[Whole, ...] | None, planned(
-        "Ports over which that server sends its weights, one a rank.")] = None
-    remote_instance_weight_loader_backend: A[Literal["transfer_engine", "nccl"], planned("Transport of weights between servers.")] = "nccl"
-    remote_instance_weight_loader_start_seed_via_transfer_engine: A[bool, on_device(
-        "cuda", "Offer the weights of this server to others through the transfer engine.")] = False
+    checkpoint_engine_wait_weights_before_ready: A[
+        bool, planned("Stay in loading until a checkpoint engine has delivered the weights.")
+    ] = False
+    weight_version: A[
+        str,
+        option(
+            "Version of the weights that the API reports.",
+            note="cached prefixes belong to one version, in storage as well",
+        ),
+    ] = "default"
+    custom_weight_loader: A[
+        tuple[str, ...] | None, planned("Python functions that load updated weights.")
+    ] = None
+    weight_loader_disable_mmap: A[
+        bool, planned("Read safetensors files instead of mapping them into memory.")
+    ] = False
+    remote_instance_weight_loader_seed_instance_ip: A[
+        str | None, planned("Address of the server to fetch weights from.")
+    ] = None
+    remote_instance_weight_loader_seed_instance_service_port: A[
+        Count | None, planned("HTTP port of the server to fetch weights from.")
+    ] = None
+    remote_instance_weight_loader_send_weights_group_ports: A[
+        tuple[Whole, ...] | None, planned("Ports over which that server sends its weights, one a rank.")
+    ] = None
+    remote_instance_weight_loader_backend: A[
+        Literal["transfer_engine", "nccl"], planned("Transport of weights between servers.")
+    ] = "nccl"
+    remote_instance_weight_loader_start_seed_via_transfer_engine: A[
+        bool, on_device("cuda", "Offer the weights of this server to others through the transfer engine.")
+    ] = False
     delete_ckpt_after_loading: A[bool, planned("Delete the checkpoint's files once they are loaded.")] = False
-    enable_memory_saver: A[bool, option(
-        "Let weights and cache be given back and taken again while the server runs.",
-        note="/release_memory_occupation and /resume_memory_occupation; weights are read again from the checkpoint")] = False
-    enable_weights_cpu_backup: A[bool, option(
-        "Copy weights to host memory when the device's is given back, and from there when it is taken again.")] = False
+    enable_memory_saver: A[
+        bool,
+        option(
+            "Let weights and cache be given back and taken again while the server runs.",
+            note="/release_memory_occupation and /resume_memory_occupation; weights are read again from the checkpoint",
+        ),
+    ] = False
+    enable_weights_cpu_backup: A[
+        bool,
+        option(
+            "Copy weights to host memory when the device's is given back, and from there when it is taken again."
+        ),
+    ] = False
     enable_draft_weights_cpu_backup: A[bool, planned("The same for the draft model's weights.")] = False
-    decrypted_config_file: A[str | None, planned("File with the decrypted config.json of an encrypted checkpoint.")] = None
+    decrypted_config_file: A[
+        str | None, planned("File with the decrypted config.json of an encrypted checkpoint.")
+    ] = None
     decrypted_draft_config_file: A[str | None, planned("The same for the draft model.")] = None

@@ -6,9 +6,22 @@ from typing import Any
 from runtime.options.table import by_name
 
 # what only HTTP has: web pages, proxies, files, metrics, chats and other routes that gRPC does not serve
-HTTP_ONLY = ("fastapi_root_path", "cors_origins", "file_storage_path", "stream_interval", "stream_output", "enable_cache_report",
-             "chat_template", "hf_chat_template_name", "completion_template", "reasoning_parser", "tool_call_parser", "sampling_defaults",
-             "multi_item_scoring_delimiter", "ssl_keyfile_password")
+HTTP_ONLY = (
+    "fastapi_root_path",
+    "cors_origins",
+    "file_storage_path",
+    "stream_interval",
+    "stream_output",
+    "enable_cache_report",
+    "chat_template",
+    "hf_chat_template_name",
+    "completion_template",
+    "reasoning_parser",
+    "tool_call_parser",
+    "sampling_defaults",
+    "multi_item_scoring_delimiter",
+    "ssl_keyfile_password",
+)
 
 
 def keys_fit_a_header(said: Mapping[str, Any]) -> str | None:

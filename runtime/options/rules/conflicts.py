@@ -1,7 +1,9 @@
-"""What options cannot mean together, before model and device are known. Rules that need those stand in rules.py.
+"""What options cannot mean together, before model and device are known. Rules that need those stand in
+rules.py.
 
-Tables first, then functions that return one sentence which names the flags and the remedy. The rules on planned options stand here
-already: they are shown beside the refusal, and are in force when the option starts to work.
+Tables first, then functions that return one sentence which names the flags and the remedy. The rules on
+planned options stand here already: they are shown beside the refusal, and are in force when the option starts
+to work.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +16,8 @@ from runtime.storage import settings
 
 Said = Mapping[str, Any]  # the value of every option by name: what the user said, or the default
 
-# options that do nothing without another one: a name, or a prefix that ends in _, and what must be set (one of several)
+# options that do nothing without another one: a name, or a prefix that ends in _, and what must be set (one
+# of several)
 NEEDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("speculative_", ("speculative_algorithm",)),
     ("max_lora_rank", ("enable_lora", "lora_paths")),
@@ -80,17 +83,31 @@ EXCLUDES: tuple[tuple[str, str], ...] = (
 # (option, its value, other option, the values that go with it)
 ALLOWS: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
     ("hicache_mem_layout", "page_first_direct", "hicache_io_backend", ("direct", "kernel_ascend")),
-    ("hicache_storage_backend", "mooncake", "hicache_mem_layout",
-     ("page_first", "page_first_direct", "page_first_kv_split", "page_head")),
+    (
+        "hicache_storage_backend",
+        "mooncake",
+        "hicache_mem_layout",
+        ("page_first", "page_first_direct", "page_first_kv_split", "page_head"),
+    ),
     ("moe_a2a_backend", "flashinfer", "moe_runner_backend", ("flashinfer_cutlass",)),
     ("moe_runner_backend", "flashinfer_cutlass", "quantization", (None, "modelopt_fp4", "modelopt_fp8")),
-    ("moe_runner_backend", "flashinfer_trtllm", "quantization", (None, "modelopt_fp4", "modelopt_fp8", "fp8", "compressed-tensors")),
+    (
+        "moe_runner_backend",
+        "flashinfer_trtllm",
+        "quantization",
+        (None, "modelopt_fp4", "modelopt_fp8", "fp8", "compressed-tensors"),
+    ),
     ("quantization", "mxfp8", "moe_runner_backend", ("auto", "cutlass")),
     ("elastic_ep_backend", "mooncake", "eplb_algorithm", ("auto", "elasticity_aware")),
     ("disaggregation_decode_enable_offload_kvcache", "True", "disaggregation_mode", ("decode",)),
     ("disaggregation_mode", "decode", "disaggregation_decode_tp", (None,)),
     ("disaggregation_mode", "decode", "disaggregation_decode_dp", (None,)),
-    ("enable_deterministic_inference", "True", "attention_backend", ("auto", "fa3", "flashinfer", "triton", "torch_native")),
+    (
+        "enable_deterministic_inference",
+        "True",
+        "attention_backend",
+        ("auto", "fa3", "flashinfer", "triton", "torch_native"),
+    ),
     ("attention_backend", "flashmla", "page_size", ("auto", 64)),
     ("attention_backend", "cutlass_mla", "page_size", ("auto", 128)),
     ("attention_backend", "trtllm_mla", "page_size", ("auto", 32, 64)),
@@ -133,7 +150,12 @@ def _needs(said: Said) -> Iterator[str]:
         if any(is_set(said, switch) for switch in switches):
             continue
         for row in rows():
-            if row.name in said and _matches(row.name, pattern) and row.name not in switches and is_set(said, row.name):
+            if (
+                row.name in said
+                and _matches(row.name, pattern)
+                and row.name not in switches
+                and is_set(said, row.name)
+            ):
                 yield f"{row.flag} does nothing without {' or '.join(map(flag, switches))}; add it, or leave {row.flag} out"
 
 
@@ -171,8 +193,18 @@ def served_name_has_no_colon(said: Said) -> str | None:
 
 
 def null_timing_needs_the_null_device(said: Said) -> str | None:
-    given = [name for name in ("null_step_s", "null_token_s", "null_vocab_size", "null_first_token", "null_poison_token", "null_poison")
-             if is_set(said, name)]
+    given = [
+        name
+        for name in (
+            "null_step_s",
+            "null_token_s",
+            "null_vocab_size",
+            "null_first_token",
+            "null_poison_token",
+            "null_poison",
+        )
+        if is_set(said, name)
+    ]
     if given and said["device"] != "null":
         return f"{', '.join(map(flag, given))} does nothing without --device null; add it, or leave it out"
     return None
@@ -181,8 +213,10 @@ def null_timing_needs_the_null_device(said: Said) -> str | None:
 def nodes_divide_ranks(said: Said) -> str | None:
     ranks = said["tensor_parallel_size"] * said["pipeline_parallel_size"]
     if ranks % said["nnodes"]:
-        return (f"--nnodes {said['nnodes']} does not divide the {ranks} ranks of --tensor-parallel-size times --pipeline-parallel-size; "
-                "each node takes as many")
+        return (
+            f"--nnodes {said['nnodes']} does not divide the {ranks} ranks of --tensor-parallel-size times --pipeline-parallel-size; "
+            "each node takes as many"
+        )
     return None
 
 
@@ -195,29 +229,44 @@ def node_is_one_of_them(said: Said) -> str | None:
 
 
 def attention_replicas_divide_ranks(said: Said) -> str | None:
-    """With attention in replicas the ranks of tensor parallelism are divided among them and the parts of a sequence."""
-    replicas, parts, ranks = said["data_parallel_size"], said["attention_context_parallel_size"], said["tensor_parallel_size"]
+    """With attention in replicas the ranks of tensor parallelism are divided among them and the parts of a
+    sequence."""
+    replicas, parts, ranks = (
+        said["data_parallel_size"],
+        said["attention_context_parallel_size"],
+        said["tensor_parallel_size"],
+    )
     if not said["enable_dp_attention"]:
         return None
     if replicas == 1:
         return "--enable-dp-attention does nothing with one replica; give --data-parallel-size above 1, or leave it out"
     if ranks % (replicas * parts):
-        return (f"--data-parallel-size {replicas} times --attention-context-parallel-size {parts} does not divide "
-                f"--tensor-parallel-size {ranks}; choose sizes that do")
+        return (
+            f"--data-parallel-size {replicas} times --attention-context-parallel-size {parts} does not divide "
+            f"--tensor-parallel-size {ranks}; choose sizes that do"
+        )
     return None
 
 
 def experts_fit_ranks(said: Said) -> str | None:
     """Experts are spread over all ranks, or over those of one of their replicas."""
-    experts, replicas, ranks = said["expert_parallel_size"], said["moe_data_parallel_size"], said["tensor_parallel_size"]
+    experts, replicas, ranks = (
+        said["expert_parallel_size"],
+        said["moe_data_parallel_size"],
+        said["tensor_parallel_size"],
+    )
     if experts > 1 and replicas > 1 and experts * replicas != ranks:
-        return (f"--expert-parallel-size {experts} times --moe-data-parallel-size {replicas} must be "
-                f"--tensor-parallel-size {ranks}; change one of them")
+        return (
+            f"--expert-parallel-size {experts} times --moe-data-parallel-size {replicas} must be "
+            f"--tensor-parallel-size {ranks}; change one of them"
+        )
     if experts > 1 and ranks % experts:
         return f"--expert-parallel-size {experts} does not divide --tensor-parallel-size {ranks}; choose a divisor"
     if said["moe_a2a_backend"] != "none" and experts not in (1, ranks):
-        return (f"--moe-a2a-backend {said['moe_a2a_backend']} spreads experts over all ranks; leave --expert-parallel-size out "
-                f"or give {ranks}")
+        return (
+            f"--moe-a2a-backend {said['moe_a2a_backend']} spreads experts over all ranks; leave --expert-parallel-size out "
+            f"or give {ranks}"
+        )
     if said["moe_runner_backend"] == "cutlass" and said["quantization"] in ("fp8", "mxfp8") and experts > 1:
         return f"--moe-runner-backend cutlass has no {said['quantization']} with --expert-parallel-size above 1; choose another runner"
     return None
@@ -233,19 +282,27 @@ def drafts_are_fully_described(said: Said) -> str | None:
     """The three numbers of a draft are chosen together, or all left to the runtime."""
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     numbers = [said[name] for name in names]
-    if said["speculative_algorithm"] not in ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE") or numbers.count("auto") == 3:
+    if (
+        said["speculative_algorithm"] not in ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+        or numbers.count("auto") == 3
+    ):
         return None
     if "auto" in numbers:
         return f"{', '.join(map(flag, names))} are chosen together; give all three, or none of them"
     steps, branches, tokens = numbers
     if branches == 1 and tokens != steps + 1:
-        return (f"--speculative-num-draft-tokens {tokens} does not go with one branch and --speculative-num-steps {steps}; "
-                f"it must be {steps + 1}")
+        return (
+            f"--speculative-num-draft-tokens {tokens} does not go with one branch and --speculative-num-steps {steps}; "
+            f"it must be {steps + 1}"
+        )
     return None
 
 
 def drafts_have_a_model(said: Said) -> str | None:
-    if said["speculative_algorithm"] in ("EAGLE3", "STANDALONE") and said["speculative_draft_model_path"] is None:
+    if (
+        said["speculative_algorithm"] in ("EAGLE3", "STANDALONE")
+        and said["speculative_draft_model_path"] is None
+    ):
         return f"--speculative-algorithm {said['speculative_algorithm']} needs a draft model; give --speculative-draft-model-path"
     return None
 
@@ -253,18 +310,33 @@ def drafts_have_a_model(said: Said) -> str | None:
 def branches_need_kernels(said: Said) -> str | None:
     """The branches of a draft share pages that only some kernels can take apart."""
     branches, page, kernels = said["speculative_eagle_topk"], said["page_size"], said["attention_backend"]
-    if "auto" not in (branches, page) and branches > 1 and page > 1 and kernels not in ("auto", "flashinfer", "fa3"):
-        return (f"--speculative-eagle-topk {branches} with --page-size {page} does not go with --attention-backend {kernels}; "
-                "take flashinfer or fa3")
+    if (
+        "auto" not in (branches, page)
+        and branches > 1
+        and page > 1
+        and kernels not in ("auto", "flashinfer", "fa3")
+    ):
+        return (
+            f"--speculative-eagle-topk {branches} with --page-size {page} does not go with --attention-backend {kernels}; "
+            "take flashinfer or fa3"
+        )
     return None
 
 
 def adapters_are_described(said: Said) -> str | None:
     if said["lora_paths"] and said["enable_lora"] is False:
         return "--lora-paths does nothing with --no-enable-lora; leave one out"
-    if said["enable_lora"] is True and not said["lora_paths"] and not (said["max_lora_rank"] and said["lora_target_modules"]):
+    if (
+        said["enable_lora"] is True
+        and not said["lora_paths"]
+        and not (said["max_lora_rank"] and said["lora_target_modules"])
+    ):
         return "--enable-lora without --lora-paths requires --max-lora-rank and --lora-target-modules, to know how much room adapters take"
-    if said["lora_target_modules"] and "all" in said["lora_target_modules"] and len(said["lora_target_modules"]) > 1:
+    if (
+        said["lora_target_modules"]
+        and "all" in said["lora_target_modules"]
+        and len(said["lora_target_modules"]) > 1
+    ):
         return "--lora-target-modules all stands alone; leave the other names out"
     return None
 
@@ -312,8 +384,11 @@ def limits_name_media(said: Said) -> str | None:
 
 
 def bounds_have_a_form(said: Said) -> str | None:
-    problems = [f"{flag(name)} {problem}" for name in ("prompt_tokens_buckets", "generation_tokens_buckets")
-                if (problem := _bounds_problem(said[name] or ("default",)))]
+    problems = [
+        f"{flag(name)} {problem}"
+        for name in ("prompt_tokens_buckets", "generation_tokens_buckets")
+        if (problem := _bounds_problem(said[name] or ("default",)))
+    ]
     return "; ".join(problems) or None
 
 
@@ -336,7 +411,11 @@ def _bounds_problem(words: tuple[str, ...]) -> str | None:
 
 
 def states_align_with_pages(said: Said) -> str | None:
-    interval, page, drafts = said["mamba_track_interval"], said["page_size"], said["speculative_num_draft_tokens"]
+    interval, page, drafts = (
+        said["mamba_track_interval"],
+        said["page_size"],
+        said["speculative_num_draft_tokens"],
+    )
     if said["mamba_scheduler_strategy"] != "extra_buffer":
         return None
     if page != "auto" and interval % page:
@@ -381,21 +460,39 @@ RULES: tuple[Callable[[Said], str | None], ...] = (
 
 # Cross-checks of the reference that this design has removed: what they forbid there is possible here.
 REMOVED: tuple[tuple[str, str], ...] = (
-    ("pipeline parallelism excludes the overlap schedule", "how many steps are in flight does not depend on what ranks do"),
-    ("pipeline parallelism excludes speculation and mixed chunks", "a plan's rows are tokens; the stages are not seen"),
+    (
+        "pipeline parallelism excludes the overlap schedule",
+        "how many steps are in flight does not depend on what ranks do",
+    ),
+    (
+        "pipeline parallelism excludes speculation and mixed chunks",
+        "a plan's rows are tokens; the stages are not seen",
+    ),
     ("pipeline parallelism excludes context parallelism", "both only divide ranks"),
-    ("speculation turns the overlap schedule off", "accepted tokens stay on the device as the next step's input"),
+    (
+        "speculation turns the overlap schedule off",
+        "accepted tokens stay on the device as the next step's input",
+    ),
     ("speculation turns mixed chunks off", "a verify step is a row of several tokens beside other rows"),
-    ("standalone and n-gram drafts exclude data-parallel attention", "the steps of all replicas are planned in one place"),
+    (
+        "standalone and n-gram drafts exclude data-parallel attention",
+        "the steps of all replicas are planned in one place",
+    ),
     ("n-gram drafts need CUDA", "they are made on the host"),
     ("adapters exclude draft models", "an adapter belongs to a sequence, drafts as well"),
     ("the chunk size must be a multiple of the page size", "a chunk may end within a page"),
     ("a decode server has no prefix cache", "pages that arrived are shared like any others"),
-    ("Mamba without extra buffers turns the overlap schedule off", "states are saved by the step that needs them"),
+    (
+        "Mamba without extra buffers turns the overlap schedule off",
+        "states are saved by the step that needs them",
+    ),
     ("diffusion models turn the overlap schedule off", "they are steps like others"),
     ("grammars hold the overlap schedule up", "a mask may arrive after the forward pass was submitted"),
     ("two tokenizer batching modes exclude one another", "there is one way to tokenize"),
     ("multiplexing excludes chunks and the overlap schedule", "both are properties of plans"),
-    ("data-parallel replicas over several nodes need data-parallel attention", "one process plans for all replicas"),
+    (
+        "data-parallel replicas over several nodes need data-parallel attention",
+        "one process plans for all replicas",
+    ),
     ("data-parallel attention divides the chunk size", "the chunk size is a step's, of all replicas"),
 )

@@ -1,4 +1,5 @@
-"""What cannot work with this model or device. Each rule returns None or one sentence that names the flags and the remedy.
+"""What cannot work with this model or device. Each rule returns None or one sentence that names the flags and
+the remedy.
 
 All failures are shown at once. What options cannot mean together, whatever the model, stands in conflicts.py.
 """
@@ -35,15 +36,21 @@ def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
     """Ranks hold whole experts, or equal slices of them."""
     size, moe = plan.expert_parallel_size, model.moe
     if moe is None:
-        return None if size == 1 else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
+        return (
+            None
+            if size == 1
+            else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
+        )
     if moe.is_stacked and size > 1:
         return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
     if moe.num_experts % size:
         return f"--expert-parallel-size {size} does not divide the model's {moe.num_experts} experts; choose a divisor"
     split = plan.tensor_parallel_size // size
     if moe.intermediate_size % split:
-        return (f"--tensor-parallel-size {plan.tensor_parallel_size} with --expert-parallel-size {size} splits each expert over {split} "
-                f"ranks, which does not divide its inner size {moe.intermediate_size}; raise --expert-parallel-size")
+        return (
+            f"--tensor-parallel-size {plan.tensor_parallel_size} with --expert-parallel-size {size} splits each expert over {split} "
+            f"ranks, which does not divide its inner size {moe.intermediate_size}; raise --expert-parallel-size"
+        )
     return None
 
 
@@ -56,17 +63,24 @@ def exchanges_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     if model.moe.is_stacked:
         return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to whole experts, and this model's are split; leave it out"
     if plan.tensor_parallel_size == 1:
-        return (f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
-                "--tensor-parallel-size")
+        return (
+            f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
+            "--tensor-parallel-size"
+        )
     return None
 
 
 def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What is counted are experts that compute."""
-    if plan.expert_steps is None or (model.moe is not None and not model.moe.is_stacked and device.name != "null"):
+    if plan.expert_steps is None or (
+        model.moe is not None and not model.moe.is_stacked and device.name != "null"
+    ):
         return None
-    flag = ("--expert-distribution-recorder-mode" if plan.expert_distribution_recorder_mode is not None
-            else "--enable-expert-distribution-metrics")
+    flag = (
+        "--expert-distribution-recorder-mode"
+        if plan.expert_distribution_recorder_mode is not None
+        else "--enable-expert-distribution-metrics"
+    )
     what = "this model" if model.moe is None or model.moe.is_stacked else "the null device"
     return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
 
@@ -79,17 +93,26 @@ def dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | Non
 
 
 def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    sizes, why = (device.latent_page_sizes, " with latent attention (MLA)") if model.latent is not None and device.latent_page_sizes else (
-        device.page_sizes, "")
+    sizes, why = (
+        (device.latent_page_sizes, " with latent attention (MLA)")
+        if model.latent is not None and device.latent_page_sizes
+        else (device.page_sizes, "")
+    )
     if sizes and plan.page_size not in sizes:
-        return (f"--page-size {plan.page_size} is not possible on {device.name}{why}; choose "
-                f"{'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes))}, or leave it out")
+        return (
+            f"--page-size {plan.page_size} is not possible on {device.name}{why}; choose "
+            f"{'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes))}, or leave it out"
+        )
     return None
 
 
 def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What a rank of the device says of sizes, it says at start."""
-    said = [by_name()[name].flag for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q") if getattr(plan, name)]
+    said = [
+        by_name()[name].flag
+        for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q")
+        if getattr(plan, name)
+    ]
     if said and model.latent is None:
         return f"{' and '.join(said)} needs latent attention (MLA), which this model has not; leave it out"
     low = [flag for flag in said if flag != "--npu-nz-cache"]
@@ -108,28 +131,41 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
 
 def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if not device.has_kv_dtypes and plan.kv_cache_dtype != plan.dtype:
-        return (f"--kv-cache-dtype {plan.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.dtype}; "
-                "leave it out")
+        return (
+            f"--kv-cache-dtype {plan.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.dtype}; "
+            "leave it out"
+        )
     return None
 
 
 def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    for name, phase in (("attention_backend", None), ("prefill_attention_backend", "prefill"), ("decode_attention_backend", "decode")):
+    for name, phase in (
+        ("attention_backend", None),
+        ("prefill_attention_backend", "prefill"),
+        ("decode_attention_backend", "decode"),
+    ):
         said = getattr(plan, name)
         if (reason := why_not(said, phase, device)) is not None:
             return f"{by_name()[name].flag} {said} {reason}; leave it out"
     if plan.sampling_backend not in device.sampling_backends:
-        return (f"{by_name()['sampling_backend'].flag} {plan.sampling_backend} is not possible on {device.name}, which has "
-                f"{' and '.join(device.sampling_backends)}; leave it out")
+        return (
+            f"{by_name()['sampling_backend'].flag} {plan.sampling_backend} is not possible on {device.name}, which has "
+            f"{' and '.join(device.sampling_backends)}; leave it out"
+        )
     return None
 
 
 def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    for phase, said in (("prefill", plan.prefill_attention_backend), ("decode", plan.decode_attention_backend)):
+    for phase, said in (
+        ("prefill", plan.prefill_attention_backend),
+        ("decode", plan.decode_attention_backend),
+    ):
         if said == device.attention_backend or why_not(said, phase, device) is not None:
             continue
         head_dim = None if model.latent is not None else model.head_dim
-        if (reason := why_unsuited(said, plan.page_size, plan.dtype, plan.kv_cache_dtype, head_dim)) is not None:
+        if (
+            reason := why_unsuited(said, plan.page_size, plan.dtype, plan.kv_cache_dtype, head_dim)
+        ) is not None:
             return f"--{phase}-attention-backend {said} (or --attention-backend) {reason}; take {device.attention_backend}"
     return None
 
@@ -144,51 +180,75 @@ def scores_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | No
 
 
 def numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    said = [by_name()[name].flag for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"]
+    said = [
+        by_name()[name].flag for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"
+    ]
     if said and not device.is_numbered:
-        return f"{', '.join(said)} chooses among accelerators, and --device {device.name} is none; leave it out"
+        return (
+            f"{', '.join(said)} chooses among accelerators, and --device {device.name} is none; leave it out"
+        )
     return None
 
 
 def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Quantised weights are multiplied by kernels of their own."""
-    return None if model.quantization is None else check_supported(model.quantization.schemes, device.schemes, device.name)
+    return (
+        None
+        if model.quantization is None
+        else check_supported(model.quantization.schemes, device.schemes, device.name)
+    )
 
 
 def context_within_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Positions beyond those the model was made for give noise."""
     if plan.context_length > model.context_len:
-        return (f"--context-length {plan.context_length} is beyond the model's {model.context_len} tokens; "
-                "lower it, or extend the model's rotary positions in config.json")
+        return (
+            f"--context-length {plan.context_length} is beyond the model's {model.context_len} tokens; "
+            "lower it, or extend the model's rotary positions in config.json"
+        )
     return None
 
 
 def pages_hold_a_sequence(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.max_total_tokens is not None and plan.max_total_tokens < 2 * plan.page_size:
-        return (f"--max-total-tokens {plan.max_total_tokens} is less than two pages of --page-size {plan.page_size}; "
-                "raise it or take smaller pages")
+        return (
+            f"--max-total-tokens {plan.max_total_tokens} is less than two pages of --page-size {plan.page_size}; "
+            "raise it or take smaller pages"
+        )
     return None
 
 
 def windows_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Host pages are copies of whole pages, of all layers."""
-    if plan.enable_hierarchical_cache and has_two_pools(plan.window_ratio, model.windows, plan.context_length):
-        return ("--enable-hierarchical-cache cannot keep the separate pages of this model's sliding-window layers; "
-                "add --disable-hybrid-swa-memory, or leave the host tier out")
+    if plan.enable_hierarchical_cache and has_two_pools(
+        plan.window_ratio, model.windows, plan.context_length
+    ):
+        return (
+            "--enable-hierarchical-cache cannot keep the separate pages of this model's sliding-window layers; "
+            "add --disable-hybrid-swa-memory, or leave the host tier out"
+        )
     return None
 
 
 def copies_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.hicache_io_backend not in device.host_copies:
-        return (f"--hicache-io-backend {plan.hicache_io_backend} is not possible on {device.name}; "
-                f"choose one of {', '.join(device.host_copies)}")
+        return (
+            f"--hicache-io-backend {plan.hicache_io_backend} is not possible on {device.name}; "
+            f"choose one of {', '.join(device.host_copies)}"
+        )
     return None
 
 
 def options_suit_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Some options act on some devices only."""
-    wrong = [row for name, row in by_name().items() if row.devices and device.name not in row.devices
-             and plan.why[name].source not in ("default", "derived") and plan.why[name].value != row.default]
+    wrong = [
+        row
+        for name, row in by_name().items()
+        if row.devices
+        and device.name not in row.devices
+        and plan.why[name].source not in ("default", "derived")
+        and plan.why[name].value != row.default
+    ]
     if not wrong:
         return None
     wanted = " or ".join(wrong[0].devices)
@@ -201,11 +261,18 @@ def nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
     return None
 
 
-STATE_OPTIONS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_scheduler_strategy", "mamba_track_interval")
+STATE_OPTIONS = (
+    "max_mamba_cache_size",
+    "mamba_full_memory_ratio",
+    "mamba_scheduler_strategy",
+    "mamba_track_interval",
+)
 
 
 def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    said = [by_name()[name].flag for name in STATE_OPTIONS if plan.why[name].source not in ("default", "derived")]
+    said = [
+        by_name()[name].flag for name in STATE_OPTIONS if plan.why[name].source not in ("default", "derived")
+    ]
     if said and not model.num_recurrent_layers:
         return f"{', '.join(said)} does nothing with this model, which has no recurrent layers; leave it out"
     return None
@@ -214,20 +281,29 @@ def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
 def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """States are kept beside pages of the prefix tree."""
     if model.num_recurrent_layers and plan.state_interval % plan.page_size:
-        return (f"--mamba-track-interval {plan.mamba_track_interval} is no multiple of --page-size {plan.page_size}; choose one, or "
-                "--mamba-scheduler-strategy no_buffer")
+        return (
+            f"--mamba-track-interval {plan.mamba_track_interval} is no multiple of --page-size {plan.page_size}; choose one, or "
+            "--mamba-scheduler-strategy no_buffer"
+        )
     return None
 
 
 def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """The state at the end of a prefix is nowhere but on the device, so nobody could go on from pages that come from storage."""
+    """The state at the end of a prefix is nowhere but on the device, so nobody could go on from pages that
+    come from storage."""
     if model.num_recurrent_layers and plan.hicache_storage_backend is not None:
-        return "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
+        return (
+            "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
+        )
     return None
 
 
 def weights_are_positive(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    wrong = [name for name, weight in plan.fair_share_weights.items() if not (isinstance(weight, int | float) and 0 < weight < 1e9)]
+    wrong = [
+        name
+        for name, weight in plan.fair_share_weights.items()
+        if not (isinstance(weight, int | float) and 0 < weight < 1e9)
+    ]
     if wrong:
         return f"--fair-share-weights gives {wrong[0]!r} no positive number; give each tenant a weight like 2 or 0.5"
     return None
@@ -237,14 +313,18 @@ def grammars_can_be_kept(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
     if plan.grammar_backend != "none" and not device.has_logits:
         return f"--grammar-backend {plan.grammar_backend} needs logits, which --device {device.name} does not compute; leave it out"
     if plan.constrained_json_whitespace_pattern is not None and plan.grammar_backend == "xgrammar":
-        return ("--constrained-json-whitespace-pattern is not possible with --grammar-backend xgrammar; take llguidance or outlines, or "
-                "--constrained-json-disable-any-whitespace")
+        return (
+            "--constrained-json-whitespace-pattern is not possible with --grammar-backend xgrammar; take llguidance or outlines, or "
+            "--constrained-json-disable-any-whitespace"
+        )
     return None
 
 
 def processors_have_logits(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     if plan.enable_custom_logit_processor and device.name == "null":
-        return "--enable-custom-logit-processor needs logits, and --device null has none; choose another device"
+        return (
+            "--enable-custom-logit-processor needs logits, and --device null has none; choose another device"
+        )
     return None
 
 
@@ -261,8 +341,10 @@ def texts_stay_whole(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
     if model.pooling is None or not model.pooling.is_whole:
         return None
     if plan.chunked_prefill_size > 0:
-        return (f"--chunked-prefill-size {plan.chunked_prefill_size} is not possible: this model must see all of a text in one step; "
-                "leave it out, or set it to -1")
+        return (
+            f"--chunked-prefill-size {plan.chunked_prefill_size} is not possible: this model must see all of a text in one step; "
+            "leave it out, or set it to -1"
+        )
     if plan.enable_hierarchical_cache:
         return "--enable-hierarchical-cache is not possible: this model uses no cached prefixes; leave it out"
     return None
@@ -276,17 +358,25 @@ def texts_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
 
 def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """A profile may be ahead of its device; what somebody says must be true."""
-    said = [by_name()[name].flag for name in ("cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding")
-            if not plan.why[name].source.startswith(("default", "derived", "profile"))]
+    said = [
+        by_name()[name].flag
+        for name in ("cuda_graph_max_bs", "cuda_graph_bs", "disable_cuda_graph_padding")
+        if not plan.why[name].source.startswith(("default", "derived", "profile"))
+    ]
     if not said:
         return None
     if device.graph_max_running == 0:
         return f"{' and '.join(said)}: {device.name} captures no graphs; leave out what says how"
     if plan.disable_cuda_graph:
         return f"{' and '.join(said)} and --disable-cuda-graph contradict each other; leave one out"
-    if plan.decode_attention_backend != device.attention_backend and not BACKENDS[plan.decode_attention_backend].has_graphs:
-        return (f"{' and '.join(said)}: decodes of --attention-backend {plan.decode_attention_backend} are not captured; "
-                "take --decode-attention-backend triton, or leave out what says how")
+    if (
+        plan.decode_attention_backend != device.attention_backend
+        and not BACKENDS[plan.decode_attention_backend].has_graphs
+    ):
+        return (
+            f"{' and '.join(said)}: decodes of --attention-backend {plan.decode_attention_backend} are not captured; "
+            "take --decode-attention-backend triton, or leave out what says how"
+        )
     if plan.exchanges_tokens and plan.deepep_mode == "normal":
         return f"{' and '.join(said)}: no graph can hold the exchange of --deepep-mode normal; take auto or low_latency"
     return None
@@ -298,25 +388,36 @@ def pieces_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     if plan.disable_cuda_graph:
         return "--enable-piecewise-cuda-graph and --disable-cuda-graph contradict each other; leave one out"
     if plan.exchanges_tokens:
-        return ("--enable-piecewise-cuda-graph: in steps with prompts --moe-a2a-backend counts on the host how many tokens travel, which "
-                "no graph can hold; leave one out")
+        return (
+            "--enable-piecewise-cuda-graph: in steps with prompts --moe-a2a-backend counts on the host how many tokens travel, which "
+            "no graph can hold; leave one out"
+        )
     largest, most = plan.max_step_tokens + plan.max_running_requests, max(plan.piecewise_cuda_graph_tokens)
     if most > largest:
-        return (f"--piecewise-cuda-graph-tokens {most} is more than any step has ({largest}: --chunked-prefill-size, and a token for each "
-                "of --max-running-requests); take fewer")
+        return (
+            f"--piecewise-cuda-graph-tokens {most} is more than any step has ({largest}: --chunked-prefill-size, and a token for each "
+            "of --max-running-requests); take fewer"
+        )
     return None
 
 
 def compiled_steps_are_plain(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    """What follows an attention must be products, norms and an activation, which is all that is tried through the compiler."""
+    """What follows an attention must be products, norms and an activation, which is all that is tried through
+    the compiler."""
     is_piecewise = plan.piecewise_cuda_graph_compiler == "inductor"
     if not plan.enable_torch_compile and not is_piecewise:
         return None
-    said = "--enable-torch-compile" if plan.enable_torch_compile else "--piecewise-cuda-graph-compiler inductor"
+    said = (
+        "--enable-torch-compile" if plan.enable_torch_compile else "--piecewise-cuda-graph-compiler inductor"
+    )
     if plan.disable_cuda_graph:
         return f"{said} and --disable-cuda-graph contradict each other, as only captured steps are compiled; leave one out"
-    lacks = {"experts": model.moe is not None, "weights in few bits": model.quantization is not None,
-             "adapters": plan.enable_lora, "several ranks": plan.num_ranks > 1}
+    lacks = {
+        "experts": model.moe is not None,
+        "weights in few bits": model.quantization is not None,
+        "adapters": plan.enable_lora,
+        "several ranks": plan.num_ranks > 1,
+    }
     if any(lacks.values()):
         return f"{said} is not possible with {' and '.join(name for name, has in lacks.items() if has)}; leave it out"
     return None
@@ -330,8 +431,10 @@ def weights_have_a_host(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
     if said and device.offload_problem:
         return f"{' and '.join(said)}: weights of {device.name} cannot lie in host memory, as {device.offload_problem}; leave it out"
     if plan.offload_group_size == 0 or 0 < plan.offload_group_size < plan.offload_num_in_group:
-        return (f"--offload-group-size {plan.offload_group_size} has no room for --offload-num-in-group {plan.offload_num_in_group}; "
-                "raise it, or leave both out")
+        return (
+            f"--offload-group-size {plan.offload_group_size} has no room for --offload-num-in-group {plan.offload_num_in_group}; "
+            "raise it, or leave both out"
+        )
     if said and (plan.enable_torch_compile or plan.piecewise_cuda_graph_compiler == "inductor"):
         return f"{' and '.join(said)} and compiled steps do not go together, as weights come and go; leave one out"
     return None

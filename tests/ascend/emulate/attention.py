@@ -1,4 +1,5 @@
-"""npu_fused_infer_attention_score (FIA) in its forms, and npu_fusion_attention, which scaled_dot_product_attention becomes."""
+"""npu_fused_infer_attention_score (FIA) in its forms, and npu_fusion_attention, which
+scaled_dot_product_attention becomes."""
 
 import math
 from typing import Any
@@ -12,14 +13,23 @@ from tests.ascend.emulate.table import Refused, need, need_values, operator
 V1 = "npu::npu_fused_infer_attention_score"
 V2 = "npu::npu_fused_infer_attention_score_v2"
 QUERIES = 256  # computed at a time
-V2_NAMES = {"actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv", "num_query_heads": "num_heads",
-            "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag"}
+V2_NAMES = {
+    "actual_seq_qlen": "actual_seq_lengths",
+    "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "num_query_heads": "num_heads",
+    "softmax_scale": "scale",
+    "return_softmax_lse": "softmax_lse_flag",
+}
 
 
 def paged_tokens(cache: Tensor, pages: Tensor, length: int, heads: int) -> Tensor:
-    """The first `length` tokens of a sequence as (length, heads, head size), from any of the three layouts."""
+    """The first `length` tokens of a sequence as (length, heads, head size), from any of the three
+    layouts."""
     ids = pages.long()
-    need_values(lambda: ((ids >= 0) & (ids < cache.shape[0])).all(), f"pages {ids.tolist()} in a cache of {cache.shape[0]}")
+    need_values(
+        lambda: ((ids >= 0) & (ids < cache.shape[0])).all(),
+        f"pages {ids.tolist()} in a cache of {cache.shape[0]}",
+    )
     if cache.dim() == 3:  # (pages, page size, heads * head size)
         found = cache[ids].reshape(-1, heads, cache.shape[-1] // heads)
     elif cache.dim() == 4:  # (pages, heads, page size, head size)
@@ -30,11 +40,18 @@ def paged_tokens(cache: Tensor, pages: Tensor, length: int, heads: int) -> Tenso
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q (s, n, d), k and v (t, kn, d) -> (s, n, dv) and the log of the sum of exponentials (s, n); rows that see nothing are 0."""
-    if len(q) > QUERIES and hidden is not None and hidden.dim() == 2:  # in parts, each without the keys behind those that it sees
-        ends = [int((~part).any(0).nonzero().amax() + 1) if not part.all() else 1 for part in hidden.split(QUERIES)]
-        parts = [attend(some, k[:end], v[:end], scale, mask[:, :end])
-                 for some, mask, end in zip(q.split(QUERIES), hidden.split(QUERIES), ends, strict=True)]
+    """q (s, n, d), k and v (t, kn, d) -> (s, n, dv) and the log of the sum of exponentials (s, n); rows that
+    see nothing are 0."""
+    # in parts, each without the keys behind those that it sees
+    if len(q) > QUERIES and hidden is not None and hidden.dim() == 2:
+        ends = [
+            int((~part).any(0).nonzero().amax() + 1) if not part.all() else 1
+            for part in hidden.split(QUERIES)
+        ]
+        parts = [
+            attend(some, k[:end], v[:end], scale, mask[:, :end])
+            for some, mask, end in zip(q.split(QUERIES), hidden.split(QUERIES), ends, strict=True)
+        ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     group = q.shape[1] // k.shape[1]
     k, v = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
@@ -58,7 +75,7 @@ def hidden(score: Score, row: int, s: int, t: int) -> Tensor | None:
         mask = given.bool()
         mask = mask[min(row, mask.shape[0] - 1)] if mask.dim() >= 3 else mask
         if s == 1 and mask.dim() == 2 and mask.shape[0] > 1:
-            mask = mask[row: row + 1]
+            mask = mask[row : row + 1]
         return mask.reshape(mask.shape[-2], mask.shape[-1])[:s, :t]
     return sparse(mode, s, t, score.pre_tokens, score.next_tokens)
 
@@ -77,7 +94,13 @@ def sparse(mode: int, s: int, t: int, before: int, after: int) -> Tensor:
 
 def heads_last(score: Score, x: Tensor) -> Tensor:
     """Queries as (..., s, n, d)."""
-    return x.unflatten(-1, (score.num_heads, -1)) if score.layout_in == "BSH" else x.transpose(1, 2) if score.layout_in == "BNSD" else x
+    return (
+        x.unflatten(-1, (score.num_heads, -1))
+        if score.layout_in == "BSH"
+        else x.transpose(1, 2)
+        if score.layout_in == "BNSD"
+        else x
+    )
 
 
 def rows(score: Score, x: Tensor) -> list[Tensor]:
@@ -101,8 +124,14 @@ def keys(score: Score, cache: Tensor, index: int) -> Tensor:
         return paged_tokens(cache, pages, length, 1 if cache is score.key_rope else heads)
     if score.layout_in == "TND":
         assert kv is not None
-        return cache[(kv[index - 1] if index else 0): kv[index]]
-    dense = cache.unflatten(-1, (heads, -1)) if score.layout_in == "BSH" else cache.transpose(1, 2) if score.layout_in == "BNSD" else cache
+        return cache[(kv[index - 1] if index else 0) : kv[index]]
+    dense = (
+        cache.unflatten(-1, (heads, -1))
+        if score.layout_in == "BSH"
+        else cache.transpose(1, 2)
+        if score.layout_in == "BNSD"
+        else cache
+    )
     return dense[index, : score.lengths(kv, dense.shape[0], dense.shape[1])[index]]
 
 
@@ -130,8 +159,16 @@ def compute(score: Score) -> tuple[Tensor, Tensor]:
 
 
 OUTPUT = {  # layout -> dimensions of (b, s, n, d), or of (t, n, d)
-    "BSH": (0, 1, 2, 3), "BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BNSD_BSND": (0, 1, 2, 3), "BSH_NBSD": (2, 0, 1, 3),
-    "BSND_NBSD": (2, 0, 1, 3), "BNSD_NBSD": (2, 0, 1, 3), "TND": (0, 1, 2), "TND_NTD": (1, 0, 2)}
+    "BSH": (0, 1, 2, 3),
+    "BSND": (0, 1, 2, 3),
+    "BNSD": (0, 2, 1, 3),
+    "BNSD_BSND": (0, 1, 2, 3),
+    "BSH_NBSD": (2, 0, 1, 3),
+    "BSND_NBSD": (2, 0, 1, 3),
+    "BNSD_NBSD": (2, 0, 1, 3),
+    "TND": (0, 1, 2),
+    "TND_NTD": (1, 0, 2),
+}
 
 
 def infer(score: Score) -> tuple[Tensor, Tensor]:
@@ -152,48 +189,98 @@ def fia(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Te
 
 @operator(V2)
 def fia_v2(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-    return infer(Score.of(query, key, value, 2, {V2_NAMES.get(name, name): given for name, given in arguments.items()}))
+    return infer(
+        Score.of(query, key, value, 2, {V2_NAMES.get(name, name): given for name, given in arguments.items()})
+    )
 
 
 def into(out: list[Tensor], found: tuple[Tensor, Tensor], with_lse: bool) -> tuple[Tensor, Tensor]:
     for name, (to, made) in zip(("attention", "lse"), zip(out, found, strict=True), strict=True):
         if name == "attention" or with_lse:
-            need(to.shape == made.shape and to.dtype == made.dtype, f"out: {name} is {tuple(to.shape)} {to.dtype}, not {tuple(made.shape)}")
+            need(
+                to.shape == made.shape and to.dtype == made.dtype,
+                f"out: {name} is {tuple(to.shape)} {to.dtype}, not {tuple(made.shape)}",
+            )
             to.copy_(made)
     return out[0], out[1]
 
 
 @operator(f"{V1}.out")
-def fia_out(query: Tensor, key: Tensor, value: Tensor, *, workspace: Tensor | None = None, out: list[Tensor],
-            **arguments: Any) -> tuple[Tensor, Tensor]:
+def fia_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    workspace: Tensor | None = None,
+    out: list[Tensor],
+    **arguments: Any,
+) -> tuple[Tensor, Tensor]:
     return into(out, fia(query, key, value, **arguments), bool(arguments.get("softmax_lse_flag")))
 
 
 @operator(f"{V2}.out")
-def fia_v2_out(query: Tensor, key: Tensor, value: Tensor, *, workspace: Tensor | None = None, out: list[Tensor],
-               **arguments: Any) -> tuple[Tensor, Tensor]:
+def fia_v2_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    workspace: Tensor | None = None,
+    out: list[Tensor],
+    **arguments: Any,
+) -> tuple[Tensor, Tensor]:
     return into(out, fia_v2(query, key, value, **arguments), bool(arguments.get("return_softmax_lse")))
 
 
-@operator("npu::_npu_fused_infer_attention_score_get_max_workspace", "npu::_npu_fused_infer_attention_score_v2_get_max_workspace")
+@operator(
+    "npu::_npu_fused_infer_attention_score_get_max_workspace",
+    "npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
+)
 def fia_workspace(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
     return torch.empty(1, dtype=torch.uint8)
 
 
-SDPA_VIEWS = {"BNSD": lambda x, n: x.transpose(1, 2), "BSND": lambda x, n: x, "BSH": lambda x, n: x.unflatten(-1, (n, -1)),
-              "SBH": lambda x, n: x.transpose(0, 1).unflatten(-1, (n, -1))}
-SDPA_BACK = {"BNSD": lambda x: x.transpose(1, 2).contiguous(), "BSND": lambda x: x, "BSH": lambda x: x.flatten(2),
-             "SBH": lambda x: x.flatten(2).transpose(0, 1).contiguous()}
+SDPA_VIEWS = {
+    "BNSD": lambda x, n: x.transpose(1, 2),
+    "BSND": lambda x, n: x,
+    "BSH": lambda x, n: x.unflatten(-1, (n, -1)),
+    "SBH": lambda x, n: x.transpose(0, 1).unflatten(-1, (n, -1)),
+}
+SDPA_BACK = {
+    "BNSD": lambda x: x.transpose(1, 2).contiguous(),
+    "BSND": lambda x: x,
+    "BSH": lambda x: x.flatten(2),
+    "SBH": lambda x: x.flatten(2).transpose(0, 1).contiguous(),
+}
 
 
 @operator("npu::npu_fusion_attention")
-def fusion_attention(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, pse: Tensor | None = None,
-                     padding_mask: Tensor | None = None, atten_mask: Tensor | None = None, scale: float = 1.0, keep_prob: float = 1.0,
-                     pre_tockens: int = 2**31 - 1, next_tockens: int = 2**31 - 1, inner_precise: int = 0, prefix: Any = None,
-                     actual_seq_qlen: Any = None, actual_seq_kvlen: Any = None, sparse_mode: int = 0, *_: Any, **__: Any) -> Any:
+def fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = 2**31 - 1,
+    next_tockens: int = 2**31 - 1,
+    inner_precise: int = 0,
+    prefix: Any = None,
+    actual_seq_qlen: Any = None,
+    actual_seq_kvlen: Any = None,
+    sparse_mode: int = 0,
+    *_: Any,
+    **__: Any,
+) -> Any:
     need(keep_prob == 1.0 and pse is None and prefix is None, "only inference is emulated")
     need(input_layout in SDPA_VIEWS, f"input_layout {input_layout!r} is not emulated")
-    need(atten_mask is None or atten_mask.dim() < 4 or atten_mask.shape[1] == 1, "a mask for each head is not emulated")
+    need(
+        atten_mask is None or atten_mask.dim() < 4 or atten_mask.shape[1] == 1,
+        "a mask for each head is not emulated",
+    )
     q, k, v = (SDPA_VIEWS[input_layout](x, head_num) for x in (query, key, value))
     found = []
     for index in range(q.shape[0]):
@@ -201,7 +288,11 @@ def fusion_attention(query: Tensor, key: Tensor, value: Tensor, head_num: int, i
         if sparse_mode > 1:
             mask = sparse(sparse_mode, q.shape[1], k.shape[1], pre_tockens, next_tockens)
         elif atten_mask is not None:
-            mask = atten_mask.bool()[min(index, atten_mask.shape[0] - 1), 0] if atten_mask.dim() == 4 else atten_mask.bool()
+            mask = (
+                atten_mask.bool()[min(index, atten_mask.shape[0] - 1), 0]
+                if atten_mask.dim() == 4
+                else atten_mask.bool()
+            )
         found.append(attend(q[index], k[index], v[index], scale, mask)[0])
     out = SDPA_BACK[input_layout](torch.stack(found).to(query.dtype))
     none = query.new_empty(0)

@@ -1,8 +1,10 @@
-"""device="npu" tensors with right numbers: a dispatch mode that computes every operator on the host, in the device's memory.
+"""device="npu" tensors with right numbers: a dispatch mode that computes every operator on the host, in the
+device's memory.
 
-Beneath it lies the real torch_npu: its allocator, streams, events, graphs and process groups run on the simulated CANN libraries. An
-operator is computed at once; or later, in the lazy mode of queue.py; or, in a capture of a graph, recorded and computed at each replay.
-What the host may not do in a capture, and what real NPUs have no kernel for, is refused there.
+Beneath it lies the real torch_npu: its allocator, streams, events, graphs and process groups run on the
+simulated CANN libraries. An operator is computed at once; or later, in the lazy mode of queue.py; or, in a
+capture of a graph, recorded and computed at each replay. What the host may not do in a capture, and what real
+NPUs have no kernel for, is refused there.
 """
 
 from collections import Counter
@@ -23,15 +25,35 @@ from tests.ascend.emulate.table import Limits, Refused, only_shapes
 
 NAMESPACES = ("aten", "npu", "atb", "prims")
 NATIVE = {  # torch_npu's own C++ does these in the simulated runtime
-    "aten::empty.memory_format", "aten::empty_strided", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor",
-    "aten::resize_", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::lift_fresh", "aten::is_same_size",
-    "aten::detach", "aten::alias", "npu::get_npu_format", "npu::npu_change_data_ptr", "npu::empty_with_format",
-    "npu::_npu_fused_infer_attention_score_infer_output", "npu::_npu_fused_infer_attention_score_v2_infer_output"}
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::resize_",
+    "aten::record_stream",
+    "aten::is_pinned",
+    "aten::_pin_memory",
+    "aten::lift_fresh",
+    "aten::is_same_size",
+    "aten::detach",
+    "aten::alias",
+    "npu::get_npu_format",
+    "npu::npu_change_data_ptr",
+    "npu::empty_with_format",
+    "npu::_npu_fused_infer_attention_score_infer_output",
+    "npu::_npu_fused_infer_attention_score_v2_infer_output",
+}
 COPIES = ("aten::copy_", "aten::_to_copy")
 INDEXES = ("aten::index.Tensor",)  # reads values only where a mask is among its indices
 HUGE = 1 << 26
-KERNELS = ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-watchers: list[Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = []  # are told of each call that launches something
+KERNELS = (
+    "PrivateUse1",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+# are told of each call that launches something
+watchers: list[Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = []
 fallbacks: Counter[str] = Counter()  # operators that NPUs compute on the CPU, and how often
 
 
@@ -52,9 +74,14 @@ def signature(func: Any) -> Signature:
     name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return Signature(
-        name=name, namespace=schema.name.split("::")[0], is_native=name in NATIVE or func.is_view,
+        name=name,
+        namespace=schema.name.split("::")[0],
+        is_native=name in NATIVE or func.is_view,
         is_on_device=name in OPERATORS or any(has(name, key) for key in KERNELS),
-        reads_values=any(tag in func.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)))
+        reads_values=any(
+            tag in func.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+        ),
+    )
 
 
 class HostNpu(TorchDispatchMode):
@@ -66,14 +93,17 @@ class HostNpu(TorchDispatchMode):
         graphs.install()
         queue.install()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         of = signature(func)
         target = kwargs.get("device")
         to_device = target is not None and torch.device(target).type == "npu"
         given = leaves((args, kwargs), [])
         on_device = any(is_device(leaf) for leaf in given)
-        if (on_device or to_device) and torch.is_inference_mode_enabled():  # composites come here whole: their parts come back
+        # composites come here whole: their parts come back
+        if (on_device or to_device) and torch.is_inference_mode_enabled():
             with self:
                 if (found := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return found
@@ -92,17 +122,27 @@ class HostNpu(TorchDispatchMode):
             return formats.cast(*args, **kwargs)
         if not of.is_on_device:
             fallbacks[of.name] += 1
-        torch_device = torch.device("npu", torch.npu.current_device()) if to_device or (on_device and target is None) else None
+        torch_device = (
+            torch.device("npu", torch.npu.current_device())
+            if to_device or (on_device and target is None)
+            else None
+        )
         return compute(of, func, args, kwargs, torch_device)
 
 
 def without(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
     """Arguments as the host can take them."""
-    given = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items() if name != "pin_memory"}
+    given = {
+        name: None if isinstance(value, torch.Generator) else value
+        for name, value in kwargs.items()
+        if name != "pin_memory"
+    }
     return given | ({"device": torch.device(device)} if "device" in given else {})
 
 
-def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None) -> Any:
+def compute(
+    of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
+) -> Any:
     kernel = OPERATORS.get(of.name, func)
     host_args, host_kwargs = mapped((args, without(kwargs, "cpu")), host)
     if of.name not in OPERATORS:
@@ -135,7 +175,9 @@ def compute(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    theirs = {id(leaf) for leaf in leaves((args, kwargs), []) if isinstance(leaf, Tensor) and not is_device(leaf)}
+    theirs = {
+        id(leaf) for leaf in leaves((args, kwargs), []) if isinstance(leaf, Tensor) and not is_device(leaf)
+    }
     return lambda mine: mine.clone() if id(mine) in theirs else mine
 
 
@@ -148,7 +190,9 @@ def is_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not kwargs.get("non_blocking", len(args) > 2 and args[2])
 
 
-def waits(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None) -> bool:
+def waits(
+    of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
+) -> bool:
     """Whether the host waits for the device in it."""
     if of.name in COPIES:
         to, source = copied(of, args)
@@ -159,13 +203,20 @@ def waits(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_de
 
 def reads_mask(of: Signature, args: tuple[Any, ...]) -> bool:
     return of.name.startswith("aten::index") and any(
-        isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], []))
+        isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in leaves(args[1], [])
+    )
 
 
-def placed(results: Any, given: Any, computed: Any, torch_device: torch.device | None, fill: bool = True) -> tuple[Any, tuple[Tensor | None, ...]]:
-    """Results on the device: those that are arguments, written in place, as the caller's own tensors, others as new ones. And, in the
-    order of `leaves(results)`, the memory of the new ones."""
-    own = {id(mine): theirs for mine, theirs in zip(leaves(computed, []), leaves(given, []), strict=False) if isinstance(mine, Tensor)}
+def placed(
+    results: Any, given: Any, computed: Any, torch_device: torch.device | None, fill: bool = True
+) -> tuple[Any, tuple[Tensor | None, ...]]:
+    """Results on the device: those that are arguments, written in place, as the caller's own tensors, others
+    as new ones. And, in the order of `leaves(results)`, the memory of the new ones."""
+    own = {
+        id(mine): theirs
+        for mine, theirs in zip(leaves(computed, []), leaves(given, []), strict=False)
+        if isinstance(mine, Tensor)
+    }
     fresh: list[Tensor | None] = []
 
     def to_device(result: Tensor) -> Tensor:
@@ -173,22 +224,33 @@ def placed(results: Any, given: Any, computed: Any, torch_device: torch.device |
             fresh.append(None)
             return own.get(id(result), result)
         # in the lazy mode the memory may be that of a call that has not run: its contents stay
-        made = device_like(result, torch_device) if not fill and not queue.is_lazy() else torch.empty_strided(
-            result.shape, result.stride(), dtype=result.dtype, device=torch_device)
+        made = (
+            device_like(result, torch_device)
+            if not fill and not queue.is_lazy()
+            else torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=torch_device)
+        )
         fresh.append(host(made))
         if fill and result.numel():
             fresh[-1].copy_(result)
         return made
+
     return mapped(results, to_device), tuple(fresh)
 
 
-def work_out_shapes(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-                    torch_device: torch.device | None) -> tuple[Any, tuple[Tensor | None, ...]]:
+def work_out_shapes(
+    of: Signature, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
+) -> tuple[Any, tuple[Tensor | None, ...]]:
     """What an operator would return, and whether it would be refused, without the values."""
     if of.name not in OPERATORS or is_huge(args, kwargs):
         meta_args, meta_kwargs = mapped((args, without(kwargs, "meta")), meta)
         try:
-            return placed(func(*meta_args, **meta_kwargs), (args, kwargs), (meta_args, meta_kwargs), torch_device, fill=False)
+            return placed(
+                func(*meta_args, **meta_kwargs),
+                (args, kwargs),
+                (meta_args, meta_kwargs),
+                torch_device,
+                fill=False,
+            )
         except NotImplementedError:  # it has no shape function
             pass
     blank_args, blank_kwargs = mapped((args, without(kwargs, "cpu")), blank)
@@ -198,11 +260,16 @@ def work_out_shapes(of: Signature, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def is_huge(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Too much to stand there as zeros: its shapes are torch_npu's own, and the limits of such a call are not checked."""
-    return Limits.no_values and any(isinstance(leaf, Tensor) and leaf.nbytes > HUGE for leaf in leaves((args, kwargs), []))
+    """Too much to stand there as zeros: its shapes are torch_npu's own, and the limits of such a call are not
+    checked."""
+    return Limits.no_values and any(
+        isinstance(leaf, Tensor) and leaf.nbytes > HUGE for leaf in leaves((args, kwargs), [])
+    )
 
 
-def refuse_in_capture(of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None) -> None:
+def refuse_in_capture(
+    of: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], torch_device: torch.device | None
+) -> None:
     if not of.is_on_device:
         raise Refused(f"{of.name} has no NPU kernel: it cannot be captured")
     if reads_mask(of, args) or (of.reads_values and of.name not in INDEXES):

@@ -1,7 +1,8 @@
-"""Experts spread over ranks: npu_moe_distribute_dispatch_v2 and npu_moe_distribute_combine_v2, over the simulated HCCL group of that name.
+"""Experts spread over ranks: npu_moe_distribute_dispatch_v2 and npu_moe_distribute_combine_v2, over the
+simulated HCCL group of that name.
 
-Limits: op-plugin's documents (517f2e7). What assist_info_for_combine and the counts contain is the library's own affair: here a row's
-assist_info begins with the rank, token and choice that it came from.
+Limits: op-plugin's documents (517f2e7). What assist_info_for_combine and the counts contain is the library's
+own affair: here a row's assist_info begins with the rank, token and choice that it came from.
 """
 
 import ctypes
@@ -14,7 +15,16 @@ from torch import Tensor
 from tests.ascend.emulate.experts import garbage
 from tests.ascend.emulate.linears import quantised_rows
 from tests.ascend.emulate.queue import library
-from tests.ascend.emulate.table import need, need_dtype, need_half, need_shape, need_strictly, need_values, operator, shapes_only
+from tests.ascend.emulate.table import (
+    need,
+    need_dtype,
+    need_half,
+    need_shape,
+    need_strictly,
+    need_values,
+    operator,
+    shapes_only,
+)
 
 ASSIST = 128  # int32 of each row
 
@@ -45,22 +55,38 @@ class Spread:
         return self.experts // self.size
 
     def check(self, x: Tensor, expert_ids: Tensor, global_bs: int, rest: dict[str, Any]) -> None:
-        odd = [name for name, given in rest.items() if given not in (None, 0, "") and name != "shared_expert_num"]
+        odd = [
+            name for name, given in rest.items() if given not in (None, 0, "") and name != "shared_expert_num"
+        ]
         need(not odd, f"not emulated: {odd}")
         need(0 < len(self.group) < 128, f"group_ep {self.group!r}")
         need(2 <= self.size <= 768 and 0 <= self.rank < self.size, f"rank {self.rank} of {self.size}")
-        need(1 <= self.experts <= 1024 and self.experts % self.size == 0, f"{self.experts} experts on {self.size} ranks")
+        need(
+            1 <= self.experts <= 1024 and self.experts % self.size == 0,
+            f"{self.experts} experts on {self.size} ranks",
+        )
         need_dtype("expert_ids", expert_ids, torch.int32)
         need(expert_ids.dim() == x.dim() == 2, "x and expert_ids are 2-D")
         tokens, choices = expert_ids.shape
         need(0 < tokens <= 512, f"{tokens} tokens: 1 .. 512")
         need(0 < choices <= min(16, self.experts), f"{choices} experts for a token: at most 16")
         need_strictly(1024 <= x.shape[1] <= 8192, f"hidden size {x.shape[1]}: 1024 .. 8192")
-        need(global_bs == 0 or global_bs % self.size == 0 and global_bs >= tokens * self.size, f"global_bs {global_bs} for {tokens} tokens")
-        need_values(lambda: ((expert_ids >= 0) & (expert_ids < self.experts)).all(), f"an expert outside 0 .. {self.experts - 1}")
-        need_values(lambda: (expert_ids.sort(-1).values.diff(dim=-1) != 0).all(), "an expert twice in one row")
+        need(
+            global_bs == 0 or global_bs % self.size == 0 and global_bs >= tokens * self.size,
+            f"global_bs {global_bs} for {tokens} tokens",
+        )
+        need_values(
+            lambda: ((expert_ids >= 0) & (expert_ids < self.experts)).all(),
+            f"an expert outside 0 .. {self.experts - 1}",
+        )
+        need_values(
+            lambda: (expert_ids.sort(-1).values.diff(dim=-1) != 0).all(), "an expert twice in one row"
+        )
         real = library().sim_hccl_size(self.group.encode())
-        need(shapes_only() or real == self.size, f"HCCL group {self.group!r} has {real} ranks, ep_world_size is {self.size}")
+        need(
+            shapes_only() or real == self.size,
+            f"HCCL group {self.group!r} has {real} ranks, ep_world_size is {self.size}",
+        )
 
     def most_rows(self, tokens: int, choices: int, global_bs: int) -> int:
         return (global_bs or tokens * self.size) * min(self.local, choices)
@@ -84,19 +110,38 @@ def padded(x: Tensor, rows: int, fill: int) -> Tensor:
 
 
 @operator("npu::npu_moe_distribute_dispatch_v2")
-def dispatch(x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, *,
-             scales: Tensor | None = None, x_active_mask: Tensor | None = None, quant_mode: int = 0, global_bs: int = 0,
-             expert_token_nums_type: int = 1, comm_alg: str = "", **rest: Any) -> tuple[Tensor, ...]:
+def dispatch(
+    x: Tensor,
+    expert_ids: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    comm_alg: str = "",
+    **rest: Any,
+) -> tuple[Tensor, ...]:
     spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num)
     spread.check(x, expert_ids, global_bs, rest)
     need_half(x=x)
-    need(quant_mode in (0, 2) and (scales is None or quant_mode == 2), "quant_mode is 0, or 2, which may have scales")
+    need(
+        quant_mode in (0, 2) and (scales is None or quant_mode == 2),
+        "quant_mode is 0, or 2, which may have scales",
+    )
     need(comm_alg in ("", "fullmesh_v1", "fullmesh_v2"), f"comm_alg {comm_alg!r}")
     need(expert_token_nums_type in (0, 1), f"expert_token_nums_type {expert_token_nums_type}")
     most = spread.most_rows(*expert_ids.shape, global_bs)
     rows = garbage(most, x.shape[1], dtype=torch.int8 if quant_mode else x.dtype)
     row_scales = garbage(most if quant_mode else 1, dtype=torch.float32)
-    assist, counts = garbage(most * ASSIST, dtype=torch.int32), torch.zeros(spread.local, ep_world_size, dtype=torch.int32)
+    assist, counts = (
+        garbage(most * ASSIST, dtype=torch.int32),
+        torch.zeros(spread.local, ep_world_size, dtype=torch.int32),
+    )
     taken = active(x_active_mask, expert_ids)
     if not shapes_only():
         each = (global_bs // ep_world_size) or x.shape[0]
@@ -113,20 +158,44 @@ def dispatch(x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, e
                         rows[at], row_scales[at] = quantised_rows(values)
                     else:
                         rows[at] = tokens[rank, token]
-                    assist[at * ASSIST: at * ASSIST + 3] = torch.tensor([rank, token, choice], dtype=torch.int32)
+                    assist[at * ASSIST : at * ASSIST + 3] = torch.tensor(
+                        [rank, token, choice], dtype=torch.int32
+                    )
                     counts[expert, rank] += 1
                     at += 1
     numbers = counts.sum(-1).long()
     received = counts.flatten().cumsum(0).to(torch.int32)
-    return (rows, row_scales, assist, numbers if expert_token_nums_type else numbers.cumsum(0), received,
-            torch.zeros(1, dtype=torch.int32), torch.zeros(1))
+    return (
+        rows,
+        row_scales,
+        assist,
+        numbers if expert_token_nums_type else numbers.cumsum(0),
+        received,
+        torch.zeros(1, dtype=torch.int32),
+        torch.zeros(1),
+    )
 
 
 @operator("npu::npu_moe_distribute_combine_v2")
-def combine(expand_x: Tensor, expert_ids: Tensor, assist_info_for_combine: Tensor, ep_send_counts: Tensor, expert_scales: Tensor,
-            group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, *, tp_send_counts: Tensor | None = None,
-            expand_scales: Tensor | None = None, x_active_mask: Tensor | None = None, shared_expert_x: Tensor | None = None,
-            global_bs: int = 0, comm_alg: str = "", **rest: Any) -> Tensor:
+def combine(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    assist_info_for_combine: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    tp_send_counts: Tensor | None = None,
+    expand_scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    global_bs: int = 0,
+    comm_alg: str = "",
+    **rest: Any,
+) -> Tensor:
     spread = Spread(group_ep, ep_world_size, ep_rank_id, moe_expert_num)
     spread.check(expand_x, expert_ids, global_bs, rest)
     need_half(expand_x=expand_x)
@@ -140,7 +209,10 @@ def combine(expand_x: Tensor, expert_ids: Tensor, assist_info_for_combine: Tenso
     need_shape("expert_scales", expert_scales, *expert_ids.shape)
     out = torch.zeros(expert_ids.shape[0], expand_x.shape[1])
     if not shapes_only():
-        rows, infos = gather(group_ep, expand_x), gather(group_ep, assist_info_for_combine.view(most, ASSIST)[:, :3])
+        rows, infos = (
+            gather(group_ep, expand_x),
+            gather(group_ep, assist_info_for_combine.view(most, ASSIST)[:, :3]),
+        )
         used = gather(group_ep, ep_send_counts)[:, -1]
         for owner in range(ep_world_size):
             for row, (rank, token, choice) in enumerate(infos[owner, : int(used[owner])].tolist()):

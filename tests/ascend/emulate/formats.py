@@ -1,7 +1,8 @@
-"""npu_format_cast: weights in FRACTAL_NZ. Their contents stay in logical order here; torch_npu and the operators know the format.
+"""npu_format_cast: weights in FRACTAL_NZ. Their contents stay in logical order here; torch_npu and the
+operators know the format.
 
-A private format is for matrix products, and a view of it only as a transpose. Anything else would have to be converted back, copy by copy,
-which the runtime never wants: it is refused.
+A private format is for matrix products, and a view of it only as a transpose. Anything else would have to be
+converted back, copy by copy, which the runtime never wants: it is refused.
 """
 
 from typing import Any
@@ -15,9 +16,20 @@ from tests.ascend.emulate.memory import ND, NZ, format_of, host, leaves, make_pr
 from tests.ascend.emulate.table import Limits, need, operator
 
 CASTS = ("npu::npu_format_cast", "npu::_npu_format_cast")
-READERS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::matmul", "aten::linear", "aten::baddbmm", "aten::addmm_",
-           "aten::copy_", "aten::_to_copy", "aten::clone")  # a copy converts, which is right for loading
-LANES = {torch.int8: 32, torch.float16: 16, torch.bfloat16: 16, torch.float32: 16, torch.int32: 8}  # c0; int32 holds eight int4
+READERS = (
+    "aten::mm",
+    "aten::bmm",
+    "aten::addmm",
+    "aten::matmul",
+    "aten::linear",
+    "aten::baddbmm",
+    "aten::addmm_",
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::clone",
+)  # a copy converts, which is right for loading
+# c0; int32 holds eight int4
+LANES = {torch.int8: 32, torch.float16: 16, torch.bfloat16: 16, torch.float32: 16, torch.int32: 8}
 
 
 @operator(*CASTS)
@@ -41,11 +53,14 @@ def cast(x: Tensor, acl_format: int, **more: Any) -> Tensor:
 
 
 def check_sizes(x: Tensor) -> None:
-    """k % 16, n % 16 for 16 bits, n % 32 for int8: others are padded by the cast, and refused by the quantised products (aclnn
-    documentation of each; vllm-ascend casts only such)."""
+    """k % 16, n % 16 for 16 bits, n % 32 for int8: others are padded by the cast, and refused by the
+    quantised products (aclnn documentation of each; vllm-ascend casts only such)."""
     rows, columns = x.shape[-2:]
     lanes = LANES[x.dtype]
-    need(rows % 16 == 0 and columns % lanes == 0, f"FRACTAL_NZ of {x.dtype}: {rows} x {columns} is no multiple of 16 x {lanes}")
+    need(
+        rows % 16 == 0 and columns % lanes == 0,
+        f"FRACTAL_NZ of {x.dtype}: {rows} x {columns} is no multiple of 16 x {lanes}",
+    )
 
 
 def refuse(name: str, given: Any) -> None:

@@ -1,6 +1,7 @@
 """Captured graphs: what a capture records, and both protocols that change a recorded call before a replay.
 
-The real torch_npu runs its own capture, replay and update code on the simulated runtime; these functions stand around it.
+The real torch_npu runs its own capture, replay and update code on the simulated runtime; these functions
+stand around it.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from tests.ascend.emulate.table import need
 
 @dataclass
 class Call:
-    """A recorded operator: how to compute it, and where in the device's memory its results belong (None: not there)."""
+    """A recorded operator: how to compute it, and where in the device's memory its results belong (None: not
+    there)."""
 
     name: str
     run: Callable[[], Any]
@@ -42,7 +44,8 @@ class _State:
 
 
 _state = _State()
-_groups: dict[int, tuple[Any, Call]] = {}  # id of a handle -> the handle, which keeps the id its own, and the call
+# id of a handle -> the handle, which keeps the id its own, and the call
+_groups: dict[int, tuple[Any, Call]] = {}
 
 
 def capturing() -> list[Call] | None:
@@ -66,9 +69,11 @@ def update(name: str, run: Callable[[], Any]) -> None:
 
     def replace() -> None:
         call.run = run
+
     if queue.is_lazy():
         queue.enqueue(replace, _state.update_stream)
-        if call.replays:  # of earlier lengths: this must not reach them, so it comes as early as the program allows
+        # of earlier lengths: this must not reach them, so it comes as early as the program allows
+        if call.replays:
             queue.advance(_state.update_stream)
     else:
         replace()
@@ -101,7 +106,11 @@ def _wrap_graph(graph_type: Any) -> None:
                 with torch.inference_mode():
                     call.execute()
 
-    graph_type.capture_begin, graph_type.capture_end, graph_type.replay = capture_begin, capture_end, replay_calls
+    graph_type.capture_begin, graph_type.capture_end, graph_type.replay = (
+        capture_begin,
+        capture_end,
+        replay_calls,
+    )
 
 
 def _wrap_groups(module: Any) -> None:
@@ -128,7 +137,11 @@ def _wrap_groups(module: Any) -> None:
         _state.update = None
         update_end(stream)
 
-    for name, function in (("graph_task_group_begin", begin), ("graph_task_group_end", end),
-                           ("graph_task_update_begin", start_update), ("graph_task_update_end", stop_update)):
+    for name, function in (
+        ("graph_task_group_begin", begin),
+        ("graph_task_group_end", end),
+        ("graph_task_update_begin", start_update),
+        ("graph_task_update_end", stop_update),
+    ):
         setattr(module, name, function)
         setattr(torch.npu, name, function)

@@ -1,4 +1,5 @@
-"""Multi-head latent attention around the attention itself. Limits: op-plugin's documents (517f2e7) and the wheel's docstrings."""
+"""Multi-head latent attention around the attention itself. Limits: op-plugin's documents (517f2e7) and the
+wheel's docstrings."""
 
 import math
 
@@ -7,13 +8,22 @@ from torch import Tensor
 
 from tests.ascend.emulate.cache import nz_write, write
 from tests.ascend.emulate.norms import FLOATS, interleaved, normed
-from tests.ascend.emulate.table import need, need_contiguous, need_dtype, need_half, need_shape, need_strictly, operator
+from tests.ascend.emulate.table import (
+    need,
+    need_contiguous,
+    need_dtype,
+    need_half,
+    need_shape,
+    need_strictly,
+    operator,
+)
 
 PAGED = ("PA", "PA_BNSD", "PA_NZ")
 
 
 def write_pages(cache: Tensor, rows: Tensor, slots: Tensor, nz: bool) -> None:
-    """`cache` (pages, page size, 1, size) is named so whatever its layout; in NZ its memory is (pages, size / 16, page size, 16)."""
+    """`cache` (pages, page size, 1, size) is named so whatever its layout; in NZ its memory is (pages, size /
+    16, page size, 16)."""
     pages, page_size, _, size = cache.shape
     if nz:
         nz_write(cache.view(pages, size // 16, page_size, 16), rows, slots)
@@ -22,10 +32,24 @@ def write_pages(cache: Tensor, rows: Tensor, slots: Tensor, nz: bool) -> None:
 
 
 @operator("npu::npu_kv_rmsnorm_rope_cache")
-def kv_rmsnorm_rope_cache(kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, ckv_cache: Tensor, *,
-                          k_rope_scale: Tensor | None = None, c_kv_scale: Tensor | None = None, k_rope_offset: Tensor | None = None,
-                          c_kv_offset: Tensor | None = None, v: Tensor | None = None, epsilon: float = 1e-5, cache_mode: str = "Norm",
-                          is_output_kv: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def kv_rmsnorm_rope_cache(
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    *,
+    k_rope_scale: Tensor | None = None,
+    c_kv_scale: Tensor | None = None,
+    k_rope_offset: Tensor | None = None,
+    c_kv_offset: Tensor | None = None,
+    v: Tensor | None = None,
+    epsilon: float = 1e-5,
+    cache_mode: str = "Norm",
+    is_output_kv: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Writes both caches in place."""
     quantised = (k_rope_scale, c_kv_scale, k_rope_offset, c_kv_offset, v)
     need(all(given is None for given in quantised), "quantised caches are not emulated")
@@ -61,8 +85,13 @@ def attention_update(lse: list[Tensor], local_out: list[Tensor], update_type: in
     for index, (log, out) in enumerate(zip(lse, local_out, strict=True)):
         need_dtype(f"lse[{index}]", log, torch.float32)
         need_dtype(f"local_out[{index}]", out, *FLOATS)
-        need(log.dim() == 1 and out.dim() == 2 and out.shape[0] == log.shape[0] and out.shape == local_out[0].shape,
-             f"lse {tuple(log.shape)} and local_out {tuple(out.shape)}: (rows) and (rows, head size)")
+        need(
+            log.dim() == 1
+            and out.dim() == 2
+            and out.shape[0] == log.shape[0]
+            and out.shape == local_out[0].shape,
+            f"lse {tuple(log.shape)} and local_out {tuple(out.shape)}: (rows) and (rows, head size)",
+        )
     logs = torch.stack(lse)
     logs = logs.masked_fill(logs.isinf(), -math.inf)
     total = logs.logsumexp(0)

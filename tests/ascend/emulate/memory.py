@@ -1,4 +1,5 @@
-"""Device memory is host memory here: CPU tensors over it, blank ones, and shapes without any. And which of it has a private format."""
+"""Device memory is host memory here: CPU tensors over it, blank ones, and shapes without any. And which of it
+has a private format."""
 
 import ctypes
 import math
@@ -44,8 +45,8 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def host(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the same memory. It does not keep that memory: who frees a tensor too early loses its contents,
-    as on the device."""
+    """A CPU tensor over the same memory. It does not keep that memory: who frees a tensor too early loses its
+    contents, as on the device."""
     if tensor.device.type != "npu":
         return tensor
     storage = tensor.untyped_storage()
@@ -53,7 +54,9 @@ def host(tensor: Tensor) -> Tensor:
     if size == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     raw = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
-    made = torch.empty(0, dtype=tensor.dtype).set_(raw.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    made = torch.empty(0, dtype=tensor.dtype).set_(
+        raw.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
     return mark(made) if is_private(address) else made
 
 
@@ -70,7 +73,8 @@ def meta(tensor: Tensor) -> Tensor:
 
 
 def device_like(tensor: Tensor, torch_device: torch.device) -> Tensor:
-    """Memory on the device for what a CPU or meta tensor describes; floats are NaN until they are computed."""
+    """Memory on the device for what a CPU or meta tensor describes; floats are NaN until they are
+    computed."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=torch_device)
     if made.numel() and made.dtype.is_floating_point and not Limits.no_values:
         host(made).fill_(math.nan)

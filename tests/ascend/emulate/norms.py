@@ -20,8 +20,10 @@ def check_gamma(x: Tensor, gamma: Tensor) -> None:
     need_dtype("x", x, *FLOATS)
     need(gamma.dtype in (x.dtype, torch.float32), f"gamma is {gamma.dtype}, x {x.dtype}")
     need(x.numel() > 0, "empty tensors are not supported")
-    need(0 < gamma.dim() <= x.dim() and x.shape[x.dim() - gamma.dim():] == gamma.shape,
-         f"gamma {tuple(gamma.shape)} is not the end of x {tuple(x.shape)}")
+    need(
+        0 < gamma.dim() <= x.dim() and x.shape[x.dim() - gamma.dim() :] == gamma.shape,
+        f"gamma {tuple(gamma.shape)} is not the end of x {tuple(x.shape)}",
+    )
 
 
 @operator("npu::npu_rms_norm")
@@ -37,7 +39,9 @@ def gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Ten
 
 
 @operator("npu::npu_add_rms_norm")
-def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+def add_rms_norm(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
     need(x1.shape == x2.shape and x1.dtype == x2.dtype, "x1 and x2 differ in shape or dtype")
     check_gamma(x1, gamma)
     total = x1 + x2
@@ -62,20 +66,26 @@ def turned(x: Tensor, mode: str) -> Tensor:
 
 
 @operator("npu::npu_rotary_mul")
-def rotary_mul(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
+def rotary_mul(
+    x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
     need(rotary_mode in ("half", "interleave"), f"rotary_mode {rotary_mode!r}")
     need(rotate is None, "rotate is not emulated")
     need_dtype("input", x, *FLOATS)
     need(x.dim() == r1.dim() == 4, f"input and r1 are 4-D, not {x.dim()}-D and {r1.dim()}-D")
     need(r1.shape == r2.shape and r1.shape[-1] == x.shape[-1], "r1, r2: last dimension")
-    need(all(small in (1, size) for small, size in zip(r1.shape, x.shape, strict=True)), "r1 and r2 must broadcast to input")
+    need(
+        all(small in (1, size) for small, size in zip(r1.shape, x.shape, strict=True)),
+        "r1 and r2 must broadcast to input",
+    )
     need(x.shape[-1] % 2 == 0 and x.shape[-1] < 896, f"head size {x.shape[-1]}: even, below 896")
     return (x.float() * r1.float() + turned(x.float(), rotary_mode) * r2.float()).to(x.dtype)
 
 
 @operator("npu::npu_apply_rotary_pos_emb")
-def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND",
-                         rotary_mode: str = "half") -> tuple[Tensor, Tensor]:
+def apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
     """Turns query and key in place, and returns them."""
     rank = {"BSND": 4, "TND": 3}.get(layout)
     need(rank is not None, f"layout {layout!r}: BSND or TND on A2 and A3")
@@ -84,8 +94,14 @@ def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, l
     need(query.dtype == key.dtype == cos.dtype == sin.dtype, "query, key, cos and sin differ in dtype")
     need_dtype("query", query, *FLOATS)
     need(all(x.numel() > 0 for x in (query, key, cos, sin)), "empty tensors are not supported")
-    need(query.shape[:-2] == key.shape[:-2] == cos.shape[:-2] == sin.shape[:-2], "query, key, cos and sin differ before the heads")
-    need(query.shape[-1] == key.shape[-1] and cos.shape == sin.shape, "query and key, cos and sin differ in size")
+    need(
+        query.shape[:-2] == key.shape[:-2] == cos.shape[:-2] == sin.shape[:-2],
+        "query, key, cos and sin differ before the heads",
+    )
+    need(
+        query.shape[-1] == key.shape[-1] and cos.shape == sin.shape,
+        "query and key, cos and sin differ in size",
+    )
     need(cos.shape[-2] == 1, "cos and sin have one head")
     need(cos.shape[-1] == query.shape[-1], "cos and sin cover the whole head")
     need_strictly(query.shape[-1] in (64, 128), f"head size {query.shape[-1]}: 64 or 128")
@@ -104,9 +120,15 @@ def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     need(x.dim() == cos.dim() == sin.dim() == 4, "x, cos and sin are (batch, heads, tokens, 64)")
     need_half(x=x)
-    need(x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape, "cos and sin have the dtype of x and one shape")
+    need(
+        x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape,
+        "cos and sin have the dtype of x and one shape",
+    )
     need_contiguous(x=x, cos=cos, sin=sin)
-    need(cos.shape[1] == 1 and cos.shape[0] == x.shape[0] and cos.shape[2] in (1, x.shape[2]), "cos and sin: (batch, 1, tokens or 1, 64)")
+    need(
+        cos.shape[1] == 1 and cos.shape[0] == x.shape[0] and cos.shape[2] in (1, x.shape[2]),
+        "cos and sin: (batch, 1, tokens or 1, 64)",
+    )
     need(x.shape[-1] == cos.shape[-1], "cos and sin have the last dimension of x")
     need_strictly(x.shape[-1] == 64, f"last dimension {x.shape[-1]}: 64")
     return interleaved(x, cos, sin)

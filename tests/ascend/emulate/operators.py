@@ -16,5 +16,18 @@ from tests.ascend.emulate import (
 )
 from tests.ascend.emulate.table import OPERATORS
 
-__all__ = ["OPERATORS", "attention", "cache", "exchange", "experts", "formats", "grouped", "latent", "linears", "norms", "prolog",
-           "sampling", "sparse"]
+__all__ = [
+    "OPERATORS",
+    "attention",
+    "cache",
+    "exchange",
+    "experts",
+    "formats",
+    "grouped",
+    "latent",
+    "linears",
+    "norms",
+    "prolog",
+    "sampling",
+    "sparse",
+]

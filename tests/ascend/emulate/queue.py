@@ -1,9 +1,11 @@
-"""The lazy mode: what is launched waits on its stream until somebody waits for it, so a missing wait gives wrong numbers each time.
+"""The lazy mode: what is launched waits on its stream until somebody waits for it, so a missing wait gives
+wrong numbers each time.
 
-`with lazily():` or SIM_NPU_LAZY=1. The queues are those of cann/streams.c, which knows the streams, events and synchronisations that
-torch_npu uses, from Python and from its own C++. Copies from and to pinned memory that do not block are queued like operators, so the host
-sees what it should not touch yet. Two things are kinder than hardware: a polled event moves on, and collectives run when they are called,
-after what is before them.
+`with lazily():` or SIM_NPU_LAZY=1. The queues are those of cann/streams.c, which knows the streams, events
+and synchronisations that torch_npu uses, from Python and from its own C++. Copies from and to pinned memory
+that do not block are queued like operators, so the host sees what it should not touch yet. Two things are
+kinder than hardware: a polled event moves on, and collectives run when they are called, after what is before
+them.
 """
 
 import ctypes
@@ -72,7 +74,8 @@ def enqueue(work: Callable[[], None], stream: Any = None) -> None:
 
 
 def advance(stream: Any) -> None:
-    """What it can do without waiting for another stream happens now, before what was launched earlier elsewhere."""
+    """What it can do without waiting for another stream happens now, before what was launched earlier
+    elsewhere."""
     if library().sim_advance(stream_address(stream)):
         raise _failed[-1] if _failed else RuntimeError("the order of a stream's work is wrong: see stderr")
 

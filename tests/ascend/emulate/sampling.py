@@ -11,7 +11,8 @@ from tests.ascend.emulate.table import need, need_dtype, need_shape, need_values
 
 @operator("npu::npu_top_k_top_p")
 def top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None) -> Tensor:
-    """Logits with -inf for those outside. Of equal logits at the k-th place all stay; the sum of the smallest is cut at 1 - p."""
+    """Logits with -inf for those outside. Of equal logits at the k-th place all stay; the sum of the smallest
+    is cut at 1 - p."""
     need(logits.dim() == 2, f"logits are 2-D, not {logits.dim()}-D")
     need_dtype("logits", logits, *FLOATS)
     need(p is not None or k is not None, "p or k must be given")
@@ -21,7 +22,9 @@ def top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None
     if k is not None:
         need_dtype("k", k, torch.int32)
         need_shape("k", k, rows)
-        need_values(lambda: ((k >= 1) & (k <= min(1024, size))).all(), f"k lies outside 1 .. {min(1024, size)}")
+        need_values(
+            lambda: ((k >= 1) & (k <= min(1024, size))).all(), f"k lies outside 1 .. {min(1024, size)}"
+        )
         limit = values.gather(-1, (size - k.long().clamp(1, size))[:, None])
         values = values.masked_fill(values < limit, -math.inf)
     if p is not None:

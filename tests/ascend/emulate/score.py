@@ -1,7 +1,8 @@
 """The arguments of npu_fused_infer_attention_score and their documented limits.
 
-Sources: the wheel's own docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2] below. Where they contradict
-what engines run in production, the engines win and the place says so: [vllm-ascend] is its attention_v1.py.
+Sources: the wheel's own docstrings of both forms (torch_npu 2.13.0, _op_plugin_docs.py), named [v1] and [v2]
+below. Where they contradict what engines run in production, the engines win and the place says so:
+[vllm-ascend] is its attention_v1.py.
 """
 
 from dataclasses import dataclass, fields
@@ -14,12 +15,27 @@ from tests.ascend.emulate.table import Limits, need, need_contiguous, need_dtype
 
 BATCHED = ("BSH", "BSND", "BNSD")
 LAYOUTS = {  # input_layout -> how inputs lie; TND_NTD and the _NBSD forms are v2's
-    "BSH": "BSH", "BSND": "BSND", "BNSD": "BNSD", "BNSD_BSND": "BNSD", "TND": "TND", "BSH_NBSD": "BSH", "BSND_NBSD": "BSND",
-    "BNSD_NBSD": "BNSD", "TND_NTD": "TND"}
+    "BSH": "BSH",
+    "BSND": "BSND",
+    "BNSD": "BNSD",
+    "BNSD_BSND": "BNSD",
+    "TND": "TND",
+    "BSH_NBSD": "BSH",
+    "BSND_NBSD": "BSND",
+    "BNSD_NBSD": "BNSD",
+    "TND_NTD": "TND",
+}
 V1_LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND", "TND")
 INT_MAX = 2**31 - 1
-IGNORED = ("inner_precise", "antiquant_mode", "key_antiquant_mode", "value_antiquant_mode", "query_quant_mode", "key_quant_mode",
-           "value_quant_mode")  # modes of arguments that are refused below
+IGNORED = (
+    "inner_precise",
+    "antiquant_mode",
+    "key_antiquant_mode",
+    "value_antiquant_mode",
+    "query_quant_mode",
+    "key_quant_mode",
+    "value_quant_mode",
+)  # modes of arguments that are refused below
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,11 @@ class Score:
     @classmethod
     def of(cls, query: Tensor, key: Any, value: Any, version: int, arguments: dict[str, Any]) -> "Score":
         known = {field.name for field in fields(cls)}
-        strange = [name for name, given in arguments.items() if name not in known and name not in IGNORED and given is not None]
+        strange = [
+            name
+            for name, given in arguments.items()
+            if name not in known and name not in IGNORED and given is not None
+        ]
         need(not strange, f"not emulated: {strange}")
         key, value = (x[0] if isinstance(x, (list, tuple)) else x for x in (key, value))
         taken = {name: given for name, given in arguments.items() if name in known and given is not None}
@@ -70,7 +90,10 @@ class Score:
         """One for all, or one for each [v1: actual_seq_lengths]."""
         if given is None:
             return [size] * count
-        need(len(given) == 1 or len(given) >= count, f"{len(given)} lengths for {count} sequences: 1 or at least {count}")
+        need(
+            len(given) == 1 or len(given) >= count,
+            f"{len(given)} lengths for {count} sequences: 1 or at least {count}",
+        )
         return given * count if len(given) == 1 else given[:count]
 
     def num_sequences(self) -> int:
@@ -81,19 +104,30 @@ class Score:
             ends = self.actual_seq_lengths or []
             return [end - start for start, end in zip([0, *ends], ends, strict=False)]
         size = self.query.shape[2 if self.layout_in == "BNSD" else 1]
-        return [size] * self.query.shape[0] if size == 1 else self.lengths(self.actual_seq_lengths, self.query.shape[0], size)
+        return (
+            [size] * self.query.shape[0]
+            if size == 1
+            else self.lengths(self.actual_seq_lengths, self.query.shape[0], size)
+        )
 
     def kv_lengths(self) -> list[int]:
-        """Of paged keys: each sequence's own length, also in TND [v1: actual_seq_lengths_kv, Q_S = 1; vllm-ascend for more]."""
+        """Of paged keys: each sequence's own length, also in TND [v1: actual_seq_lengths_kv, Q_S = 1;
+        vllm-ascend for more]."""
         given = self.actual_seq_lengths_kv or []
         if self.block_table is not None and self.layout_in == "TND":
-            need(len(given) == self.num_sequences(), f"{len(given)} kv lengths for {self.num_sequences()} sequences")
+            need(
+                len(given) == self.num_sequences(),
+                f"{len(given)} kv lengths for {self.num_sequences()} sequences",
+            )
             return given
         return self.lengths(given, self.num_sequences(), 0)
 
 
 def check(score: Score) -> None:
-    need(score.input_layout in (V1_LAYOUTS if score.version == 1 else LAYOUTS), f"input_layout {score.input_layout!r}")
+    need(
+        score.input_layout in (V1_LAYOUTS if score.version == 1 else LAYOUTS),
+        f"input_layout {score.input_layout!r}",
+    )
     check_tensors(score)
     check_query(score)
     check_mask(score)
@@ -104,7 +138,10 @@ def check(score: Score) -> None:
     elif score.layout_in == "TND":
         ends = score.actual_seq_lengths_kv or []
         need(len(ends) == score.num_sequences(), "TND: as many kv ends as query ends")
-        need(rising(ends) and ends[-1] <= score.key.shape[0], f"TND without pages: kv ends {ends} rise, within {score.key.shape[0]}")
+        need(
+            rising(ends) and ends[-1] <= score.key.shape[0],
+            f"TND without pages: kv ends {ends} rise, within {score.key.shape[0]}",
+        )
 
 
 def rising(ends: list[int]) -> bool:
@@ -114,13 +151,23 @@ def rising(ends: list[int]) -> bool:
 def check_tensors(score: Score) -> None:
     need_half(query=score.query, key=score.key, value=score.value)
     need(score.query.dtype == score.key.dtype == score.value.dtype, "query, key and value differ in dtype")
-    need_contiguous(query=score.query, key=score.key, value=score.value, query_rope=score.query_rope, key_rope=score.key_rope,
-                    atten_mask=score.atten_mask, block_table=score.block_table)
+    need_contiguous(
+        query=score.query,
+        key=score.key,
+        value=score.value,
+        query_rope=score.query_rope,
+        key_rope=score.key_rope,
+        atten_mask=score.atten_mask,
+        block_table=score.block_table,
+    )
     need((score.query_rope is None) == (score.key_rope is None), "query_rope and key_rope go together")
     heads, kv = score.num_heads, score.num_kv_heads
     need(0 < heads <= 256, f"num_heads {heads}: at most 256 [v1]")
     most = 64 if score.query_rope is None else 128  # of latent attention see check_latent
-    need(heads % kv == 0 and heads // kv <= most, f"num_heads {heads} is no multiple, up to {most}, of num_key_value_heads {kv}")
+    need(
+        heads % kv == 0 and heads // kv <= most,
+        f"num_heads {heads} is no multiple, up to {most}, of num_key_value_heads {kv}",
+    )
 
 
 def check_query(score: Score) -> None:
@@ -141,7 +188,10 @@ def check_query(score: Score) -> None:
     most = query.shape[2 if layout == "BNSD" else 1]
     need(all(0 <= length <= most for length in lengths), f"query lengths {lengths} in a query of {most}")
     if most > 1:
-        need(layout == "BNSD" or heads * size < 65535, "BSH and BSND with several tokens: heads * head size < 65535 [v1]")
+        need(
+            layout == "BNSD" or heads * size < 65535,
+            "BSH and BSND with several tokens: heads * head size < 65535 [v1]",
+        )
         need(size % 16 == 0, f"head size {size} with several tokens is a multiple of 16 [v1]")
     need(score.input_layout != "BNSD_BSND" or most > 1, "BNSD_BSND is for several query tokens [v1]")
 
@@ -151,8 +201,12 @@ def check_ends(score: Score, size: int) -> None:
     need(ends and score.actual_seq_lengths_kv, "TND needs actual_seq_lengths and actual_seq_lengths_kv")
     assert ends is not None
     need(len(ends) <= 4096, "TND: at most 4096 sequences [v2]")
-    need(rising(ends) and ends[-1] <= score.query.shape[0], f"TND: query ends {ends} rise, within {score.query.shape[0]}")
-    if score.query_rope is None:  # [v2]; [v1] knows 192 only and no pages, but [vllm-ascend] sends 128 with pages through both
+    need(
+        rising(ends) and ends[-1] <= score.query.shape[0],
+        f"TND: query ends {ends} rise, within {score.query.shape[0]}",
+    )
+    # [v2]; [v1] knows 192 only and no pages, but [vllm-ascend] sends 128 with pages through both
+    if score.query_rope is None:
         need_strictly(score.query.dtype != torch.float16, "TND: bfloat16 only [v2]")
         need_strictly(size in (128, 192), f"TND: head size {size}, not 128 or 192 [v2]")
         need(size % 16 == 0, f"head size {size} is no multiple of 16 [v1]")
@@ -166,59 +220,101 @@ def check_mask(score: Score) -> None:
     need(mode != 1 or mask is not None, "sparse_mode 1 needs atten_mask")
     lengths = score.query_lengths()
     if mode < 2 or (max(lengths, default=0) == 1 and score.query_rope is None and mask is None):
-        need(score.layout_in != "TND" or (mode == 0 and mask is None) or mode > 1, "TND: sparse_mode 0 without mask, 3 or 4 with one [v2]")
+        need(
+            score.layout_in != "TND" or (mode == 0 and mask is None) or mode > 1,
+            "TND: sparse_mode 0 without mask, 3 or 4 with one [v2]",
+        )
         return
-    need(mask is not None and tuple(mask.shape) in ((2048, 2048), (1, 2048, 2048), (1, 1, 2048, 2048)),
-         f"sparse_mode {mode}: atten_mask is 2048 x 2048, not {None if mask is None else tuple(mask.shape)} [v1]")
+    need(
+        mask is not None and tuple(mask.shape) in ((2048, 2048), (1, 2048, 2048), (1, 1, 2048, 2048)),
+        f"sparse_mode {mode}: atten_mask is 2048 x 2048, not {None if mask is None else tuple(mask.shape)} [v1]",
+    )
     need(score.layout_in != "TND" or mode != 2, "TND: sparse_mode 2 is not supported [v2]")
     if mode == 4:
         need(score.pre_tokens + score.next_tokens >= 0, "sparse_mode 4: pre_tokens + next_tokens >= 0 [v2]")
-    if mode == 3 and score.block_table is not None:  # [v2] says "less"; a prefill without prefix is "equal" [vllm-ascend]
+    # [v2] says "less"; a prefill without prefix is "equal" [vllm-ascend]
+    if mode == 3 and score.block_table is not None:
         pairs = zip(lengths, score.kv_lengths(), strict=False)
-        need(all(q <= kv for q, kv in pairs if kv), "sparse_mode 3: no more queries than keys in a sequence [v2]")
+        need(
+            all(q <= kv for q, kv in pairs if kv),
+            "sparse_mode 3: no more queries than keys in a sequence [v2]",
+        )
 
 
 def check_latent(score: Score) -> None:
     """Multi-head latent attention [v2: query_rope and key_rope]."""
     query, rope, key_rope, mode = score.query, score.query_rope, score.key_rope, score.sparse_mode
     assert rope is not None and key_rope is not None
-    need(rope.dtype == query.dtype and key_rope.dtype == score.key.dtype, "rope parts have the dtype of query and key")
+    need(
+        rope.dtype == query.dtype and key_rope.dtype == score.key.dtype,
+        "rope parts have the dtype of query and key",
+    )
     size = query.shape[-1] // (score.num_heads if score.layout_in == "BSH" else 1)
     rope_size = rope.shape[-1] // (score.num_heads if score.layout_in == "BSH" else 1)
     need(rope.shape[:-1] == query.shape[:-1], "query_rope differs from query in more than its last dimension")
-    need_strictly(size in (128, 512) and rope_size == 64, f"latent attention: head sizes {size} and {rope_size}, not 512 or 128, and 64")
+    need_strictly(
+        size in (128, 512) and rope_size == 64,
+        f"latent attention: head sizes {size} and {rope_size}, not 512 or 128, and 64",
+    )
     if score.block_table is None:
         need(score.layout_in == "TND", "latent attention without pages is for TND [v2]")
         need_strictly(query.dtype != torch.float16, "latent attention without pages: bfloat16 only [v2]")
-        need(mode == 3 and score.atten_mask is not None or mode == 0 and score.atten_mask is None, "sparse_mode 0 without mask, 3 with one")
+        need(
+            mode == 3 and score.atten_mask is not None or mode == 0 and score.atten_mask is None,
+            "sparse_mode 0 without mask, 3 with one",
+        )
         return
     need(score.num_kv_heads == 1, "latent attention has one key head [v2]")
-    need(score.num_heads in (1, 2, 4, 8, 16, 32, 64, 128) if score.version == 2 else score.num_heads in (32, 64, 128) or not Limits.strict,
-         f"latent attention: {score.num_heads} heads [v1: 32, 64, 128; v2: powers of 2 to 128]")
+    need(
+        score.num_heads in (1, 2, 4, 8, 16, 32, 64, 128)
+        if score.version == 2
+        else score.num_heads in (32, 64, 128) or not Limits.strict,
+        f"latent attention: {score.num_heads} heads [v1: 32, 64, 128; v2: powers of 2 to 128]",
+    )
     most = max(score.query_lengths())
     need(most <= 16, f"latent attention with pages: at most 16 query tokens, not {most} [v1]")
-    need(mode == 0 and score.atten_mask is None if most == 1 and score.layout_in != "TND" else mode in (0, 3, 4),
-         "latent attention: sparse_mode 0 without a mask for one token, 3 with one for several [v2]")
-    need(score.block_size in (16, 128), f"latent attention: block_size {score.block_size}, not 16 or 128 [v1]")
+    need(
+        mode == 0 and score.atten_mask is None
+        if most == 1 and score.layout_in != "TND"
+        else mode in (0, 3, 4),
+        "latent attention: sparse_mode 0 without a mask for one token, 3 with one for several [v2]",
+    )
+    need(
+        score.block_size in (16, 128), f"latent attention: block_size {score.block_size}, not 16 or 128 [v1]"
+    )
     if score.key.dim() == 5:
-        need(score.block_size == 128 and score.layout_in != "BNSD", "latent attention in NZ: block_size 128 and not BNSD [v1]")
+        need(
+            score.block_size == 128 and score.layout_in != "BNSD",
+            "latent attention in NZ: block_size 128 and not BNSD [v1]",
+        )
 
 
 def check_pages(score: Score) -> None:
     table, size, key = score.block_table, score.block_size, score.key
     assert table is not None
     need_dtype("block_table", table, torch.int32)
-    need(table.dim() == 2 and table.shape[0] == score.num_sequences(), f"block_table {tuple(table.shape)} for {score.num_sequences()}")
+    need(
+        table.dim() == 2 and table.shape[0] == score.num_sequences(),
+        f"block_table {tuple(table.shape)} for {score.num_sequences()}",
+    )
     need(score.actual_seq_lengths_kv is not None, "pages need actual_seq_lengths_kv")
     several = max(score.query_lengths(), default=0) > 1
     if several and score.query_rope is None:
-        need(size % 128 == 0 and 128 <= size <= 512, f"block_size {size} with several query tokens: 128, 256, 384 or 512 [v1]")
+        need(
+            size % 128 == 0 and 128 <= size <= 512,
+            f"block_size {size} with several query tokens: 128, 256, 384 or 512 [v1]",
+        )
     else:
         need(0 < size <= 512 and size % 16 == 0, f"block_size {size}: a multiple of 16, at most 512 [v1]")
     lengths = score.kv_lengths()
     need(all(length >= 0 for length in lengths), f"kv lengths {lengths}")
-    need(max(-(-length // size) for length in lengths) <= table.shape[1], f"block_table of {table.shape[1]} for {max(lengths)} tokens")
-    need(score.key.shape == score.value.shape or score.query_rope is not None, "key and value differ in shape")
+    need(
+        max(-(-length // size) for length in lengths) <= table.shape[1],
+        f"block_table of {table.shape[1]} for {max(lengths)} tokens",
+    )
+    need(
+        score.key.shape == score.value.shape or score.query_rope is not None, "key and value differ in shape"
+    )
     check_cache(score, "key", key)
     check_cache(score, "value", score.value)
     need(key.numel() < 2**31, f"a cache of {key.numel()} elements: less than 2**31 [v1]")
@@ -227,14 +323,28 @@ def check_pages(score: Score) -> None:
 def check_cache(score: Score, name: str, cache: Tensor) -> None:
     need(cache.dim() in (3, 4, 5), f"{name} cache is {cache.dim()}-D")
     at = {3: 1, 4: 2, 5: 3}[cache.dim()]
-    need(cache.shape[at] == score.block_size, f"{name}: pages of {cache.shape[at]}, block_size is {score.block_size}")
+    need(
+        cache.shape[at] == score.block_size,
+        f"{name}: pages of {cache.shape[at]}, block_size is {score.block_size}",
+    )
     if cache.dim() == 3:
-        need(cache.shape[2] <= 65535, f"{name} (pages, page size, {cache.shape[2]}): heads * head size is at most 65535 [v1]")
-        need(cache.shape[2] % score.num_kv_heads == 0, f"{name}'s {cache.shape[2]} is no multiple of {score.num_kv_heads} heads")
+        need(
+            cache.shape[2] <= 65535,
+            f"{name} (pages, page size, {cache.shape[2]}): heads * head size is at most 65535 [v1]",
+        )
+        need(
+            cache.shape[2] % score.num_kv_heads == 0,
+            f"{name}'s {cache.shape[2]} is no multiple of {score.num_kv_heads} heads",
+        )
         return
-    need(cache.shape[1] == score.num_kv_heads, f"{name}: {cache.shape[1]} heads, num_key_value_heads is {score.num_kv_heads}")
+    need(
+        cache.shape[1] == score.num_kv_heads,
+        f"{name}: {cache.shape[1]} heads, num_key_value_heads is {score.num_kv_heads}",
+    )
     if cache.dim() == 4:
-        need(score.layout_in in ("BNSD", "TND") or score.query_rope is not None,
-             f"{score.layout_in} takes a cache (pages, page size, heads * head size) only [v1]")
+        need(
+            score.layout_in in ("BNSD", "TND") or score.query_rope is not None,
+            f"{score.layout_in} takes a cache (pages, page size, heads * head size) only [v1]",
+        )
     else:
         need(cache.shape[4] == 16, f"{name} NZ: (pages, heads, head size / 16, page size, 16)")

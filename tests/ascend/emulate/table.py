@@ -1,7 +1,7 @@
 """The table of emulated operators, and how one refuses a call.
 
-An operator is a function of CPU tensors with the arguments of torch_npu's own schema. It checks what CANN documents and what torch_npu's
-shape functions let pass:
+An operator is a function of CPU tensors with the arguments of torch_npu's own schema. It checks what CANN
+documents and what torch_npu's shape functions let pass:
 
     need          what the host can see: dtypes, shapes, layouts, lists. CANN refuses such a call.
     need_values   what only the device's memory tells: page ids, slots, expert ids. The kernels don't check; a wrong value there reads or
@@ -39,6 +39,7 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
             assert name not in OPERATORS, name
             OPERATORS[name] = function
         return function
+
     return keep
 
 
@@ -58,7 +59,9 @@ def need_dtype(name: str, tensor: Tensor, *dtypes: Any) -> None:
 
 def need_shape(name: str, tensor: Tensor, *shape: int | None) -> None:
     """None stands for any size."""
-    fits = tensor.dim() == len(shape) and all(want in (None, size) for size, want in zip(tensor.shape, shape, strict=True))
+    fits = tensor.dim() == len(shape) and all(
+        want in (None, size) for size, want in zip(tensor.shape, shape, strict=True)
+    )
     need(fits, f"{name} is {tuple(tensor.shape)}, not {shape}")
 
 
@@ -87,11 +90,13 @@ def only_shapes() -> Iterator[None]:
 
 
 class Limits:
-    """`strict`: also what only a full-size model can keep to: no fp32, and head sizes of real models. Off, tiny models in fp32 run, whose
-    tokens can be compared with the CPU's. `no_values`: only what is called counts."""
+    """`strict`: also what only a full-size model can keep to: no fp32, and head sizes of real models. Off,
+    tiny models in fp32 run, whose tokens can be compared with the CPU's. `no_values`: only what is called
+    counts."""
 
     strict = os.environ.get("SIM_NPU_STRICT") == "1"
-    no_values = os.environ.get("SIM_NPU_SHAPES") == "1"  # nothing is computed: memory is not what it says it is
+    # nothing is computed: memory is not what it says it is
+    no_values = os.environ.get("SIM_NPU_SHAPES") == "1"
 
 
 def need_strictly(holds: object, why: str) -> None:
@@ -101,7 +106,9 @@ def need_strictly(holds: object, why: str) -> None:
 
 def need_half(**tensors: Tensor | None) -> None:
     """float16 or bfloat16; float32 where limits are not strict."""
-    halves = (torch.float16, torch.bfloat16) if Limits.strict else (torch.float16, torch.bfloat16, torch.float32)
+    halves = (
+        (torch.float16, torch.bfloat16) if Limits.strict else (torch.float16, torch.bfloat16, torch.float32)
+    )
     for name, tensor in tensors.items():
         if tensor is not None:
             need_dtype(name, tensor, *halves)

@@ -1,4 +1,5 @@
-"""Python imports this at start, in every process that tests.ascend.simulate begot: what imports torch_npu gets the simulation with it."""
+"""Python imports this at start, in every process that tests.ascend.simulate begot: what imports torch_npu
+gets the simulation with it."""
 
 import ctypes
 import importlib.abc
@@ -51,7 +52,9 @@ class WithSimulation(importlib.abc.Loader):
 class Finder(importlib.abc.MetaPathFinder):
     """Finds torch_npu only, where it would be found anyhow."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch_npu":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

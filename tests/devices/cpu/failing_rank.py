@@ -1,7 +1,8 @@
-"""One of two ranks whose captures fail, run as a process by test_failing.py. Arguments: rank, model folder, rendezvous.
+"""One of two ranks whose captures fail, run as a process by test_failing.py. Arguments: rank, model folder,
+rendezvous.
 
-Prints what became of each capture, a JSON line each: one that fails on both ranks alike, one whose greedy tape fails on rank 1, one that
-comes off, and one in whose trial run rank 1 fails between two exchanges.
+Prints what became of each capture, a JSON line each: one that fails on both ranks alike, one whose greedy
+tape fails on rank 1, one that comes off, and one in whose trial run rank 1 fails between two exchanges.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Ranks over gloo in processes of their own, which stay for the tests of a file: to start one takes longer than what it is asked for."""
+"""Ranks over gloo in processes of their own, which stay for the tests of a file: to start one takes longer
+than what it is asked for."""
 
 import json
 import os
@@ -18,20 +19,50 @@ class RankProcesses:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
 
-    def run(self, size: int, folders: list[Path], rendezvous: Path, ep_size: int = 1, device: str = "cpu",
-            mode: str = "none") -> list[list[dict[str, Any]]]:
-        """What each rank says, one entry per model. `rendezvous`: a folder for files at which they meet. Two ranks without models try each
-        method of collectives."""
+    def run(
+        self,
+        size: int,
+        folders: list[Path],
+        rendezvous: Path,
+        ep_size: int = 1,
+        device: str = "cpu",
+        mode: str = "none",
+    ) -> list[list[dict[str, Any]]]:
+        """What each rank says, one entry per model. `rendezvous`: a folder for files at which they meet. Two
+        ranks without models try each method of collectives."""
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         while len(self.processes) < size:
-            self.processes.append(subprocess.Popen([sys.executable, "-m", "tests.devices.cpu.tp_rank"], env=environment, text=True,
-                                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT))
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.devices.cpu.tp_rank"],
+                    env=environment,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    cwd=ROOT,
+                )
+            )
         ranks = self.processes[:size]
-        models = [(str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{i}")) for i, folder in enumerate(folders)]
+        models = [
+            (str(folder), str(rendezvous / f"{size}-{ep_size}-{device}-{mode}-{i}"))
+            for i, folder in enumerate(folders)
+        ]
         for rank, process in enumerate(ranks):
             assert process.stdin is not None
-            process.stdin.write(json.dumps({"rank": rank, "size": size, "ep_size": ep_size, "device": device, "mode": mode,
-                                            "models": models, "methods": str(rendezvous / "methods")}) + "\n")
+            process.stdin.write(
+                json.dumps(
+                    {
+                        "rank": rank,
+                        "size": size,
+                        "ep_size": ep_size,
+                        "device": device,
+                        "mode": mode,
+                        "models": models,
+                        "methods": str(rendezvous / "methods"),
+                    }
+                )
+                + "\n"
+            )
             process.stdin.flush()
         lines = [process.stdout.readline() for process in ranks if process.stdout is not None]
         if not all(lines):

@@ -12,16 +12,21 @@ from runtime.ranks.host_memory import available_bytes
 MEMINFO = "MemTotal:       2000 kB\nMemFree:  10 kB\nMemAvailable:   1000 kB\n"
 
 
-@pytest.mark.parametrize(("files", "expected"), [
-    ({}, 1000 * 1024),
-    ({"memory.max": "max", "memory.current": "5"}, 1000 * 1024),
-    ({"memory.max": "500000", "memory.current": "100000"}, 400000),
-    ({"memory.max": "9000000000", "memory.current": "0"}, 1000 * 1024),
-    ({"memory.max": "5", "memory.current": "9"}, 0),
-    ({"memory/memory.limit_in_bytes": "300000", "memory/memory.usage_in_bytes": "100000"}, 200000),
-])
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 1000 * 1024),
+        ({"memory.max": "max", "memory.current": "5"}, 1000 * 1024),
+        ({"memory.max": "500000", "memory.current": "100000"}, 400000),
+        ({"memory.max": "9000000000", "memory.current": "0"}, 1000 * 1024),
+        ({"memory.max": "5", "memory.current": "9"}, 0),
+        ({"memory/memory.limit_in_bytes": "300000", "memory/memory.usage_in_bytes": "100000"}, 200000),
+    ],
+)
 def test_available_bytes(files: dict[str, str], expected: int, tmp_path: Path) -> None:
-    for name, content in ({"proc/meminfo": MEMINFO} | {f"sys/fs/cgroup/{name}": content for name, content in files.items()}).items():
+    for name, content in (
+        {"proc/meminfo": MEMINFO} | {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    ).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert available_bytes(tmp_path) == expected

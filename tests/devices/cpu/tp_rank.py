@@ -1,6 +1,8 @@
-"""One of the processes of ranks.py: reads a job a line, plans the same steps on every rank, and answers with a line of JSON.
+"""One of the processes of ranks.py: reads a job a line, plans the same steps on every rank, and answers with
+a line of JSON.
 
-Of each model: tokens as far as this rank knows them, its last tokens, its own weights' bytes, and log probabilities.
+Of each model: tokens as far as this rank knows them, its last tokens, its own weights' bytes, and log
+probabilities.
 """
 
 import json
@@ -27,21 +29,38 @@ def exchange(rank: int, rendezvous: str) -> None:
     assert ranks.reduce_scatter(mine.clone()).flatten().tolist() == [[10, 12], [14, 16]][rank]
     assert ranks.all_to_all(mine).flatten().tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][rank]
     mine = mine[: 3 - rank]  # two rows to themselves, one of rank 0 to rank 1
-    assert ranks.all_to_all(mine, [[2, 1], [0, 2]][rank], [[2, 0], [1, 2]][rank]).flatten().tolist() == [[0, 1], [2, 10, 11]][rank]
+    assert (
+        ranks.all_to_all(mine, [[2, 1], [0, 2]][rank], [[2, 0], [1, 2]][rank]).flatten().tolist()
+        == [[0, 1], [2, 10, 11]][rank]
+    )
     mine = torch.arange(4.0).view(4, 1) + 10 * rank
     assert ranks.broadcast(mine.clone()).flatten().tolist() == [0, 1, 2, 3]
     ranks.close()
 
 
-def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str) -> dict[str, Any]:
+def answer(
+    folder: str, rendezvous: str, rank: int, size: int, ep_size: int, device: str, mode: str
+) -> dict[str, Any]:
     way = {} if mode == "none" else {"exchange": "deepep", "exchange_mode": mode}
-    executor, ready = start(folder, rank, tp_size=size, ep_size=ep_size, rendezvous=rendezvous, device=device,
-                            **way, expert_steps=4, graph_sizes=[] if device == "cpu" else [2, 4],
-                            piecewise_sizes=[32] if device == "taped" and mode == "none" else [])
+    executor, ready = start(
+        folder,
+        rank,
+        tp_size=size,
+        ep_size=ep_size,
+        rendezvous=rendezvous,
+        device=device,
+        **way,
+        expert_steps=4,
+        graph_sizes=[] if device == "cpu" else [2, 4],
+        piecewise_sizes=[32] if device == "taped" and mode == "none" else [],
+    )
     planner = Planner(executor, ready, 4)
     random = sampling(temperature=0.8, top_p=0.9, seed=7, repetition_penalty=1.2)
     wishes = [sampling(), sampling(prompt_logprobs=1, top_logprobs=1), random]
-    rows = [planner.row(slot, prompt, wish) for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))]
+    rows = [
+        planner.row(slot, prompt, wish)
+        for slot, (prompt, wish) in enumerate(zip(PROMPTS, wishes, strict=True))
+    ]
     for i, row in enumerate(rows):
         planner.run(rows[:i], [(row, row.prompt_len)])
     for batch in (rows, rows[:1]):
@@ -49,7 +68,9 @@ def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, dev
             planner.run(batch, [])
     if device == "taped":
         loaded: Any = executor.loaded  # type: ignore[attr-defined]
-        in_pieces = 0 if loaded.pieces is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
+        in_pieces = (
+            0 if loaded.pieces is None else sum(i + len(prompt) <= 32 for i, prompt in enumerate(PROMPTS))
+        )
         assert in_pieces > 0 or mode != "none"
         pieces = in_pieces * (len(loaded.model.attentions) + 1)
         replays: int = executor.tapes.replays  # type: ignore[attr-defined]
@@ -62,7 +83,13 @@ def answer(folder: str, rendezvous: str, rank: int, size: int, ep_size: int, dev
         assert (told is None) == (rank > 0)
         counts = [] if told is None else told.counts.tolist()  # type: ignore[union-attr]
     executor.close()
-    return {"counts": counts, "tokens": [row.tokens for row in rows], "last": last, "bytes": ready.weights_bytes, "logprobs": probabilities}
+    return {
+        "counts": counts,
+        "tokens": [row.tokens for row in rows],
+        "last": last,
+        "bytes": ready.weights_bytes,
+        "logprobs": probabilities,
+    }
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Compiles for a card that is not here whatever kernels a piece of code launches: `python -m tests.devices.cuda.ahead 90 attention ...`.
+"""Compiles for a card that is not here whatever kernels a piece of code launches: `python -m
+tests.devices.cuda.ahead 90 attention ...`.
 
-Launches take tensors of the cpu and run nothing; a line of JSON for each compiled kernel says what ptxas made of it. This finds what the
-interpreter cannot: what Triton's compiler refuses, registers that spill, shared memory that no card has.
+Launches take tensors of the cpu and run nothing; a line of JSON for each compiled kernel says what ptxas made
+of it. This finds what the interpreter cannot: what Triton's compiler refuses, registers that spill, shared
+memory that no card has.
 """
 
 import json
@@ -22,12 +24,18 @@ from triton.runtime.jit import JITFunction, mangle_type
 OPTIONS = ("num_warps", "num_stages")
 
 
-def signature(function: JITFunction, given: dict[str, Any]) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
+def signature(
+    function: JITFunction, given: dict[str, Any]
+) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[Any, Any]]:
     """Types, constants and divisibility by 16, as a launch on the card specialises them."""
     types, constants, facts = {}, {}, {}
     for index, param in enumerate(function.params):
         value = given[param.name] if param.name in given else param.default
-        if param.is_constexpr or value is None or (isinstance(value, int) and not isinstance(value, bool) and value == 1):
+        if (
+            param.is_constexpr
+            or value is None
+            or (isinstance(value, int) and not isinstance(value, bool) and value == 1)
+        ):
             types[param.name], constants[(index,)] = "constexpr", value
             continue
         types[param.name] = mangle_type(value)
@@ -43,8 +51,12 @@ def ptxas(ptx: str, arch: int) -> str:
         path.write_text(ptx)
         program = Path(nvidia.__file__).parent / "bin" / "ptxas"
         name = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
-        return subprocess.run([program, "-v", f"--gpu-name={name}", path, "-o", Path(folder, "kernel.o")], check=True, capture_output=True,
-                              text=True).stderr
+        return subprocess.run(
+            [program, "-v", f"--gpu-name={name}", path, "-o", Path(folder, "kernel.o")],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stderr
 
 
 class Ahead:
@@ -57,7 +69,9 @@ class Ahead:
     def run(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         names = [param.name for param in function.params]
         options = {key: value for key, value in kwargs.items() if key in OPTIONS}
-        given = dict(zip(names, args, strict=False)) | {key: value for key, value in kwargs.items() if key in names}
+        given = dict(zip(names, args, strict=False)) | {
+            key: value for key, value in kwargs.items() if key in names
+        }
         types, constants, facts = signature(function, given)
         if (key := repr((function.__name__, types, constants, facts, options))) in self.seen:
             return
@@ -67,9 +81,23 @@ class Ahead:
         said = ptxas(made.asm["ptx"], self.arch)
         spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", said))
         registers = max(int(count) for count in re.findall(r"Used (\d+) registers", said))
-        print(json.dumps({"kernel": function.__name__, "arch": self.arch, "registers": registers, "spilled_bytes": spilled,
-                          "shared_bytes": made.metadata.shared, **options, "wgmma": "wgmma.mma_async" in made.asm["ptx"],
-                          "constants": {names[i]: str(value) for (i,), value in constants.items() if names[i].isupper()}}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "kernel": function.__name__,
+                    "arch": self.arch,
+                    "registers": registers,
+                    "spilled_bytes": spilled,
+                    "shared_bytes": made.metadata.shared,
+                    **options,
+                    "wgmma": "wgmma.mma_async" in made.asm["ptx"],
+                    "constants": {
+                        names[i]: str(value) for (i,), value in constants.items() if names[i].isupper()
+                    },
+                }
+            ),
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""Launches of every kernel at the sizes of real models, for compiling ahead. Tensors are as small as strides allow."""
+"""Launches of every kernel at the sizes of real models, for compiling ahead. Tensors are as small as strides
+allow."""
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from runtime.devices.operands import Seen
 from runtime.models.moe import Routing
 from runtime.models.schemes import Codes, Fp8, Int8, Scheme
 
-CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}  # A100, RTX 4090, H200
+# A100, RTX 4090, H200
+CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}
 ROWS = 4
 
 
@@ -35,8 +37,18 @@ def plan(page_size: int, count: int) -> AttentionPlan:
     return AttentionPlan((span,), torch.zeros(1, ROWS, 64, dtype=torch.int32), page_size)
 
 
-def heads(num: int, kv: int, dim: int, dtype: torch.dtype, page_size: int, count: int, kv_dtype: torch.dtype | None = None,
-          scores: Scores | None = None, *, card: Card) -> None:
+def heads(
+    num: int,
+    kv: int,
+    dim: int,
+    dtype: torch.dtype,
+    page_size: int,
+    count: int,
+    kv_dtype: torch.dtype | None = None,
+    scores: Scores | None = None,
+    *,
+    card: Card,
+) -> None:
     caches = [torch.zeros(64, kv, dim).to(kv_dtype or dtype) for _ in range(2)]
     q = torch.zeros(ROWS * count, num, dim, dtype=dtype)
     attention.attention(q, *caches, plan(page_size, count), scores or Scores(0.1), card)
@@ -66,7 +78,9 @@ def latent(card: Card) -> None:
             span, found = planned.spans[0], torch.empty(ROWS * count, num, 512, dtype=torch.bfloat16)
             q, rope = (torch.zeros(ROWS * count, num, dim, dtype=torch.bfloat16) for dim in (512, 64))
             caches = [torch.zeros(64, 1, dim, dtype=torch.bfloat16) for dim in (512, 64)]
-            attention.attend_span(found, q, caches[0], caches[0], span, planned, Scores(0.1), card, rope, caches[1])
+            attention.attend_span(
+                found, q, caches[0], caches[0], span, planned, Scores(0.1), card, rope, caches[1]
+            )
 
 
 def rows(card: Card) -> None:
@@ -82,26 +96,47 @@ def rows(card: Card) -> None:
     for kind in ("silu", "gelu", "gelu_tanh"):
         act_and_mul(x, kind)
     for dtype in (bf16, torch.float8_e4m3fn, torch.float8_e5m2):
-        caches, at = [torch.zeros(64, 8, 128, dtype=bf16).to(dtype) for _ in range(2)], torch.zeros(4, dtype=torch.int64)
+        caches, at = (
+            [torch.zeros(64, 8, 128, dtype=bf16).to(dtype) for _ in range(2)],
+            torch.zeros(4, dtype=torch.int64),
+        )
         store_kv(*x.unflatten(1, (32, 128)).split((8, 8, 16), 1)[:2], *caches, at)
         prepare_heads(x, (weight, 1e-6), table, table, *caches, at)
 
 
 def logits(card: Card) -> None:
     found, ids = torch.zeros(2, 151936), torch.zeros(2, dtype=torch.int64)
-    draw = SamplingInputs(torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    draw = SamplingInputs(
+        torch.zeros(2), torch.zeros(2), ids, torch.zeros(2), torch.zeros(2, dtype=torch.float64)
+    )
     sample(found, draw)
     mask(found, ids, torch.zeros(2, 151936 // 32, dtype=torch.int32))
-    penalise(found, ids, Seen(torch.zeros(2, 151936, dtype=torch.int32), torch.zeros(2, 151936, dtype=torch.bool), torch.zeros(2, 3)), ids)
+    penalise(
+        found,
+        ids,
+        Seen(
+            torch.zeros(2, 151936, dtype=torch.int32),
+            torch.zeros(2, 151936, dtype=torch.bool),
+            torch.zeros(2, 3),
+        ),
+        ids,
+    )
 
 
 def adapted(card: Card) -> None:
     """Queries, keys and values of Llama-3.1-8B with adapters of rank 16, decoding and prompting."""
     parts = ((0, 4096), (4096, 1024), (5120, 1024))
-    weights = LoraWeights(torch.empty(8, 3, 16, 4096, dtype=torch.bfloat16), torch.empty(8, 6144, 16, dtype=torch.bfloat16), parts)
+    weights = LoraWeights(
+        torch.empty(8, 3, 16, 4096, dtype=torch.bfloat16),
+        torch.empty(8, 6144, 16, dtype=torch.bfloat16),
+        parts,
+    )
     layer = CudaAdapters(card, torch.device("cpu"), 8)
     for count in (64, 4096):
-        out, x = torch.empty(count, 6144, dtype=torch.bfloat16), torch.empty(count, 4096, dtype=torch.bfloat16)
+        out, x = (
+            torch.empty(count, 6144, dtype=torch.bfloat16),
+            torch.empty(count, 4096, dtype=torch.bfloat16),
+        )
         layer.add(out, x, weights, layer.plan_rows(torch.zeros(count, dtype=torch.int64)))
 
 
@@ -116,13 +151,37 @@ def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
         inputs = "fp8" if isinstance(scheme, Fp8) else "int8"
     number = torch.int8 if kind == "int8" else torch.uint8
     weight = torch.empty(1, dtype=number).expand(experts, outs, ins * bits // 8)
-    zeros = torch.empty(experts, groups, outs, dtype=torch.uint8) if isinstance(scheme, Codes) and scheme.has_zeros else None
-    return Packed(scheme.name, kind, inputs, weight, outs, ins, ins, group, group, 64 if kind == "codes4" else 128,
-                  torch.empty(experts, groups, outs), zeros)
+    zeros = (
+        torch.empty(experts, groups, outs, dtype=torch.uint8)
+        if isinstance(scheme, Codes) and scheme.has_zeros
+        else None
+    )
+    return Packed(
+        scheme.name,
+        kind,
+        inputs,
+        weight,
+        outs,
+        ins,
+        ins,
+        group,
+        group,
+        64 if kind == "codes4" else 128,
+        torch.empty(experts, groups, outs),
+        zeros,
+    )
 
 
-SCHEMES: list[Scheme] = [Fp8(), Fp8(activations="none"), Fp8(128), Int8(), Codes(4, 128, has_zeros=True), Codes(4, 0, activations="token"),
-                         Codes(4, 128, activations="token"), Codes(8, 128)]
+SCHEMES: list[Scheme] = [
+    Fp8(),
+    Fp8(activations="none"),
+    Fp8(128),
+    Int8(),
+    Codes(4, 128, has_zeros=True),
+    Codes(4, 0, activations="token"),
+    Codes(4, 128, activations="token"),
+    Codes(8, 128),
+]
 
 
 def linears(card: Card) -> None:
@@ -135,26 +194,55 @@ def linears(card: Card) -> None:
 def experts(card: Card) -> None:
     """Qwen3-30B-A3B, and how DeepSeek-V3 routes."""
     layer = CudaExperts(card)
-    whole = tuple(plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape)) for shape in ((1536, 2048), (2048, 768)))
-    pairs = [whole, *((lacking(scheme, 128, 1536, 2048), lacking(scheme, 128, 2048, 768)) for scheme in SCHEMES)]
+    whole = tuple(
+        plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))
+        for shape in ((1536, 2048), (2048, 768))
+    )
+    pairs = [
+        whole,
+        *((lacking(scheme, 128, 1536, 2048), lacking(scheme, 128, 2048, 768)) for scheme in SCHEMES),
+    ]
     for pair in pairs:
         for tokens in (1, 64, 4096):
             ids, shares = torch.zeros(tokens, 8, dtype=torch.int64), torch.zeros(tokens, 8)
             layer.apply(torch.empty(tokens, 2048, dtype=torch.bfloat16), ids, shares, pair)
     layer.route(torch.zeros(2, 128), None, Routing(top_k=8, normalizes=True))
-    layer.route(torch.zeros(2, 256), torch.zeros(256), Routing(top_k=8, score="sigmoid", num_groups=8, top_groups=4,
-                                                               group_score="two largest", normalizes=True, scale=2.5))
+    layer.route(
+        torch.zeros(2, 256),
+        torch.zeros(256),
+        Routing(
+            top_k=8,
+            score="sigmoid",
+            num_groups=8,
+            top_groups=4,
+            group_score="two largest",
+            normalizes=True,
+            scale=2.5,
+        ),
+    )
 
 
 def hopper(card: Card) -> None:
     """Of both the few that tests compile."""
     for scheme, count in ((Fp8(), 4096), (Fp8(128), 1), (Int8(), 64), (Codes(4, 128, has_zeros=True), 1)):
         product(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), card)
-    pair = tuple(plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape)) for shape in ((1536, 2048), (2048, 768)))
+    pair = tuple(
+        plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))
+        for shape in ((1536, 2048), (2048, 768))
+    )
     layer, ids = CudaExperts(card), torch.zeros(4096, 8, dtype=torch.int64)
     layer.apply(torch.empty(4096, 2048, dtype=torch.bfloat16), ids, torch.zeros(4096, 8), pair)
     layer.route(torch.zeros(2, 128), None, Routing(top_k=8, normalizes=True))
 
 
-LAUNCHES = {"attend": attend, "llama": llama, "latent": latent, "rows": rows, "logits": logits, "linears": linears, "experts": experts,
-            "hopper": hopper, "adapted": adapted}
+LAUNCHES = {
+    "attend": attend,
+    "llama": llama,
+    "latent": latent,
+    "rows": rows,
+    "logits": logits,
+    "linears": linears,
+    "experts": experts,
+    "hopper": hopper,
+    "adapted": adapted,
+}

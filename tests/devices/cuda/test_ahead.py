@@ -1,4 +1,5 @@
-"""What Triton's compiler says of the kernels for an H200: the interpreter takes more than the compiler does. And the bench, dry."""
+"""What Triton's compiler says of the kernels for an H200: the interpreter takes more than the compiler does.
+And the bench, dry."""
 
 import json
 import os
@@ -15,15 +16,43 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.skipif(HAS_CARD, reason="the card itself tells")
 def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
+        "TRITON_CACHE_DIR": str(tmp_path)
+    }
     names = ["llama", "rows", "logits", "hopper", "adapted"]
-    done = subprocess.run([sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.devices.cuda.ahead", "90", *names],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["kernel"] for one in made} >= {
-        "attend", "merge", "store", "prepare", "norm", "add_norm", "turn", "gate", "pick", "ban", "copy_rows", "multiply", "add_parts",
-        "by_row", "by_group", "shrink", "expand", "count", "place", "gather", "choose"}
+        "attend",
+        "merge",
+        "store",
+        "prepare",
+        "norm",
+        "add_norm",
+        "turn",
+        "gate",
+        "pick",
+        "ban",
+        "copy_rows",
+        "multiply",
+        "add_parts",
+        "by_row",
+        "by_group",
+        "shrink",
+        "expand",
+        "count",
+        "place",
+        "gather",
+        "choose",
+    }
     assert not [one for one in made if one["spilled_bytes"] or one["shared_bytes"] > 227 << 10]
     assert [one["wgmma"] for one in made if one["kernel"] == "attend"] == [False, True]
     large = [one for one in made if one["kernel"] == "multiply" and int(one["constants"]["M"]) >= 64]
@@ -31,11 +60,22 @@ def test_kernels_compile_for_a_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(HAS_CARD, reason="they run for good there")
-@pytest.mark.parametrize(("words", "keys"), [
-    (["bench.gpu", "--only", "attention", "rows", "sampling", "shapes"], {"attention", "rows", "sampling", "shapes"}),
-    (["bench.gpu_idle"], {"sequences"}), (["bench.gpu_gemm"], {"linears", "experts", "routing"})], ids=["gpu", "idle", "gemm"])
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (
+            ["bench.gpu", "--only", "attention", "rows", "sampling", "shapes"],
+            {"attention", "rows", "sampling", "shapes"},
+        ),
+        (["bench.gpu_idle"], {"sequences"}),
+        (["bench.gpu_gemm"], {"linears", "experts", "routing"}),
+    ],
+    ids=["gpu", "idle", "gemm"],
+)
 def test_the_benches_run_dry(words: list[str], keys: set[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *words, "--dry"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--dry"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
     assert all(results[key] for key in keys)
@@ -43,8 +83,13 @@ def test_the_benches_run_dry(words: list[str], keys: set[str]) -> None:
 
 @pytest.mark.skipif(HAS_CARD, reason="it runs for good there")
 def test_the_bench_of_the_server_runs_dry() -> None:
-    done = subprocess.run([sys.executable, "-m", "bench.gpu", "--only", "http", "--dry"], cwd=ROOT, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--only", "http", "--dry"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
     assert results["http"]["first_token_s"] > 0 and results["http"]["streams"]["2"]["requests"] == 4

@@ -1,4 +1,5 @@
-"""Paged attention in Triton against the definition in float64: what the conformance suite does not ask of every device."""
+"""Paged attention in Triton against the definition in float64: what the conformance suite does not ask of
+every device."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.cuda.attention import AttentionPlan, Span, attention, choose_splits, choose_tile, list_tiles, plan_attention
+from runtime.devices.cuda.attention import (
+    AttentionPlan,
+    Span,
+    attention,
+    choose_splits,
+    choose_tile,
+    list_tiles,
+    plan_attention,
+)
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.messages.steps import StepPlan
 from tests.devices.cuda.torch_device import CARD, DTYPES, PLACE, near
@@ -30,16 +39,30 @@ class Cache:
     known: list[tuple[Tensor, Tensor]]  # of each row, in order
 
 
-def fill(rows: Rows, kv_heads: int, dims: tuple[int, int], page_size: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Cache:
+def fill(
+    rows: Rows,
+    kv_heads: int,
+    dims: tuple[int, int],
+    page_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> Cache:
     generator = torch.Generator().manual_seed(len(rows) + kv_heads)
     most = -(-max(start + count for start, count in rows) // page_size)
-    table = torch.from_numpy(np.random.default_rng(0).permutation(most * len(rows)).reshape(len(rows), most) + 1).int()
-    caches = [torch.full(((table.numel() + 1) * page_size, kv_heads, dim), math.nan).to(kv_dtype) for dim in dims]
+    table = torch.from_numpy(
+        np.random.default_rng(0).permutation(most * len(rows)).reshape(len(rows), most) + 1
+    ).int()
+    caches = [
+        torch.full(((table.numel() + 1) * page_size, kv_heads, dim), math.nan).to(kv_dtype) for dim in dims
+    ]
     known = []
     for row, (start, count) in enumerate(rows):
         at = torch.arange(start + count)
         places = table[row].long()[at // page_size] * page_size + at % page_size
-        pair = [torch.randn(start + count, kv_heads, dim, generator=generator).to(dtype).to(kv_dtype) for dim in dims]
+        pair = [
+            torch.randn(start + count, kv_heads, dim, generator=generator).to(dtype).to(kv_dtype)
+            for dim in dims
+        ]
         for cache, x in zip(caches, pair, strict=True):
             cache.view(torch.uint8).view(len(cache), -1)[places] = x.view(torch.uint8).view(len(x), -1)
         known.append((pair[0].double(), pair[1].double()))
@@ -54,7 +77,9 @@ def by_the_book(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores) -> 
     if scores.cap:
         found = scores.cap * (found / scores.cap).tanh()
     distance = (start + torch.arange(len(q))).unsqueeze(1) - torch.arange(len(k))
-    is_hidden = (distance < 0) | ((distance >= scores.window) if scores.window else torch.zeros_like(distance, dtype=torch.bool))
+    is_hidden = (distance < 0) | (
+        (distance >= scores.window) if scores.window else torch.zeros_like(distance, dtype=torch.bool)
+    )
     found = found.masked_fill(is_hidden, -math.inf)
     if scores.sinks is not None:
         sinks = scores.sinks.double().cpu()[:, None, None].expand(-1, len(q), 1)
@@ -63,12 +88,34 @@ def by_the_book(q: Tensor, k: Tensor, v: Tensor, start: int, scores: Scores) -> 
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-def check(rows: Rows, num_decodes: int, heads: tuple[int, int], dims: tuple[int, int], page_size: int, dtype: torch.dtype,
-          scores: Scores, kv_dtype: torch.dtype | None = None, card: Card = CARD) -> None:
+def check(
+    rows: Rows,
+    num_decodes: int,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    page_size: int,
+    dtype: torch.dtype,
+    scores: Scores,
+    kv_dtype: torch.dtype | None = None,
+    card: Card = CARD,
+) -> None:
     cache = fill(rows, heads[1], dims, page_size, dtype, kv_dtype or dtype)
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(1, num_decodes, [], np.arange(len(rows), dtype=np.int32), starts, counts, np.ones(len(rows), np.uint8), *[NOTHING] * 5)
-    q = torch.randn(int(counts.sum()), heads[0], dims[0], generator=torch.Generator().manual_seed(5)).to(dtype).to(PLACE)
+    plan = StepPlan(
+        1,
+        num_decodes,
+        [],
+        np.arange(len(rows), dtype=np.int32),
+        starts,
+        counts,
+        np.ones(len(rows), np.uint8),
+        *[NOTHING] * 5,
+    )
+    q = (
+        torch.randn(int(counts.sum()), heads[0], dims[0], generator=torch.Generator().manual_seed(5))
+        .to(dtype)
+        .to(PLACE)
+    )
     found = attention(q, cache.keys, cache.values, plan_attention(plan, cache.table, page_size), scores, card)
     parts = zip(q.split(counts.tolist()), cache.known, starts.tolist(), strict=True)
     expected = torch.cat([by_the_book(part, *pair, start, scores) for part, pair, start in parts])
@@ -112,7 +159,8 @@ def test_cap_and_sinks(window: int) -> None:
 
 
 def test_splits_of_every_kind() -> None:
-    """Long rows beside short ones: parts that are empty, parts that begin within a page, all of them with sinks and windows."""
+    """Long rows beside short ones: parts that are empty, parts that begin within a page, all of them with
+    sinks and windows."""
     rows = [(1500, 1), (0, 1), (90, 1)]
     sinks = torch.tensor([0.5, -1.0], device=PLACE)
     for window in (0, 700):
@@ -127,8 +175,16 @@ def test_any_batch(data: st.DataObject) -> None:
     extends = data.draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 80)), max_size=2))
     rows = [*decodes, *extends] or [(0, 1)]
     group, kv_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2))
-    check(rows, len(decodes), (group * kv_heads, kv_heads), (16, 16), data.draw(st.sampled_from([1, 3, 16, 64, 128])), torch.float32,
-          Scores(0.3, data.draw(st.sampled_from([0, 1, 17, 64, 100]))), card=data.draw(st.sampled_from([CARD, Card(2, 100 << 10)])))
+    check(
+        rows,
+        len(decodes),
+        (group * kv_heads, kv_heads),
+        (16, 16),
+        data.draw(st.sampled_from([1, 3, 16, 64, 128])),
+        torch.float32,
+        Scores(0.3, data.draw(st.sampled_from([0, 1, 17, 64, 100]))),
+        card=data.draw(st.sampled_from([CARD, Card(2, 100 << 10)])),
+    )
 
 
 def test_rows_of_nothing_are_zeros() -> None:
@@ -147,7 +203,10 @@ def test_tiles() -> None:
     assert tiles.tolist() == [[1, 1, 0, 0, 0], [2, 0, 4, 2, 0]]
 
 
-@pytest.mark.parametrize(("programs", "longest", "splits"), [(8, 64, 1), (8, 2048, 8), (8, 1 << 20, 32), (512, 1 << 20, 1), (128, 4096, 2)])
+@pytest.mark.parametrize(
+    ("programs", "longest", "splits"),
+    [(8, 64, 1), (8, 2048, 8), (8, 1 << 20, 32), (512, 1 << 20, 1), (128, 4096, 2)],
+)
 def test_splits_fill_the_card(programs: int, longest: int, splits: int) -> None:
     card = Card(132, 233472)
     assert choose_splits(programs, longest, choose_tile(4, 128, 2, card), card) == splits

@@ -1,5 +1,5 @@
-"""Other packages' attention behind --attention-backend against the definition in float64: each alone, and two of them in a step."""
-
+"""Other packages' attention behind --attention-backend against the definition in float64: each alone, and two
+of them in a step."""
 
 import sys
 from importlib.util import find_spec
@@ -22,7 +22,12 @@ from tests.devices.cuda.torch_device import HAS_CARD, PLACE, near
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 SINKS = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=PLACE)
-CASES = {"plain": Scores(0.25), "window": Scores(0.25, 20), "cap": Scores(0.25, 0, 3.0), "sinks": Scores(0.25, 20, 0.0, SINKS)}
+CASES = {
+    "plain": Scores(0.25),
+    "window": Scores(0.25, 20),
+    "cap": Scores(0.25, 0, 3.0),
+    "sinks": Scores(0.25, 20, 0.0, SINKS),
+}
 HOPPER = (9, 0)
 MODULES = {"flashinfer": "flashinfer", "fa3": "flash_attn_interface", "fa4": "flash_attn"}
 
@@ -32,18 +37,42 @@ def ops_of(prefill: str, decode: str, dtype: torch.dtype) -> CudaOps:
     return CudaOps(dtype, card, phases=open_phases(prefill, decode, dtype, card, HOPPER))
 
 
-def check(ops: CudaOps, rows: Rows, num_decodes: int, scores: Scores, heads: tuple[int, int] = (4, 2), dim: int = 16,
-          page_size: int = 16, kv_dtype: torch.dtype | None = None) -> None:
+def check(
+    ops: CudaOps,
+    rows: Rows,
+    num_decodes: int,
+    scores: Scores,
+    heads: tuple[int, int] = (4, 2),
+    dim: int = 16,
+    page_size: int = 16,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     cache = fill(rows, heads[1], (dim, dim), page_size, ops.dtype, kv_dtype or ops.dtype)
-    for x in (cache.keys, cache.values):  # the padding page is what a rank began with, or what padding wrote there
+    # the padding page is what a rank began with, or what padding wrote there
+    for x in (cache.keys, cache.values):
         x.view(torch.uint8)[:page_size] = 0
     starts, counts = np.array(rows, np.int32).T
-    plan = StepPlan(1, num_decodes, [], np.arange(len(rows), dtype=np.int32), starts, counts, np.ones(len(rows), np.uint8), *[NOTHING] * 5)
-    q = torch.randn(int(counts.sum()), heads[0], dim, generator=torch.Generator().manual_seed(5)).to(ops.dtype).to(PLACE)
+    plan = StepPlan(
+        1,
+        num_decodes,
+        [],
+        np.arange(len(rows), dtype=np.int32),
+        starts,
+        counts,
+        np.ones(len(rows), np.uint8),
+        *[NOTHING] * 5,
+    )
+    q = (
+        torch.randn(int(counts.sum()), heads[0], dim, generator=torch.Generator().manual_seed(5))
+        .to(ops.dtype)
+        .to(PLACE)
+    )
     planned = ops.plan_attention(plan, cache.table, page_size, tuple({0, scores.window}))
     found = ops.attention(q, cache.keys, cache.values, planned, scores)
     parts = zip(q.split(counts.tolist()), cache.known, starts.tolist(), strict=True)
-    near(found, torch.cat([by_the_book(part, *pair, start, scores) for part, pair, start in parts]), ops.dtype)
+    near(
+        found, torch.cat([by_the_book(part, *pair, start, scores) for part, pair, start in parts]), ops.dtype
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,7 +86,13 @@ def test_torch_native(case: str) -> None:
 @pytest.mark.parametrize("case", ["cap", "sinks"])
 def test_flex_attention(case: str) -> None:
     """Which torch compiles for each shape, if only to run it eagerly: a few."""
-    check(ops_of("flex_attention", "flex_attention", torch.float32), MIXED, 3, CASES[case], kv_dtype=torch.float8_e4m3fn)
+    check(
+        ops_of("flex_attention", "flex_attention", torch.float32),
+        MIXED,
+        3,
+        CASES[case],
+        kv_dtype=torch.float8_e4m3fn,
+    )
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("torch_native", "triton"), ("triton", "flex_attention")])
@@ -80,7 +115,9 @@ def test_packages(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Doubles hold the calls to the documents; on a card with the package, it is the package."""
     if not HAS_CARD:
         doubles.install(monkeypatch)
-    elif find_spec(MODULES[name]) is None or torch.cuda.get_device_capability()[0] not in (BACKENDS[name].majors or (8, 9, 10, 12)):
+    elif find_spec(MODULES[name]) is None or torch.cuda.get_device_capability()[0] not in (
+        BACKENDS[name].majors or (8, 9, 10, 12)
+    ):
         pytest.skip(f"{name} is not installed here, or not for this card")
     ops = ops_of(name, name, torch.bfloat16)
     for _ in range(2):  # wrappers are kept
@@ -91,14 +128,22 @@ def test_packages(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(HAS_CARD, reason="the double is the cpu's")
 def test_flashinfer_reads_narrow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     doubles.install(monkeypatch)
-    check(ops_of("flashinfer", "flashinfer", torch.bfloat16), MIXED, 3, CASES["window"], dim=64, kv_dtype=torch.float8_e4m3fn)
+    check(
+        ops_of("flashinfer", "flashinfer", torch.bfloat16),
+        MIXED,
+        3,
+        CASES["window"],
+        dim=64,
+        kv_dtype=torch.float8_e4m3fn,
+    )
 
 
 @pytest.mark.skipif(HAS_CARD, reason="the tape is the cpu's")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_captured_decodes(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that has seen padding alone computes, behind `replan`, rows of any length: its wrappers and buffers are the same."""
+    """A body that has seen padding alone computes, behind `replan`, rows of any length: its wrappers and
+    buffers are the same."""
     doubles.install(monkeypatch)
     ops, scores, page_size = ops_of(name, name, torch.bfloat16), CASES[case], 4
     cache = fill(lengths := [(40, 1), (0, 1), (7, 1)], 2, (64, 64), page_size, torch.bfloat16, torch.bfloat16)
@@ -121,19 +166,27 @@ def test_captured_decodes(name: str, case: str, monkeypatch: pytest.MonkeyPatch)
     for part in parts:
         part.kernels.replan(part.planned, known.numpy().astype(np.int32))
     _, found = body()
-    near(found, torch.cat([by_the_book(q[i : i + 1], *cache.known[i], lengths[i][0], scores) for i in range(3)]), torch.bfloat16)
+    near(
+        found,
+        torch.cat([by_the_book(q[i : i + 1], *cache.known[i], lengths[i][0], scores) for i in range(3)]),
+        torch.bfloat16,
+    )
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_what_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("flash_attn_interface", "flash_attn", "flash_attn.cute", "flashinfer"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StartError, match=f"--attention-backend {name} needs the package {BACKENDS[name].package}"):
+    with pytest.raises(
+        StartError, match=f"--attention-backend {name} needs the package {BACKENDS[name].package}"
+    ):
         open_phases(name, name, torch.bfloat16, INTERPRETER, HOPPER)
     with pytest.raises(StartError, match="computes in bfloat16 and float16"):
         open_phases(name, "triton", torch.float32, INTERPRETER, HOPPER)
 
 
 def test_cards_that_are_too_old() -> None:
-    with pytest.raises(StartError, match=r"fa4 needs a card of compute capability 9.x, 10.x, 11.x, and this one has 8.0"):
+    with pytest.raises(
+        StartError, match=r"fa4 needs a card of compute capability 9.x, 10.x, 11.x, and this one has 8.0"
+    ):
         open_phases("triton", "fa4", torch.bfloat16, INTERPRETER, (8, 0))

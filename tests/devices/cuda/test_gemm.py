@@ -1,4 +1,5 @@
-"""Products with weights in few bits, against the cpu device: shapes and types that the suite of schemes lacks, and each way there is."""
+"""Products with weights in few bits, against the cpu device: shapes and types that the suite of schemes
+lacks, and each way there is."""
 
 import pytest
 import torch
@@ -28,26 +29,51 @@ def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
     scale = torch.rand(outs, groups, generator=generator) / 100 + 1e-3
     if isinstance(scheme, Codes):
         weight = torch.randint(0, 256, (outs, ins * scheme.bits // 8), generator=generator).to(torch.uint8)
-        zeros = torch.randint(1, 2**scheme.bits, (outs, groups), generator=generator).to(torch.uint8) if scheme.has_zeros else None
-        order = torch.randperm(ins, generator=generator).div(group, rounding_mode="floor").int() if scheme.is_ordered else None
+        zeros = (
+            torch.randint(1, 2**scheme.bits, (outs, groups), generator=generator).to(torch.uint8)
+            if scheme.has_zeros
+            else None
+        )
+        order = (
+            torch.randperm(ins, generator=generator).div(group, rounding_mode="floor").int()
+            if scheme.is_ordered
+            else None
+        )
         return Quantized(scheme, weight, scale * 16 / 2**scheme.bits, zeros, order)
     if isinstance(scheme, Int8):
-        return Quantized(scheme, torch.randint(-128, 128, (outs, ins), generator=generator).to(torch.int8), scale)
+        return Quantized(
+            scheme, torch.randint(-128, 128, (outs, ins), generator=generator).to(torch.int8), scale
+        )
     return Quantized(scheme, (torch.randn(outs, ins, generator=generator) * 9).to(torch.float8_e4m3fn), scale)
 
 
 def there(weight: Quantized) -> Quantized:
     names = ("weight", "scale", "zeros", "order")
-    return Quantized(weight.scheme, **{name: t.to(PLACE) for name in names if (t := getattr(weight, name)) is not None})
+    return Quantized(
+        weight.scheme, **{name: t.to(PLACE) for name in names if (t := getattr(weight, name)) is not None}
+    )
 
 
 CASES = [
-    (Fp8(), 72, 200), (Fp8(128), 40, 320), (Fp8(128, activations="none"), 40, 256), (Int8(), 72, 200),
-    (Codes(4, 128, has_zeros=True), 40, 256), (Codes(4, 0), 24, 120), (Codes(4, 128, is_ordered=True), 24, 256),
-    (Codes(4, 64, activations="token"), 24, 192), (Codes(8, 128), 40, 256)]
+    (Fp8(), 72, 200),
+    (Fp8(128), 40, 320),
+    (Fp8(128, activations="none"), 40, 256),
+    (Int8(), 72, 200),
+    (Codes(4, 128, has_zeros=True), 40, 256),
+    (Codes(4, 0), 24, 120),
+    (Codes(4, 128, is_ordered=True), 24, 256),
+    (Codes(4, 64, activations="token"), 24, 192),
+    (Codes(8, 128), 40, 256),
+]
 SPLIT = [(Fp8(), 48, 640), (Fp8(64), 48, 640), (Int8(), 48, 640), (Codes(4, 64), 48, 640)]
-TILED = [Numbers(2, 2, 128, False, True, False), Numbers(1, 1, 128, False, True, False), Numbers(2, 0.5, 64, True, False, False),
-         Numbers(2, 1, 128, False, True, False), Numbers(4, 4, 128, False, True, True), Numbers(2, 1, 32, False, False, False)]
+TILED = [
+    Numbers(2, 2, 128, False, True, False),
+    Numbers(1, 1, 128, False, True, False),
+    Numbers(2, 0.5, 64, True, False, False),
+    Numbers(2, 1, 128, False, True, False),
+    Numbers(4, 4, 128, False, True, True),
+    Numbers(2, 1, 32, False, False, False),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -62,7 +88,11 @@ def test_odd_shapes(scheme: Scheme, outs: int, ins: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize(("scheme", "outs", "ins"), SPLIT, ids=str)
 def test_splits_are_added(scheme: Scheme, outs: int, ins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where some of them have nothing left to add."""
-    x, packed, bias = randn(3, ins).to(PLACE), pack(there(quantised(scheme, outs, ins))), randn(outs).to(PLACE)
+    x, packed, bias = (
+        randn(3, ins).to(PLACE),
+        pack(there(quantised(scheme, outs, ins))),
+        randn(outs).to(PLACE),
+    )
     whole = product(x, packed, HERE, bias)
     monkeypatch.setattr(products, "choose_splits", lambda *_: 4)
     near(product(x, packed, HERE, bias), whole, torch.float32, whole.abs().amax().item())
@@ -79,26 +109,37 @@ def test_a_view_of_rows() -> None:
 def test_torch_multiplies_alike(scheme: Scheme) -> None:
     if HAS_CARD and isinstance(scheme, Fp8) and not HERE.has_fp8:
         pytest.skip("this card has no products of 8-bit floats")
-    x, weight, bias = randn(33, 64).bfloat16().to(PLACE), there(quantised(scheme, 48, 64)), randn(48).bfloat16().to(PLACE)
+    x, weight, bias = (
+        randn(33, 64).bfloat16().to(PLACE),
+        there(quantised(scheme, 48, 64)),
+        randn(48).bfloat16().to(PLACE),
+    )
     packed = pack(weight)
     assert takes_torch(packed, 33, torch.bfloat16, CARD if HAS_CARD else Card(1, 1, True))
     near(torch_product(x, packed, bias), product(x, packed, HERE, bias), torch.bfloat16, 4)
 
 
-@pytest.mark.parametrize(("rows", "backend", "is_torchs"), [
-    (1, "by_rows", False), (64, "by_rows", True), (1, "cutlass", True), (64, "triton", False)])
-def test_whose_product_it_is(rows: int, backend: str, is_torchs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "backend", "is_torchs"),
+    [(1, "by_rows", False), (64, "by_rows", True), (1, "cutlass", True), (64, "triton", False)],
+)
+def test_whose_product_it_is(
+    rows: int, backend: str, is_torchs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed, new, taken = pack(there(quantised(Fp8(), 48, 64))), Card(132, 233472, True), []
     monkeypatch.setattr(products, "torch_product", lambda *_: taken.append("torch"))
     monkeypatch.setattr(products, "product", lambda *_: taken.append("triton"))
     linear(torch.zeros(rows, 64, dtype=torch.bfloat16, device=PLACE), packed, None, new, backend)
-    linear(torch.zeros(rows, 64, dtype=torch.bfloat16, device=PLACE), packed, None, Card(108, 167936), backend)
+    linear(
+        torch.zeros(rows, 64, dtype=torch.bfloat16, device=PLACE), packed, None, Card(108, 167936), backend
+    )
     assert taken == ["torch" if is_torchs else "triton", "triton"]
 
 
 def test_what_torch_lacks_is_ours() -> None:
     new = Card(132, 233472, True)
-    assert not takes_torch(pack(there(quantised(Fp8(64), 48, 128))), 64, torch.bfloat16, new)  # scales of groups
+    # scales of groups
+    assert not takes_torch(pack(there(quantised(Fp8(64), 48, 128))), 64, torch.bfloat16, new)
     assert not takes_torch(pack(there(quantised(Fp8(), 40, 64))), 64, torch.bfloat16, new)  # 40 outputs
     assert not takes_torch(pack(there(quantised(Int8(), 48, 64))), 16, torch.bfloat16, new)  # few rows
     assert not takes_torch(pack(there(quantised(Fp8(), 48, 64))), 64, torch.float16, new)
@@ -110,20 +151,30 @@ def test_groups_of_uneven_size_are_filled_up() -> None:
 
 
 def test_halves_meet_what_lies_side_by_side() -> None:
-    assert interleaved(torch.arange(8, dtype=torch.uint8).view(1, 8), 2).tolist() == [[0 + 16 * 2, 1 + 16 * 3, 4 + 16 * 6, 5 + 16 * 7]]
+    assert interleaved(torch.arange(8, dtype=torch.uint8).view(1, 8), 2).tolist() == [
+        [0 + 16 * 2, 1 + 16 * 3, 4 + 16 * 6, 5 + 16 * 7]
+    ]
 
 
-@pytest.mark.parametrize("card", [Card(108, 167936), Card(128, 102400, True), Card(132, 233472, True)], ids=str)
+@pytest.mark.parametrize(
+    "card", [Card(108, 167936), Card(128, 102400, True), Card(132, 233472, True)], ids=str
+)
 def test_tiles_fit(card: Card) -> None:
     for rows in (1, 16, 32, 64, 128, 4096):
         for numbers in TILED:
             tile = choose_tile(rows, 1536, numbers, card)
-            stage = tile.k * (tile.m * numbers.input_bytes + tile.n * (1 + numbers.is_gated) * numbers.weight_bytes)
+            stage = tile.k * (
+                tile.m * numbers.input_bytes + tile.n * (1 + numbers.is_gated) * numbers.weight_bytes
+            )
             assert (tile.stages - 1) * stage < card.shared_bytes - 1024 and tile.stages >= 2
             assert tile.k == numbers.piece if numbers.is_fixed else tile.k <= numbers.piece
 
 
 def test_splits_fill_the_card() -> None:
     card = Card(132, 233472)
-    assert choose_splits(96, 1, 32, card) == 2 and choose_splits(16, 1, 64, card) == 16 and choose_splits(16, 4096, 64, card) == 1
+    assert (
+        choose_splits(96, 1, 32, card) == 2
+        and choose_splits(16, 1, 64, card) == 16
+        and choose_splits(16, 4096, 64, card) == 1
+    )
     assert choose_splits(200, 1, 64, card) == 1 and choose_splits(4, 1, 3, card) == 1

@@ -1,4 +1,5 @@
-"""Captured decode steps with the card's own kernels, replayed by a double; and what is asked of torch.cuda, by a recording one."""
+"""Captured decode steps with the card's own kernels, replayed by a double; and what is asked of torch.cuda,
+by a recording one."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -40,8 +41,9 @@ PLACE = torch.device("cuda", 0)
 class KernelTapes(taped.Tapes):
     """Launches of kernels are on the tape as well, with the tensors and numbers of the capture."""
 
-    def plan_decodes(self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int,
-                     windows: tuple[int, ...]) -> AttentionPlan:  # type: ignore[override]
+    def plan_decodes(
+        self, slots: Tensor, lengths: Tensor, page_tables: Tensor, page_size: int, windows: tuple[int, ...]
+    ) -> AttentionPlan:  # type: ignore[override]
         return plan_decodes(slots, lengths, page_tables, page_size)
 
     def capture(self, body: Callable[[], None]) -> Any:
@@ -66,13 +68,26 @@ class Captured(TorchExecutor):
 
     def __init__(self, rank: int) -> None:
         self.tapes = KernelTapes()
-        facts = Facts(name="kernels", dtypes=("float32",), has_graphs=True, draws=((ANY_K, True),), schemes=SCHEMES)
+        facts = Facts(
+            name="kernels", dtypes=("float32",), has_graphs=True, draws=((ANY_K, True),), schemes=SCHEMES
+        )
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
             device = open_cpu(start, rank, dtype)
-            adapters = None if start.adapters is None else CudaAdapters(INTERPRETER, device.torch_device, start.adapters.num_lora_slots)
-            return replace(device, facts=facts, ops=CudaOps(dtype, INTERPRETER), experts=CudaExperts(INTERPRETER), fused=CudaFused(),
-                           adapters=adapters, graphs=self.tapes)
+            adapters = (
+                None
+                if start.adapters is None
+                else CudaAdapters(INTERPRETER, device.torch_device, start.adapters.num_lora_slots)
+            )
+            return replace(
+                device,
+                facts=facts,
+                ops=CudaOps(dtype, INTERPRETER),
+                experts=CudaExperts(INTERPRETER),
+                fused=CudaFused(),
+                adapters=adapters,
+                graphs=self.tapes,
+            )
 
         super().__init__(rank, opened, facts)
 
@@ -82,16 +97,27 @@ def executor(rank: int) -> Captured:
 
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
-@pytest.mark.parametrize(("family", "overrides"), [
-    ("qwen3", {"num_hidden_layers": 1}), ("mistral", {"sliding_window": 7}), ("gemma2", {"num_hidden_layers": 2}),
-    ("gpt_oss", {"num_hidden_layers": 2}),
-    ("deepseek_v2", {"first_k_dense_replace": 3, "num_hidden_layers": 1})], ids=["qwen3", "window", "cap", "sinks", "latent"])
-def test_greedy_equals_transformers(family: str, overrides: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("qwen3", {"num_hidden_layers": 1}),
+        ("mistral", {"sliding_window": 7}),
+        ("gemma2", {"num_hidden_layers": 2}),
+        ("gpt_oss", {"num_hidden_layers": 2}),
+        ("deepseek_v2", {"first_k_dense_replace": 3, "num_hidden_layers": 1}),
+    ],
+    ids=["qwen3", "window", "cap", "sinks", "latent"],
+)
+def test_greedy_equals_transformers(
+    family: str, overrides: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lengths at the replay are others than at the capture, some rows are padding, and sequences leave."""
     monkeypatch.setitem(base.DEVICES, "kernels", __name__)
     folder = make_checkpoint(family, tmp_path, **overrides)
     reference, prompts = Reference(folder), [[5], [9, 100, 7], list(range(17))]
-    runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
+    runner, ready = start(
+        folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4
+    )
     assert isinstance(runner, Captured) and runner.capture(4).error == ""
     planner = Planner(runner, ready, 4)
     rows: list[Row] = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(prompts)]
@@ -100,7 +126,9 @@ def test_greedy_equals_transformers(family: str, overrides: dict[str, Any], tmp_
         planner.run(rows[step > 2 :], [])
     assert runner.tapes.replays == 10
     for row in rows:
-        assert row.tokens[row.prompt_len :] == reference.greedy(row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len)
+        assert row.tokens[row.prompt_len :] == reference.greedy(
+            row.tokens[: row.prompt_len], len(row.tokens) - row.prompt_len
+        )
 
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
@@ -113,7 +141,9 @@ def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
 @pytest.mark.parametrize(("family", "format"), [("qwen3_moe", ""), ("qwen3_moe", "awq"), ("qwen2", "fp8")])
-def test_experts_and_weights_in_few_bits(family: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_and_weights_in_few_bits(
+    family: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tokens of the same kernels launched one by one, with other choices of experts in each step."""
     monkeypatch.setitem(base.DEVICES, "kernels", __name__)
     folder = make_checkpoint(family, tmp_path / "plain", num_hidden_layers=1)
@@ -122,7 +152,9 @@ def test_experts_and_weights_in_few_bits(family: str, format: str, tmp_path: Pat
         folder = tmp_path / "quantised"
     found = []
     for captures in (True, False):
-        runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
+        runner, ready = start(
+            folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4
+        )
         assert isinstance(runner, Captured) and (not captures or runner.capture(4).error == "")
         planner = Planner(runner, ready, 4)
         rows = [planner.row(slot, prompt, sampling()) for slot, prompt in enumerate(([5], [9, 100], [8]))]
@@ -135,14 +167,22 @@ def test_experts_and_weights_in_few_bits(family: str, format: str, tmp_path: Pat
 
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
-def test_random_tokens_are_those_of_steps_without_graphs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_tokens_are_those_of_steps_without_graphs(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(base.DEVICES, "kernels", __name__)
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=1)
-    wishes = [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.8, "seed": 4},
-              {"temperature": 1.5, "top_k": 5, "seed": 5, "repetition_penalty": 1.5, "frequency_penalty": 0.7}]
+    wishes = [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.9, "top_p": 0.8, "seed": 4},
+        {"temperature": 1.5, "top_k": 5, "seed": 5, "repetition_penalty": 1.5, "frequency_penalty": 0.7},
+    ]
     found = []
     for captures in (True, False):
-        runner, ready = start(folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4)
+        runner, ready = start(
+            folder, device="kernels", graph_sizes=[4], max_len=32, max_total_tokens=128, max_slots=4
+        )
         assert isinstance(runner, Captured)
         if captures:
             assert runner.capture(4).error == ""
@@ -153,7 +193,10 @@ def test_random_tokens_are_those_of_steps_without_graphs(tmp_path: Any, monkeypa
             planner.run(batch, [])
         assert runner.tapes.replays == (8 if captures else 0)
         assert runner.loaded is not None
-        found.append([row.tokens for row in rows] + [runner.loaded.slots.penalties.counts.generated[1:].sum(0).tolist()])
+        found.append(
+            [row.tokens for row in rows]
+            + [runner.loaded.slots.penalties.counts.generated[1:].sum(0).tolist()]
+        )
     assert found[0] == found[1]
 
 
@@ -192,7 +235,9 @@ class Recording:
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(names)))
         patch.setattr(torch.cuda, "synchronize", lambda torch_device: recording.calls.append("synchronize"))
         patch.setattr(torch.cuda, "empty_cache", lambda: recording.calls.append("empty_cache"))
-        patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: recording.calls.append(("leave", pool)))
+        patch.setattr(
+            torch._C, "_cuda_endAllocateToPool", lambda index, pool: recording.calls.append(("leave", pool))
+        )
 
     def take(self) -> list[Any]:
         calls, self.calls = self.calls, []
@@ -208,7 +253,14 @@ def test_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         recording.calls.append("body")
 
     graph = graphs.capture(body)
-    assert recording.take() == ["synchronize", "on stream 1", ("begin", (0, 0), "thread_local"), "body", "end", "off stream 1"]
+    assert recording.take() == [
+        "synchronize",
+        "on stream 1",
+        ("begin", (0, 0), "thread_local"),
+        "body",
+        "end",
+        "off stream 1",
+    ]
     graphs.replay(graph, ())
     assert recording.take() == ["replay"] and was_still == [True] and gc.isenabled()
     CudaGraphs(PLACE, collects=True).capture(body)
@@ -224,8 +276,15 @@ def test_lengths_are_told_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> No
             recording.calls.append(lengths)
 
     kernels = Told(torch.float32, INTERPRETER)
-    graphs, tables = CudaGraphs(PLACE, phases=Phases(kernels, kernels)), torch.zeros(1, 2, 3, dtype=torch.int32)
-    forward = graphs.capture(lambda: graphs.plan_decodes(torch.arange(2), torch.ones(2, dtype=torch.int64), tables, 4, (0,)) and None)
+    graphs, tables = (
+        CudaGraphs(PLACE, phases=Phases(kernels, kernels)),
+        torch.zeros(1, 2, 3, dtype=torch.int32),
+    )
+    forward = graphs.capture(
+        lambda: (
+            graphs.plan_decodes(torch.arange(2), torch.ones(2, dtype=torch.int64), tables, 4, (0,)) and None
+        )
+    )
     choice = graphs.capture(lambda: None)
     recording.take()
     graphs.replay(forward, "lengths")
@@ -234,7 +293,8 @@ def test_lengths_are_told_before_a_replay(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_memory_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What steps left lying about goes, then the graph fits: in the same pool, whose capture has ended properly."""
+    """What steps left lying about goes, then the graph fits: in the same pool, whose capture has ended
+    properly."""
     recording = Recording(monkeypatch)
     bodies = iter([True, False])
 

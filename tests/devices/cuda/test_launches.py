@@ -1,4 +1,5 @@
-"""A launch waits for nothing that the device does: no value is read, and nothing is asked whose size depends on values."""
+"""A launch waits for nothing that the device does: no value is read, and nothing is asked whose size depends
+on values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,13 @@ from tests.devices.drive import Planner, sampling, start_rank
 from tests.models.make import make_checkpoint
 
 WISHES: dict[str, dict[str, Any]] = {
-    "greedy": {}, "random": {"temperature": 0.9, "top_p": 0.8, "top_k": 7, "seed": 4},
+    "greedy": {},
+    "random": {"temperature": 0.9, "top_p": 0.8, "top_k": 7, "seed": 4},
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "seed": 1},
-    "bias": {"bias_ids": [3, 4], "bias_values": [2.5, -100.0]}, "banned": {"stop_ids": [1, 2], "min_len": 40},
-    "log probabilities": {"top_logprobs": 2, "prompt_logprobs": 1}}
+    "bias": {"bias_ids": [3, 4], "bias_values": [2.5, -100.0]},
+    "banned": {"stop_ids": [1, 2], "min_len": 40},
+    "log probabilities": {"top_logprobs": 2, "prompt_logprobs": 1},
+}
 
 
 class NoWaits(TorchDispatchMode):
@@ -35,8 +39,12 @@ class NoWaits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
-        is_masked = name in ("index", "index_put_") and any(x is not None and x.dtype == torch.bool for x in args[1])
-        if is_masked or (name in taped.WAITS and not (name == "repeat_interleave" and isinstance(args[1], int))):
+        is_masked = name in ("index", "index_put_") and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        )
+        if is_masked or (
+            name in taped.WAITS and not (name == "repeat_interleave" and isinstance(args[1], int))
+        ):
             raise taped.Refused(f"the operator {function} in a launch")
         return function(*args, **(kwargs or {}))
 

@@ -20,13 +20,18 @@ CLOSE = 1e-6  # of the sum: as far as float32 weights of two devices may move a 
 
 def draw(rows: list[Settings], uniforms: list[float]) -> SamplingInputs:
     kinds = (torch.float32, torch.float32, torch.int64, torch.float32)
-    temperature, top_p, top_k, min_p = (torch.tensor(column, dtype=kind).to(PLACE) for column, kind in zip(zip(*rows, strict=True), kinds,
-                                                                                                      strict=True))
-    return SamplingInputs(temperature, top_p, top_k, min_p, torch.tensor(uniforms, dtype=torch.float64).to(PLACE))
+    temperature, top_p, top_k, min_p = (
+        torch.tensor(column, dtype=kind).to(PLACE)
+        for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+    )
+    return SamplingInputs(
+        temperature, top_p, top_k, min_p, torch.tensor(uniforms, dtype=torch.float64).to(PLACE)
+    )
 
 
 def shares(logits: Tensor, setting: Settings) -> tuple[Tensor, Tensor]:
-    """Of one row: ids in the order they are drawn in, and the weights that are kept, float64; ties in the order of ids."""
+    """Of one row: ids in the order they are drawn in, and the weights that are kept, float64; ties in the
+    order of ids."""
     temperature, top_p, top_k, min_p = setting
     weights = ((logits - logits.max()) / temperature).exp()
     if not (0 < top_k < len(logits) or top_p < 1):
@@ -51,12 +56,27 @@ def check(logits: Tensor, rows: list[Settings], uniforms: list[float], chunk: in
         ends = kept.cumsum(0) / kept.sum()
         torch_device = int((ids == token).nonzero())
         assert kept[torch_device] > 0, (setting, uniform, token)
-        assert ends[torch_device] - kept[torch_device] / kept.sum() - CLOSE <= uniform <= ends[torch_device] + CLOSE, (setting, uniform, token)
+        assert (
+            ends[torch_device] - kept[torch_device] / kept.sum() - CLOSE
+            <= uniform
+            <= ends[torch_device] + CLOSE
+        ), (setting, uniform, token)
 
 
 SETTINGS: list[Settings] = [
-    (0.0, 1.0, 0, 0.0), (1.0, 1.0, 0, 0.0), (0.5, 0.9, 0, 0.0), (1.0, 0.3, 0, 0.0), (1.0, 1.0, 3, 0.0), (1.0, 0.7, 5, 0.0),
-    (1.0, 1.0, 0, 0.2), (1.0, 0.9, 10, 0.1), (1.0, 1e-6, 0, 0.0), (1.0, 0.8, 10**9, 0.0), (50.0, 0.99, 0, 0.0), (1.0, 0.95, 140, 0.0)]
+    (0.0, 1.0, 0, 0.0),
+    (1.0, 1.0, 0, 0.0),
+    (0.5, 0.9, 0, 0.0),
+    (1.0, 0.3, 0, 0.0),
+    (1.0, 1.0, 3, 0.0),
+    (1.0, 0.7, 5, 0.0),
+    (1.0, 1.0, 0, 0.2),
+    (1.0, 0.9, 10, 0.1),
+    (1.0, 1e-6, 0, 0.0),
+    (1.0, 0.8, 10**9, 0.0),
+    (50.0, 0.99, 0, 0.0),
+    (1.0, 0.95, 140, 0.0),
+]
 
 
 @pytest.mark.parametrize("spread", [0.01, 4.0])
@@ -64,7 +84,13 @@ def test_same_token_as_a_sort(spread: float) -> None:
     """Flat rows have more candidates than registers hold; steep ones few."""
     generator = torch.Generator().manual_seed(int(spread * 100))
     logits = torch.randn(len(SETTINGS), 150, generator=generator) * spread
-    check(logits, SETTINGS, torch.rand(len(SETTINGS), generator=generator, dtype=torch.float64).tolist(), 64, 128)
+    check(
+        logits,
+        SETTINGS,
+        torch.rand(len(SETTINGS), generator=generator, dtype=torch.float64).tolist(),
+        64,
+        128,
+    )
 
 
 def test_ties_go_by_id() -> None:
@@ -73,13 +99,23 @@ def test_ties_go_by_id() -> None:
     rows: list[Settings] = [(1.0, 1.0, 3, 0.0)] * 3 + [(1.0, 1.0, 5, 0.0)] * 2 + [(1.0, 0.3, 0, 0.0)] * 2
     uniforms = [0.1, 0.5, 0.99, 0.2, 0.999, 0.1, 0.9]
     check(logits.expand(len(rows), -1), rows, uniforms, 16, 16)
-    assert sample(logits.expand(len(rows), -1).to(PLACE), draw(rows, uniforms), 16, 16).tolist() == [1, 2, 4, 1, 0, 1, 2]
+    assert sample(logits.expand(len(rows), -1).to(PLACE), draw(rows, uniforms), 16, 16).tolist() == [
+        1,
+        2,
+        4,
+        1,
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's, where a card says infinity
 def test_numbers_at_the_edges() -> None:
     """Uniforms 0 and just below 1, logits of all sizes that `clean` leaves."""
-    logits = sampler.clean(torch.tensor([[float("nan")] * 5, [float("inf"), 0, 0, float("-inf"), 1], [3.4e38, -3.4e38, 0, 1, 2]]))
+    logits = sampler.clean(
+        torch.tensor([[float("nan")] * 5, [float("inf"), 0, 0, float("-inf"), 1], [3.4e38, -3.4e38, 0, 1, 2]])
+    )
     for setting in ((1.0, 1.0, 0, 0.0), (1.0, 0.5, 0, 0.0), (1e-38, 0.9, 2, 0.5), (1.0, 1.0, 2, 1.0)):
         for uniform in (0.0, 1 - 2.0**-52):
             check(logits, [setting] * 3, [uniform] * 3, 16, 16)
@@ -89,8 +125,12 @@ def test_numbers_at_the_edges() -> None:
 @given(st.data())
 def test_any_row(data: st.DataObject) -> None:
     values = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, -2.0, -30.0]), min_size=1, max_size=40))
-    setting = (data.draw(st.sampled_from([0.0, 0.3, 1.0])), data.draw(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
-               data.draw(st.sampled_from([0, 1, 2, 7, 39])), data.draw(st.sampled_from([0.0, 0.3, 1.0])))
+    setting = (
+        data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+        data.draw(st.sampled_from([1e-9, 0.4, 0.9, 1.0])),
+        data.draw(st.sampled_from([0, 1, 2, 7, 39])),
+        data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+    )
     check(torch.tensor([values]), [setting], [data.draw(st.floats(0, 1, exclude_max=True))], 16, 16)
 
 
@@ -99,12 +139,17 @@ def test_company_changes_nothing() -> None:
     rows: list[Settings] = [(1.0, 0.9, 0, 0.0), (0.0, 1.0, 0, 0.0), (1.0, 1.0, 0, 0.0)]
     uniforms = [0.3, 0.9, 0.5]
     together = sample(logits.to(PLACE), draw(rows, uniforms), 32, 64).tolist()
-    assert together == [int(sample(logits[i : i + 1].to(PLACE), draw(rows[i : i + 1], uniforms[i : i + 1]), 32, 64)) for i in range(3)]
+    assert together == [
+        int(sample(logits[i : i + 1].to(PLACE), draw(rows[i : i + 1], uniforms[i : i + 1]), 32, 64))
+        for i in range(3)
+    ]
 
 
 def test_mask() -> None:
     logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0)).to(PLACE)
-    bits = torch.randint(-(2**31), 2**31 - 1, (2, 3), dtype=torch.int32, generator=torch.Generator().manual_seed(1)).to(PLACE)
+    bits = torch.randint(
+        -(2**31), 2**31 - 1, (2, 3), dtype=torch.int32, generator=torch.Generator().manual_seed(1)
+    ).to(PLACE)
     rows = torch.tensor([1, 3], device=PLACE)
     allowed = (bits.unsqueeze(2) >> torch.arange(32, device=PLACE) & 1).flatten(1)[:, :70].bool()
     expected = logits.clone()

@@ -11,8 +11,14 @@ from runtime.devices.lora import LoraWeights
 from runtime.layers.lora import PlainAdapters
 from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
 
-SEATS = {"one": [1], "nobody": [-1, -1], "mixed": [2, -1, 0, 2, 2, -1, 0], "long": [0] * 37 + [-1] * 3 + [2] * 20}
-SHAPES = [(40, 4, ((0, 24),)), (100, 3, ((0, 70), (86, 16))), (1100, 24, ((8, 130), (138, 8), (150, 8)))]  # inputs, rank, parts
+SEATS = {
+    "one": [1],
+    "nobody": [-1, -1],
+    "mixed": [2, -1, 0, 2, 2, -1, 0],
+    "long": [0] * 37 + [-1] * 3 + [2] * 20,
+}
+# inputs, rank, parts
+SHAPES = [(40, 4, ((0, 24),)), (100, 3, ((0, 70), (86, 16))), (1100, 24, ((8, 130), (138, 8), (150, 8)))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -20,14 +26,25 @@ SHAPES = [(40, 4, ((0, 24),)), (100, 3, ((0, 70), (86, 16))), (1100, 24, ((8, 13
 def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: torch.dtype) -> None:
     """Columns that no part has, and rows without an adapter, stay to the bit."""
     generator = torch.Generator().manual_seed(ins)
-    weights = LoraWeights(torch.randn(3, len(parts), rank, ins, generator=generator).div(ins**0.5).to(dtype),
-                          torch.randn(3, sum(size for _, size in parts), rank, generator=generator).to(dtype), parts)
-    plain, card = PlainAdapters(torch.device("cpu"), 3), CudaAdapters(card_of(PLACE) if HAS_CARD else INTERPRETER, PLACE, 3)
+    weights = LoraWeights(
+        torch.randn(3, len(parts), rank, ins, generator=generator).div(ins**0.5).to(dtype),
+        torch.randn(3, sum(size for _, size in parts), rank, generator=generator).to(dtype),
+        parts,
+    )
+    plain, card = (
+        PlainAdapters(torch.device("cpu"), 3),
+        CudaAdapters(card_of(PLACE) if HAS_CARD else INTERPRETER, PLACE, 3),
+    )
     there = LoraWeights(weights.a.to(PLACE), weights.b.to(PLACE), parts)
     for lora_slots in (np.array(case) for case in SEATS.values()):
         x, before = (torch.randn(len(lora_slots), size, generator=generator).to(dtype) for size in (ins, 160))
         expected, found, masked = before.float().clone(), before.clone().to(PLACE), before.clone()
-        plain.add(expected, x.float(), LoraWeights(weights.a.float(), weights.b.float(), parts), plain.plan(lora_slots))
+        plain.add(
+            expected,
+            x.float(),
+            LoraWeights(weights.a.float(), weights.b.float(), parts),
+            plain.plan(lora_slots),
+        )
         card.add(found, x.to(PLACE), there, card.plan(lora_slots))
         plain.add(masked, x, weights, plain.plan_rows(torch.from_numpy(lora_slots)))
         near(found, expected, dtype, 2)
@@ -35,7 +52,9 @@ def test_add(ins: int, rank: int, parts: tuple[tuple[int, int], ...], dtype: tor
         changes = torch.zeros(before.shape, dtype=torch.bool)
         for offset, size in parts:
             changes[lora_slots >= 0, offset : offset + size] = True
-        assert torch.equal(found.cpu()[~changes], before[~changes]) and torch.equal(masked[~changes], before[~changes])
+        assert torch.equal(found.cpu()[~changes], before[~changes]) and torch.equal(
+            masked[~changes], before[~changes]
+        )
 
 
 def test_inputs_that_are_split_are_added(monkeypatch: pytest.MonkeyPatch) -> None:

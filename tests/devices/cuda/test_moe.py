@@ -17,8 +17,12 @@ from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
 
 EXPERTS = CudaExperts(card_of(PLACE) if HAS_CARD else INTERPRETER)
 IDS = {  # of five experts: what a step may look like
-    "one token": [[2, 0]], "all choose one": [[1, 3]] * 17, "nobody is here": [[-4, 7], [5, -1], [9, 6]],
-    "some are elsewhere": [[0, 9], [4, -2], [-1, 8], [4, 0], [2, 5], [0, 4], [3, 11]] * 2, "expert twice": [[3, 3], [1, 1]]}
+    "one token": [[2, 0]],
+    "all choose one": [[1, 3]] * 17,
+    "nobody is here": [[-4, 7], [5, -1], [9, 6]],
+    "some are elsewhere": [[0, 9], [4, -2], [-1, 8], [4, 0], [2, 5], [0, 4], [3, 11]] * 2,
+    "expert twice": [[3, 3], [1, 1]],
+}
 
 
 def listed(ids: torch.Tensor, size: int) -> dict[int, list[int]]:
@@ -38,7 +42,11 @@ def listed(ids: torch.Tensor, size: int) -> dict[int, list[int]]:
 @pytest.mark.parametrize("size", [16, 32])
 def test_slots_are_listed_by_expert(case: str, size: int) -> None:
     flat = [expert for line in IDS[case] for expert in line]
-    wanted = {expert: [slot for slot, one in enumerate(flat) if one == expert] for expert in range(5) if expert in flat}
+    wanted = {
+        expert: [slot for slot, one in enumerate(flat) if one == expert]
+        for expert in range(5)
+        if expert in flat
+    }
     assert listed(torch.tensor(IDS[case], device=PLACE), size) == wanted
 
 
@@ -58,11 +66,15 @@ def test_apply(dtype: torch.dtype, case: str, single: int, monkeypatch: pytest.M
     generator = torch.Generator().manual_seed(3)
     ids = torch.tensor(IDS[case])
     x = torch.randn(len(ids), 40, generator=generator).to(dtype)
-    gate_up, down = (torch.randn(5, *shape, generator=generator).div(4).to(dtype) for shape in ((2 * 72, 40), (40, 72)))
+    gate_up, down = (
+        torch.randn(5, *shape, generator=generator).div(4).to(dtype) for shape in ((2 * 72, 40), (40, 72))
+    )
     weights = torch.rand(ids.shape, generator=generator)
     oracle = CpuExperts(CpuOps(torch.float32))
     wanted = oracle.apply(x.float(), ids, weights, oracle.pack(gate_up.float(), down.float()))
-    found = EXPERTS.apply(x.to(PLACE), ids.to(PLACE), weights.to(PLACE), EXPERTS.pack(gate_up.to(PLACE), down.to(PLACE)))
+    found = EXPERTS.apply(
+        x.to(PLACE), ids.to(PLACE), weights.to(PLACE), EXPERTS.pack(gate_up.to(PLACE), down.to(PLACE))
+    )
     near(found, wanted, dtype, 2)
 
 
@@ -70,7 +82,10 @@ def test_a_token_does_not_depend_on_its_company() -> None:
     generator = torch.Generator().manual_seed(4)
     x, weights = torch.randn(20, 32, generator=generator), torch.rand(20, 2, generator=generator)
     ids = torch.randint(0, 5, (20, 2), generator=generator)
-    packed = EXPERTS.pack(torch.randn(5, 64, 32, generator=generator).to(PLACE), torch.randn(5, 32, 32, generator=generator).to(PLACE))
+    packed = EXPERTS.pack(
+        torch.randn(5, 64, 32, generator=generator).to(PLACE),
+        torch.randn(5, 32, 32, generator=generator).to(PLACE),
+    )
     whole = EXPERTS.apply(x.to(PLACE), ids.to(PLACE), weights.to(PLACE), packed)
     order = torch.randperm(20, generator=generator)
     turned = EXPERTS.apply(x[order].to(PLACE), ids[order].to(PLACE), weights[order].to(PLACE), packed)
@@ -81,12 +96,27 @@ def test_no_tokens() -> None:
     packed = EXPERTS.pack(torch.randn(5, 64, 32, device=PLACE), torch.randn(5, 32, 32, device=PLACE))
     none = torch.zeros(0, 2, device=PLACE)
     assert EXPERTS.apply(torch.zeros(0, 32, device=PLACE), none.long(), none, packed).shape == (0, 32)
-    assert [tensor.shape for tensor in route(torch.zeros(0, 8, device=PLACE), None, Routing(top_k=2))] == [(0, 2), (0, 2)]
+    assert [tensor.shape for tensor in route(torch.zeros(0, 8, device=PLACE), None, Routing(top_k=2))] == [
+        (0, 2),
+        (0, 2),
+    ]
 
 
-ROUTINGS = [Routing(top_k=8, normalizes=True), Routing(top_k=1), Routing(top_k=4, score="sigmoid", normalizes=True, scale=2.5),
-            Routing(top_k=8, score="sigmoid", num_groups=8, top_groups=4, group_score="two largest", normalizes=True, scale=2.5),
-            Routing(top_k=6, num_groups=6, top_groups=2, scale=16.0)]
+ROUTINGS = [
+    Routing(top_k=8, normalizes=True),
+    Routing(top_k=1),
+    Routing(top_k=4, score="sigmoid", normalizes=True, scale=2.5),
+    Routing(
+        top_k=8,
+        score="sigmoid",
+        num_groups=8,
+        top_groups=4,
+        group_score="two largest",
+        normalizes=True,
+        scale=2.5,
+    ),
+    Routing(top_k=6, num_groups=6, top_groups=2, scale=16.0),
+]
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
@@ -108,11 +138,16 @@ def test_of_equals_the_first_is_chosen(score: str) -> None:
     logits = torch.tensor([[1.0, 3, 3, 2, 3, 3, 0, 3], [5.0] * 8, [-torch.inf] * 7 + [0]])
     ids, _ = route(logits.to(PLACE), None, Routing(top_k=3, score=score))
     assert ids.tolist() == [[1, 2, 4], [0, 1, 2], [7, 0, 1]]
-    ids, _ = route(logits.to(PLACE), None, Routing(top_k=3, score=score, num_groups=4, top_groups=2, group_score="two largest"))
+    ids, _ = route(
+        logits.to(PLACE),
+        None,
+        Routing(top_k=3, score=score, num_groups=4, top_groups=2, group_score="two largest"),
+    )
     assert ids.tolist() == [[2, 4, 5], [0, 1, 2], [7, 0, 1]]
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning", "ignore:invalid value:RuntimeWarning")  # of numpy
+# of numpy
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
 def test_nothing_is_chosen_outside_by_what_is_no_number() -> None:
     ids, _ = route(torch.full((1, 8), torch.nan, device=PLACE), None, Routing(top_k=2))
     assert bool(((ids >= 0) & (ids < 8)).all())

@@ -62,8 +62,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(copies, "unlock", lambda host: None)
     fds = []
 
-    def make(layout: str, dim: int = 16) -> tuple[CudaCopies, Streams, HostPages, list[tuple[torch.Tensor, torch.Tensor]]]:
-        kv = [(torch.randn(6 * PAGE, 2, dim), torch.randn(6 * PAGE, 2, dim // 2).bfloat16()) for _ in range(2)]
+    def make(
+        layout: str, dim: int = 16
+    ) -> tuple[CudaCopies, Streams, HostPages, list[tuple[torch.Tensor, torch.Tensor]]]:
+        kv = [
+            (torch.randn(6 * PAGE, 2, dim), torch.randn(6 * PAGE, 2, dim // 2).bfloat16()) for _ in range(2)
+        ]
         parts = tuple(cache[:PAGE].nbytes for pair in kv for cache in pair)
         fds.append(os.memfd_create("copies-test"))
         os.ftruncate(fds[-1], 5 * sum(parts))
@@ -99,8 +103,14 @@ def test_pages_come_back_as_they_were(layout: str, dim: int, opened: Any) -> Non
             now = cache.view(6, PAGE, -1)
             assert torch.equal(now[[0, 1, 5]], was[[2, 2, 5]]) and not now[[2, 3, 4]].any()
     made.close()
-    assert streams.calls == ["side waits for main", "main waits for side", "side waits for main", "main waits for event 2",
-                             "main waits for side", "the host waits"]
+    assert streams.calls == [
+        "side waits for main",
+        "main waits for side",
+        "side waits for main",
+        "main waits for event 2",
+        "main waits for side",
+        "the host waits",
+    ]
 
 
 def test_places_that_are_none(opened: Any) -> None:

@@ -35,7 +35,11 @@ def test_norm_of_a_slice() -> None:
     """Heads of a projection that holds more beside them."""
     whole, weight = randn(3, 6, 40), randn(4, 40)
     x = whole[:, 1:5]
-    near(rms_norm(x, weight, 1e-5), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight, torch.float32)
+    near(
+        rms_norm(x, weight, 1e-5),
+        x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight,
+        torch.float32,
+    )
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
@@ -48,11 +52,20 @@ def test_activations(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", NARROW, ids=str)
 def test_every_rounding_to_8_bits(kind: torch.dtype) -> None:
-    """All numbers of the format, what lies between them, halfway too, what is too large, both signs, NaN: to the bit what torch makes."""
+    """All numbers of the format, what lies between them, halfway too, what is too large, both signs, NaN: to
+    the bit what torch makes."""
     known = torch.arange(256, dtype=torch.uint8).view(kind).float()
     known = known[known.isfinite()].unique()
     between = (known[1:] + known[:-1]) / 2
-    numbers = torch.cat((known, between, between * (1 + 1e-6), between * (1 - 1e-6), torch.tensor([1e9, -1e9, 1e-30, torch.nan])))
+    numbers = torch.cat(
+        (
+            known,
+            between,
+            between * (1 + 1e-6),
+            between * (1 - 1e-6),
+            torch.tensor([1e9, -1e9, 1e-30, torch.nan]),
+        )
+    )
     numbers = F.pad(numbers, (0, -len(numbers) % 8)).view(-1, 1, 8)
     caches = [torch.zeros(numbers.shape).to(kind).to(PLACE) for _ in range(2)]
     store_kv(numbers.to(PLACE), numbers.to(PLACE), *caches, torch.arange(len(numbers), device=PLACE))
@@ -79,10 +92,15 @@ def test_prepare_is_its_parts(dtype: torch.dtype, kv_dtype: torch.dtype | None, 
     qkv, angles = randn(3, (heads + 2 * kv_heads) * dim, dtype=dtype), randn(3, dim // 2)
     cos, sin, at = angles.cos(), angles.sin(), torch.tensor([5, 0, 7], device=PLACE)
     weight = randn(heads + kv_heads, dim, dtype=dtype) if has_norms else None
-    made, expected = ([torch.zeros(8, kv_heads, dim, device=PLACE).to(kv_dtype or dtype) for _ in range(2)] for _ in range(2))
+    made, expected = (
+        [torch.zeros(8, kv_heads, dim, device=PLACE).to(kv_dtype or dtype) for _ in range(2)]
+        for _ in range(2)
+    )
     q = prepare_heads(qkv, None if weight is None else (weight, 1e-5), cos, sin, *made, at)
     qk, v = qkv.unflatten(1, (-1, dim)).split((heads + kv_heads, kv_heads), dim=1)
-    first, k = rotary(qk if weight is None else rms_norm(qk, weight, 1e-5), cos, sin).split((heads, kv_heads), dim=1)
+    first, k = rotary(qk if weight is None else rms_norm(qk, weight, 1e-5), cos, sin).split(
+        (heads, kv_heads), dim=1
+    )
     store_kv(k, v, *expected, at)
     near(q, first, dtype)
     for found, wanted in zip(made, expected, strict=True):

@@ -1,4 +1,5 @@
-"""Which sums go through memory that the cards share. What the operators do is a double's: it has the other rank's numbers."""
+"""Which sums go through memory that the cards share. What the operators do is a double's: it has the other
+rank's numbers."""
 
 from typing import Any
 
@@ -19,12 +20,16 @@ class Ops:
         self.calls: list[str] = []
 
     def one_shot_all_reduce(self, x: Tensor, kind: str, group: str) -> Tensor:
-        assert (kind, group) == ("sum", "all") and x.data_ptr() == self.buffer.data_ptr() and x.is_contiguous()
+        assert (
+            (kind, group) == ("sum", "all") and x.data_ptr() == self.buffer.data_ptr() and x.is_contiguous()
+        )
         self.calls.append("one shot")
         return x + 1
 
     def two_shot_all_reduce_(self, x: Tensor, kind: str, group: str) -> Tensor:
-        assert (kind, group) == ("sum", "all") and x.data_ptr() == self.buffer.data_ptr() and x.is_contiguous()
+        assert (
+            (kind, group) == ("sum", "all") and x.data_ptr() == self.buffer.data_ptr() and x.is_contiguous()
+        )
         self.calls.append("two shots")
         return x.add_(1)
 
@@ -36,9 +41,17 @@ def opened() -> tuple[SymmetricSums, Ops]:
 
 
 SHAPES: list[tuple[tuple[int, ...], torch.dtype, str | None]] = [
-    ((4, 8), torch.bfloat16, "one shot"), ((ONE_SHOT // 4,), torch.float32, "one shot"), ((ONE_SHOT // 4 + 8,), torch.float32, "two shots"),
-    ((8, 64, 512), torch.bfloat16, "two shots"), ((1 << 18,), torch.float32, "two shots"), ((ONE_SHOT // 4 + 4,), torch.float32, None),
-    ((1 << 20,), torch.bfloat16, None), ((3,), torch.float32, None), ((8,), torch.float16, None), ((0, 8), torch.float32, None)]
+    ((4, 8), torch.bfloat16, "one shot"),
+    ((ONE_SHOT // 4,), torch.float32, "one shot"),
+    ((ONE_SHOT // 4 + 8,), torch.float32, "two shots"),
+    ((8, 64, 512), torch.bfloat16, "two shots"),
+    ((1 << 18,), torch.float32, "two shots"),
+    ((ONE_SHOT // 4 + 4,), torch.float32, None),
+    ((1 << 20,), torch.bfloat16, None),
+    ((3,), torch.float32, None),
+    ((8,), torch.float16, None),
+    ((0, 8), torch.float32, None),
+]
 
 
 @pytest.mark.parametrize(("shape", "dtype", "way"), SHAPES, ids=str)

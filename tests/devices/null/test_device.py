@@ -32,14 +32,40 @@ def run(executor: Executor, plan: StepPlan) -> StepResult:
 
 
 def mixed(*admits: Admit, targets: tuple[int, ...] = ()) -> StepPlan:
-    """A decode in slot 1 at position 9, a prompt of 4 ending in slot 0, and a part of a longer prompt in slot 2."""
-    return StepPlan(5, 1, list(admits), ints(1, 0, 2), ints(9, 0, 4), ints(1, 4, 3), np.array([1, 1, 0], np.uint8),
-                    ints(1, 2, 3, 4, 5, 6, 7), ints(), ints(), ints(), ints(*targets))
+    """A decode in slot 1 at position 9, a prompt of 4 ending in slot 0, and a part of a longer prompt in slot
+    2."""
+    return StepPlan(
+        5,
+        1,
+        list(admits),
+        ints(1, 0, 2),
+        ints(9, 0, 4),
+        ints(1, 4, 3),
+        np.array([1, 1, 0], np.uint8),
+        ints(1, 2, 3, 4, 5, 6, 7),
+        ints(),
+        ints(),
+        ints(),
+        ints(*targets),
+    )
 
 
 def prompt(row: Admit) -> StepPlan:
     """A whole prompt of 4 tokens in one slot."""
-    return StepPlan(0, 0, [row], ints(row.slot), ints(0), ints(4), np.ones(1, np.uint8), ints(1, 2, 3, 4), ints(), ints(), ints(), ints())
+    return StepPlan(
+        0,
+        0,
+        [row],
+        ints(row.slot),
+        ints(0),
+        ints(4),
+        np.ones(1, np.uint8),
+        ints(1, 2, 3, 4),
+        ints(),
+        ints(),
+        ints(),
+        ints(),
+    )
 
 
 def test_an_answer_depends_on_seed_and_position_only() -> None:
@@ -67,7 +93,10 @@ def test_tokens_stay_in_the_vocabulary(vocab: int, first: int, num: int) -> None
 
 def test_logprobs_have_the_shapes_that_were_asked_for() -> None:
     executor = opened()
-    result = run(executor, mixed(admit(0, 4, top_logprobs=3), admit(1, 8, top_logprobs=0), admit(2, 20, top_logprobs=9)))
+    result = run(
+        executor,
+        mixed(admit(0, 4, top_logprobs=3), admit(1, 8, top_logprobs=0), admit(2, 20, top_logprobs=9)),
+    )
     assert result.width == 3, "the row that samples nothing does not count"
     assert (result.logprobs.size, result.top_ids.size, result.top_logprobs.size) == (2, 6, 6)
 
@@ -84,8 +113,12 @@ def test_only_rank_0_reports() -> None:
     assert opened(rank=1).launch(decodes(0)).result() is None
 
 
-@pytest.mark.parametrize("max_total_tokens,num_pages", [(None, 1 + DEFAULT_POOL_TOKENS // 4), (40, 11), (41, 11)])
-def test_pages_hold_the_tokens_asked_for_and_one_is_padding(max_total_tokens: int | None, num_pages: int) -> None:
+@pytest.mark.parametrize(
+    "max_total_tokens,num_pages", [(None, 1 + DEFAULT_POOL_TOKENS // 4), (40, 11), (41, 11)]
+)
+def test_pages_hold_the_tokens_asked_for_and_one_is_padding(
+    max_total_tokens: int | None, num_pages: int
+) -> None:
     start = start_rank("", device="null", max_total_tokens=max_total_tokens)
     assert open_device("null", 0).start(start, lambda phase, fraction: None).num_pages == num_pages
 
@@ -98,10 +131,16 @@ def test_time_is_a_model_of_steps_and_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert result.compute_s == clock[0] - 100 == 0.5 + 8 * 0.25
 
 
-@pytest.mark.parametrize("options,message", [
-    ({"step_ms": 1}, "step_ms"), ({"step_s": -1}, "step_s"), ({"vocab_size": 0}, "vocab_size"),
-    ({"script": [1, 50], "vocab_size": 50}, r"outside 0\.\.49"), ({"poison": "burn"}, "poison"),
-])
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"step_ms": 1}, "step_ms"),
+        ({"step_s": -1}, "step_s"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"script": [1, 50], "vocab_size": 50}, r"outside 0\.\.49"),
+        ({"poison": "burn"}, "poison"),
+    ],
+)
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StartError, match=message):
         opened(**options)
@@ -127,4 +166,7 @@ def test_poison_works_in_a_prompt_and_as_the_last_token() -> None:
 
 def test_torch_is_not_imported() -> None:
     code = "import sys, runtime.ranks.worker, runtime.devices.null.device; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )

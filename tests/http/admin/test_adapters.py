@@ -20,19 +20,29 @@ def client(service: FakeService) -> httpx.AsyncClient:
 
 async def loaded(http: Any) -> None:
     for name in ("x", "y"):
-        answer = await http.post("/load_lora_adapter", json={"lora_name": name, "lora_path": f"/adapters/{name}"})
+        answer = await http.post(
+            "/load_lora_adapter", json={"lora_name": name, "lora_path": f"/adapters/{name}"}
+        )
         assert answer.status_code == 200 and answer.json()["loaded_adapters"][name] == f"/adapters/{name}"
 
 
-@pytest.mark.parametrize(("path", "body", "wanted"), [
-    ("/generate", {"text": "Hi"}, [""]), ("/generate", {"text": "Hi", "lora_path": "x"}, ["x"]),
-    ("/generate", {"text": ["a", "b", "c"], "lora_path": ["x", None, "y"]}, ["x", "", "y"]),
-    (CHAT, {"messages": HI, "model": "org/fake"}, [""]), (CHAT, {"messages": HI, "model": "x"}, ["x"]),
-    (CHAT, {"messages": HI, "model": "org/fake:y"}, ["y"]), (CHAT, {"messages": HI, "lora_path": "y"}, ["y"]),
-    (TEXT, {"prompt": ["a", "b"], "lora_path": ["y", "x"]}, ["y", "x"]), (TEXT, {"prompt": "a", "model": "x", "lora_path": "x"}, ["x"]),
-    ("/v1/responses", {"input": "Hi", "model": "x"}, ["x"]),
-    ("/v1/messages", {"messages": HI, "max_tokens": 4, "model": "y"}, ["y"]),
-    ("/api/chat", {"messages": HI, "model": "x:latest", "stream": False}, ["x"])])
+@pytest.mark.parametrize(
+    ("path", "body", "wanted"),
+    [
+        ("/generate", {"text": "Hi"}, [""]),
+        ("/generate", {"text": "Hi", "lora_path": "x"}, ["x"]),
+        ("/generate", {"text": ["a", "b", "c"], "lora_path": ["x", None, "y"]}, ["x", "", "y"]),
+        (CHAT, {"messages": HI, "model": "org/fake"}, [""]),
+        (CHAT, {"messages": HI, "model": "x"}, ["x"]),
+        (CHAT, {"messages": HI, "model": "org/fake:y"}, ["y"]),
+        (CHAT, {"messages": HI, "lora_path": "y"}, ["y"]),
+        (TEXT, {"prompt": ["a", "b"], "lora_path": ["y", "x"]}, ["y", "x"]),
+        (TEXT, {"prompt": "a", "model": "x", "lora_path": "x"}, ["x"]),
+        ("/v1/responses", {"input": "Hi", "model": "x"}, ["x"]),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4, "model": "y"}, ["y"]),
+        ("/api/chat", {"messages": HI, "model": "x:latest", "stream": False}, ["x"]),
+    ],
+)
 async def test_names(path: str, body: dict[str, Any], wanted: list[str]) -> None:
     service = FakeService()
     async with client(service) as http:
@@ -44,11 +54,15 @@ async def test_names(path: str, body: dict[str, Any], wanted: list[str]) -> None
     assert [ask.adapter for ask in service.asks] == wanted
 
 
-@pytest.mark.parametrize(("path", "body", "status", "words"), [
-    (CHAT, {"messages": HI, "model": "z"}, 404, "this server has org/fake and the adapters x, y"),
-    (CHAT, {"messages": HI, "model": "org/fake:z"}, 404, "adapters x, y"),
-    (CHAT, {"messages": HI, "model": "x", "lora_path": "y"}, 400, "give one of them"),
-    (TEXT, {"prompt": ["a", "b"], "lora_path": ["y"]}, 400, "1 entries for 2 prompts")])
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        (CHAT, {"messages": HI, "model": "z"}, 404, "this server has org/fake and the adapters x, y"),
+        (CHAT, {"messages": HI, "model": "org/fake:z"}, 404, "adapters x, y"),
+        (CHAT, {"messages": HI, "model": "x", "lora_path": "y"}, 400, "give one of them"),
+        (TEXT, {"prompt": ["a", "b"], "lora_path": ["y"]}, 400, "1 entries for 2 prompts"),
+    ],
+)
 async def test_wrong_names(path: str, body: dict[str, Any], status: int, words: str) -> None:
     async with client(FakeService()) as http:
         await loaded(http)
@@ -60,7 +74,11 @@ async def test_listed_with_the_model() -> None:
     async with client(FakeService()) as http:
         await loaded(http)
         models = (await http.get("/v1/models")).json()["data"]
-        assert [(model["id"], model.get("parent")) for model in models] == [("org/fake", None), ("x", "org/fake"), ("y", "org/fake")]
+        assert [(model["id"], model.get("parent")) for model in models] == [
+            ("org/fake", None),
+            ("x", "org/fake"),
+            ("y", "org/fake"),
+        ]
         assert (await http.get("/v1/models/x")).json()["parent"] == "org/fake"
 
 

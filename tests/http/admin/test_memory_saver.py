@@ -20,23 +20,41 @@ async def test_release_and_resume() -> None:
     service = FakeService()
     async with client(service) as http:
         everything = await http.post("/release_memory_occupation", json={})
-        assert everything.status_code == 200 and everything.json()["released"] == ["kv_cache", "weights", "cuda_graph"]
+        assert everything.status_code == 200 and everything.json()["released"] == [
+            "kv_cache",
+            "weights",
+            "cuda_graph",
+        ]
         some = await http.post("/resume_memory_occupation", json={"tags": ["weights", "cuda_graph"]})
         assert some.json() == {"success": True, "message": "given back: kv_cache", "released": ["kv_cache"]}
         rest = await http.post("/resume_memory_occupation")
         assert rest.json() == {"success": True, "message": "given back: nothing", "released": []}
-        assert service.controls.told == [("release", None), ("take", ["weights", "cuda_graph"]), ("take", None)]
+        assert service.controls.told == [
+            ("release", None),
+            ("take", ["weights", "cuda_graph"]),
+            ("take", None),
+        ]
 
 
-@pytest.mark.parametrize(("path", "body", "param"), [
-    ("/release_memory_occupation", {"tags": ["heap"]}, "tags[0]"), ("/resume_memory_occupation", {"tag": ["weights"]}, "tag"),
-    ("/update_weights_from_disk", {}, "model_path"), ("/update_weights_from_disk", {"model_path": "x", "is_async": True}, "is_async"),
-    ("/update_weights_from_disk", {"model_path": "x", "manifest": {}}, "manifest")])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/release_memory_occupation", {"tags": ["heap"]}, "tags[0]"),
+        ("/resume_memory_occupation", {"tag": ["weights"]}, "tag"),
+        ("/update_weights_from_disk", {}, "model_path"),
+        ("/update_weights_from_disk", {"model_path": "x", "is_async": True}, "is_async"),
+        ("/update_weights_from_disk", {"model_path": "x", "manifest": {}}, "manifest"),
+    ],
+)
 async def test_what_is_not_understood_is_refused(path: str, body: dict[str, Any], param: str) -> None:
     service = FakeService()
     async with client(service) as http:
         answer = await http.post(path, json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param.rstrip("[0]")) and not service.controls.told
+    assert (
+        answer.status_code == 400
+        and answer.json()["error"]["param"].startswith(param.rstrip("[0]"))
+        and not service.controls.told
+    )
 
 
 async def test_busy_is_400_and_names_the_remedy() -> None:
@@ -50,9 +68,21 @@ async def test_busy_is_400_and_names_the_remedy() -> None:
 async def test_other_weights() -> None:
     service = FakeService()
     async with client(service) as http:
-        answer = await http.post("/update_weights_from_disk", json={
-            "model_path": "/models/x", "weight_version": "7", "abort_all_requests": True, "flush_cache": False, "token_step": 3})
-    assert answer.status_code == 200 and answer.json()["success"] is True and answer.json()["num_paused_requests"] == 0
+        answer = await http.post(
+            "/update_weights_from_disk",
+            json={
+                "model_path": "/models/x",
+                "weight_version": "7",
+                "abort_all_requests": True,
+                "flush_cache": False,
+                "token_step": 3,
+            },
+        )
+    assert (
+        answer.status_code == 200
+        and answer.json()["success"] is True
+        and answer.json()["num_paused_requests"] == 0
+    )
     assert service.controls.told == [("abort", ""), ("renew", "/models/x", None, "7", False)]
 
 

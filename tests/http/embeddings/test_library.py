@@ -27,7 +27,9 @@ def test_a_model_that_embeds() -> None:
         assert one.shape == (384,) and one.dtype == np.float32
         np.testing.assert_allclose(one, expected[0], atol=1e-5)
         assert llm.embed(TEXTS * 1500, dimensions=8).shape == (4500, 8)
-        assert llm.embed([[101, 102], [101, 5, 102]]).shape == (2, 384) and llm.embed([101, 102]).shape == (384,)
+        assert llm.embed([[101, 102], [101, 5, 102]]).shape == (2, 384) and llm.embed([101, 102]).shape == (
+            384,
+        )
         assert llm.embed("word " * 1000, truncate=-1).shape == (384,)
         told = llm.encode(TEXTS)
         np.testing.assert_allclose([answer["embedding"] for answer in told], expected, atol=1e-5)
@@ -36,10 +38,17 @@ def test_a_model_that_embeds() -> None:
         np.testing.assert_allclose(llm.score(TEXTS[0], TEXTS[1:]), cosines, atol=1e-5)
         assert abs(llm.score(TEXTS[0], TEXTS[1]) - cosines[0]) < 1e-5
         ranked = llm.rerank(TEXTS[0], TEXTS[1:])
-        assert [(one.index, one.document) for one in ranked] == [(i, TEXTS[1 + i]) for i in np.argsort(-cosines)]
+        assert [(one.index, one.document) for one in ranked] == [
+            (i, TEXTS[1 + i]) for i in np.argsort(-cosines)
+        ]
         assert len(llm.rerank(TEXTS[0], TEXTS[1:], top_n=1)) == 1
         too_long = "word " * 1000
-        for call in (lambda: llm.classify("x"), lambda: llm.embed([]), lambda: llm.embed(too_long), lambda: llm.embed("x", dimensions=999)):
+        for call in (
+            lambda: llm.classify("x"),
+            lambda: llm.embed([]),
+            lambda: llm.embed(too_long),
+            lambda: llm.embed("x", dimensions=999),
+        ):
             with pytest.raises(InvalidRequest):
                 call()
 
@@ -57,7 +66,9 @@ def test_a_model_with_classes(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_model_that_generates() -> None:
     async with runtime.Engine(num_threads=1) as engine:
-        scores = await engine.score(query="Is the sky blue? ", items=["yes", "no"], label_token_ids=[5, 9], apply_softmax=True)
+        scores = await engine.score(
+            query="Is the sky blue? ", items=["yes", "no"], label_token_ids=[5, 9], apply_softmax=True
+        )
         assert np.allclose(np.sum(scores, axis=1), 1) and len(scores) == 2
         with pytest.raises(InvalidRequest, match="this model generates"):
             await engine.embed("x")

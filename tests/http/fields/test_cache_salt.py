@@ -21,7 +21,15 @@ def test_without_fields_there_is_none() -> None:
 
 
 def test_other_values_are_other_salts() -> None:
-    bodies = [body("a"), body("b"), body(None, "a"), body("a", "a"), body("a", "b"), body("ab"), body('["a","b"]')]
+    bodies = [
+        body("a"),
+        body("b"),
+        body(None, "a"),
+        body("a", "a"),
+        body("a", "b"),
+        body("ab"),
+        body('["a","b"]'),
+    ]
     for one, other in combinations(bodies, 2):
         assert salts(one, 1) != salts(other, 1)
     assert salts(body(["a", "b"], "x"), 2) == [*salts(body("a", "x"), 1), *salts(body("b", "x"), 1)]

@@ -24,24 +24,36 @@ BODIES = {
 
 
 def client(service: FakeService, settings: HttpSettings = DEFAULT) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service, settings)), base_url="http://test")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service, settings)), base_url="http://test"
+    )
 
 
-@pytest.mark.parametrize(("headers", "tenant_is", "expected"), [
-    ({}, "header", Origin()),
-    ({"x-tenant-id": "a"}, "header", Origin(tenant="a")),
-    ({"x-tenant-id": "a"}, "off", Origin()),
-    ({"x-tenant-id": "a"}, "key", Origin()),
-    ({"x-routing-key": "r"}, "off", Origin(routing_key="r")),
-    ({"x-smg-routing-key": "r"}, "off", Origin(routing_key="r")),
-    ({"x-request-timeout": "2.5", "x-queue-timeout": "1"}, "off", Origin(timeout_s=2.5, queue_timeout_s=1.0)),
-])
+@pytest.mark.parametrize(
+    ("headers", "tenant_is", "expected"),
+    [
+        ({}, "header", Origin()),
+        ({"x-tenant-id": "a"}, "header", Origin(tenant="a")),
+        ({"x-tenant-id": "a"}, "off", Origin()),
+        ({"x-tenant-id": "a"}, "key", Origin()),
+        ({"x-routing-key": "r"}, "off", Origin(routing_key="r")),
+        ({"x-smg-routing-key": "r"}, "off", Origin(routing_key="r")),
+        (
+            {"x-request-timeout": "2.5", "x-queue-timeout": "1"},
+            "off",
+            Origin(timeout_s=2.5, queue_timeout_s=1.0),
+        ),
+    ],
+)
 def test_headers(headers: dict[str, str], tenant_is: str, expected: Origin) -> None:
     assert origin(Headers(headers), tenant_is) == expected
 
 
 def test_keys_are_told_apart_and_not_told() -> None:
-    one, same, other = (origin(Headers({"authorization": f"Bearer {key}"}), "key").tenant for key in ("secret", "secret", "else"))
+    one, same, other = (
+        origin(Headers({"authorization": f"Bearer {key}"}), "key").tenant
+        for key in ("secret", "secret", "else")
+    )
     assert one == same != other and "secret" not in one
 
 
@@ -61,9 +73,14 @@ async def test_what_reaches_the_service(path: str) -> None:
     service.submit = lambda ask, sink: (asks.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
     async with client(service, HttpSettings(tenant_is="header")) as http:
         headers = {"x-tenant-id": "t", "x-routing-key": "r", "x-request-timeout": "9"}
-        assert (await http.post(path, json=BODIES[path] | {"priority": -(2**63)}, headers=headers)).status_code == 200
+        assert (
+            await http.post(path, json=BODIES[path] | {"priority": -(2**63)}, headers=headers)
+        ).status_code == 200
         assert (await http.post(path, json=BODIES[path])).status_code == 200
-    assert [(a.priority, a.tenant, a.routing_key, a.timeout_s) for a in asks] == [(-(2**63), "t", "r", 9.0), (None, "", "", None)]
+    assert [(a.priority, a.tenant, a.routing_key, a.timeout_s) for a in asks] == [
+        (-(2**63), "t", "r", 9.0),
+        (None, "", "", None),
+    ]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -83,18 +100,27 @@ def test_pace() -> None:
             pace(1, Delta(1, "x", [i]))
     pace(0, Delta(0, "", [], finish=Finish(FinishReason.LENGTH, None, 1, 8, 0)))
     assert [s for s in seen if s[0] == 0] == [
-        (0, "0", [0], False), (0, "123", [1, 2, 3], False), (0, "456", [4, 5, 6], False), (0, "7", [7], True)]
+        (0, "0", [0], False),
+        (0, "123", [1, 2, 3], False),
+        (0, "456", [4, 5, 6], False),
+        (0, "7", [7], True),
+    ]
     assert [s for s in seen if s[0] == 1] == [(1, "x", [0], False)]
 
 
 @pytest.mark.parametrize("interval", [1, 4, 1000])
 @pytest.mark.parametrize("is_disjoint", [False, True])
 async def test_streams_say_the_same_at_any_pace(interval: int, is_disjoint: bool) -> None:
-    async with client(FakeService(), HttpSettings(stream_interval=interval, stream_output=is_disjoint)) as http:
+    async with client(
+        FakeService(), HttpSettings(stream_interval=interval, stream_output=is_disjoint)
+    ) as http:
         body = {"text": "hi", "stream": True, "sampling_params": {"max_new_tokens": 10}}
         lines = (await http.post("/generate", json=body)).text.split("\n\n")
         whole = (await http.post("/generate", json=body | {"stream": False})).json()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     texts = [event["text"] for event in events]
     assert ("".join(texts) if is_disjoint else texts[-1]) == whole["text"]
-    assert events[-1]["meta_info"]["completion_tokens"] == 10 and events[-1]["meta_info"]["finish_reason"] is not None
+    assert (
+        events[-1]["meta_info"]["completion_tokens"] == 10
+        and events[-1]["meta_info"]["finish_reason"] is not None
+    )

@@ -1,4 +1,5 @@
-"""Hidden states in answers: the same in a stream and in one piece, and written beside the event loop, which many would hold up."""
+"""Hidden states in answers: the same in a stream and in one piece, and written beside the event loop, which
+many would hold up."""
 
 import json
 import threading
@@ -16,8 +17,17 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "n": 2, "return_hidden_states": True}
-GENERATE: dict[str, Any] = {"text": "hi", "sampling_params": {"max_new_tokens": 4}, "return_hidden_states": True}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 4,
+    "n": 2,
+    "return_hidden_states": True,
+}
+GENERATE: dict[str, Any] = {
+    "text": "hi",
+    "sampling_params": {"max_new_tokens": 4},
+    "return_hidden_states": True,
+}
 PROMPT = [[0.0, -1.0], [1.0, -1.0]]
 ROWS = [[2.0, -1.0], [3.0, -1.0], [4.0, -1.0]]
 
@@ -43,7 +53,10 @@ def events(text: str) -> list[Any]:
 
 async def said(path: str, body: dict[str, Any], *, is_disjoint: bool = False) -> str:
     settings = HttpSettings(stream_output=is_disjoint)
-    async with serving(http_app(FakeService(), settings)) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
+    async with (
+        serving(http_app(FakeService(), settings)) as (host, port),
+        httpx.AsyncClient(base_url=f"http://{host}:{port}") as http,
+    ):
         answer = await http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.text

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def ask(service: FakeService, method: str = "POST", **body: Any) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+    ) as http:
         response = await http.request(method, "/generate", json=body)
     assert response.status_code == 200, response.text
     return response
@@ -28,12 +30,23 @@ def stream_events(response: httpx.Response) -> list[Any]:
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 async def test_one_prompt_gives_one_answer(method: str) -> None:
     service = FakeService()
-    answer = (await ask(service, method, text="hi", sampling_params={"max_new_tokens": 4, "temperature": 0}, rid="mine")).json()
+    answer = (
+        await ask(
+            service, method, text="hi", sampling_params={"max_new_tokens": 4, "temperature": 0}, rid="mine"
+        )
+    ).json()
     assert set(answer) == {"text", "output_ids", "meta_info"} and len(answer["output_ids"]) == 4
     meta = answer["meta_info"]
     assert meta.pop("e2e_latency") >= 0
-    assert meta == {"id": "mine", "finish_reason": {"type": "length", "length": 4}, "prompt_tokens": 2, "completion_tokens": 4,
-                    "cached_tokens": 3, "cached_tokens_details": {"device": 3, "host": 0}, "weight_version": "default"}
+    assert meta == {
+        "id": "mine",
+        "finish_reason": {"type": "length", "length": 4},
+        "prompt_tokens": 2,
+        "completion_tokens": 4,
+        "cached_tokens": 3,
+        "cached_tokens_details": {"device": 3, "host": 0},
+        "weight_version": "default",
+    }
     assert service.asks[0].id == "mine" and service.asks[0].params.temperature == 0
 
 
@@ -43,10 +56,18 @@ async def test_defaults_are_those_of_sglang() -> None:
     assert len(answer["output_ids"]) == 128 and service.asks[0].params.temperature == 1.0
 
 
-@pytest.mark.parametrize(("body", "count"), [
-    ({"text": ["a", "b"]}, 2), ({"text": ["a"]}, 1), ({"input_ids": [[1, 2], [3]]}, 2), ({"input_ids": [1, 2]}, 0), ({"text": "a"}, 0),
-    ({"text": "a", "sampling_params": {"n": 2}}, 2), ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, 3),
-])
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"text": ["a", "b"]}, 2),
+        ({"text": ["a"]}, 1),
+        ({"input_ids": [[1, 2], [3]]}, 2),
+        ({"input_ids": [1, 2]}, 0),
+        ({"text": "a"}, 0),
+        ({"text": "a", "sampling_params": {"n": 2}}, 2),
+        ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, 3),
+    ],
+)
 async def test_streams_end_as_whole_answers(body: dict[str, Any], count: int) -> None:
     whole = (await ask(FakeService(), **body)).json()
     assert isinstance(whole, list) == bool(count) and (not count or len(whole) == count)
@@ -64,9 +85,18 @@ async def test_streams_end_as_whole_answers(body: dict[str, Any], count: int) ->
 
 async def test_lists_of_ids_and_wishes_belong_to_their_prompts() -> None:
     service = FakeService()
-    answers = (await ask(service, text=["a", "b"], rid=["x", "y"], return_logprob=[False, True], top_logprobs_num=[0, 2],
-                         logprob_start_len=[-1, 0], return_text_in_logprobs=True,
-                         sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2}])).json()
+    answers = (
+        await ask(
+            service,
+            text=["a", "b"],
+            rid=["x", "y"],
+            return_logprob=[False, True],
+            top_logprobs_num=[0, 2],
+            logprob_start_len=[-1, 0],
+            return_text_in_logprobs=True,
+            sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2}],
+        )
+    ).json()
     assert [answer["meta_info"]["id"] for answer in answers] == ["x", "y"]
     assert "output_token_logprobs" not in answers[0]["meta_info"]
     meta, ids = answers[1]["meta_info"], answers[1]["output_ids"]
@@ -77,8 +107,16 @@ async def test_lists_of_ids_and_wishes_belong_to_their_prompts() -> None:
 
 async def test_log_probabilities_of_chosen_tokens() -> None:
     service = FakeService()
-    answers = (await ask(service, text=["a", "b"], return_logprob=True, token_ids_logprob=[[5], [6, 7]], logprob_start_len=0,
-                         sampling_params={"max_new_tokens": 2})).json()
+    answers = (
+        await ask(
+            service,
+            text=["a", "b"],
+            return_logprob=True,
+            token_ids_logprob=[[5], [6, 7]],
+            logprob_start_len=0,
+            sampling_params={"max_new_tokens": 2},
+        )
+    ).json()
     assert [a.params.logprob_ids for a in service.asks] == [(5,), (6, 7)]
     assert answers[1]["meta_info"]["output_token_ids_logprobs"] == [[[-2.0, 6, None], [-2.0, 7, None]]] * 2
     assert answers[0]["meta_info"]["input_token_ids_logprobs"] == [None]
@@ -88,8 +126,14 @@ async def test_log_probabilities_of_chosen_tokens() -> None:
 
 async def test_times_in_the_body_and_in_headers() -> None:
     service = FakeService()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
-        await http.post("/generate", json={"text": "a", "timeout": 5, "queue_timeout": 2}, headers={"x-request-timeout": "3"})
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+    ) as http:
+        await http.post(
+            "/generate",
+            json={"text": "a", "timeout": 5, "queue_timeout": 2},
+            headers={"x-request-timeout": "3"},
+        )
     assert (service.asks[0].timeout_s, service.asks[0].queue_timeout_s) == (3.0, 2.0)
 
 
@@ -100,15 +144,22 @@ async def test_a_session_is_named_in_the_ask() -> None:
 
 
 async def test_prompt_logprobs_from_a_position_on() -> None:
-    meta = (await ask(FakeService(), text="abcd", return_logprob=True, logprob_start_len=2)).json()["meta_info"]
+    meta = (await ask(FakeService(), text="abcd", return_logprob=True, logprob_start_len=2)).json()[
+        "meta_info"
+    ]
     assert meta["input_token_logprobs"] == [[-0.25, 99, None], [-0.25, 100, None]]
     assert "input_top_logprobs" not in meta
 
 
 async def test_no_new_tokens_score_the_prompt() -> None:
     """As SGLang has it: nothing is told but log probabilities, those of what would come first too."""
-    wish: dict[str, Any] = {"text": "hi", "return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [5],
-                            "sampling_params": {"max_new_tokens": 0}}
+    wish: dict[str, Any] = {
+        "text": "hi",
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "token_ids_logprob": [5],
+        "sampling_params": {"max_new_tokens": 0},
+    }
     service = FakeService()
     whole = (await ask(service, **wish)).json()
     (event,) = stream_events(await ask(service, **wish, stream=True))
@@ -120,16 +171,32 @@ async def test_no_new_tokens_score_the_prompt() -> None:
         assert len(meta["input_token_logprobs"]) == 2 and len(meta["output_token_ids_logprobs"]) == 1
     pieces = stream_events(await ask(FakeService(), **wish | {"text": ["a", "b"]}, stream=True))
     assert all(piece["text"] == "" and piece["output_ids"] == [] for piece in pieces) and len(pieces) == 2
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+    ) as http:
         refused = await http.post("/generate", json=wish | {"session_params": {"id": "s"}})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "sampling_params.max_new_tokens")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (
+            400,
+            "sampling_params.max_new_tokens",
+        )
 
 
 async def test_sglangs_other_fields_may_say_nothing() -> None:
-    quiet = {"modalities": None, "return_bytes": False, "background": False, "bootstrap_room": None, "routed_experts_start_len": 0,
-             "session_id": "s", "no_logs": True, "custom_labels": {}, "image_data": []}
+    quiet = {
+        "modalities": None,
+        "return_bytes": False,
+        "background": False,
+        "bootstrap_room": None,
+        "routed_experts_start_len": 0,
+        "session_id": "s",
+        "no_logs": True,
+        "custom_labels": {},
+        "image_data": [],
+    }
     await ask(FakeService(), text="hi", **quiet)
     for name, value in (("bootstrap_room", 3), ("return_entropy", True), ("image_data", ["x"])):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test") as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
+        ) as http:
             refused = await http.post("/generate", json={"text": "hi", name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def call(service: FakeService, path: str, method: str = "POST", **body: Any) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+    ) as http:
         return await http.request(method, path, json=body) if body else await http.request(method, path)
 
 
@@ -21,16 +23,25 @@ async def call(service: FakeService, path: str, method: str = "POST", **body: An
 async def test_tokenize(path: str) -> None:
     service = FakeService()
     assert (await call(service, path, prompt="ab", return_token_strs=True)).json() == {
-        "tokens": [97, 98], "count": 2, "max_model_len": 100_000, "token_strs": ["<97>", "<98>"]}
+        "tokens": [97, 98],
+        "count": 2,
+        "max_model_len": 100_000,
+        "token_strs": ["<97>", "<98>"],
+    }
     assert (await call(service, path, prompt=["a", "bc"], add_special_tokens=False)).json() == {
-        "tokens": [[97], [98, 99]], "count": [1, 2], "max_model_len": 100_000}
+        "tokens": [[97], [98, 99]],
+        "count": [1, 2],
+        "max_model_len": 100_000,
+    }
     assert service.controls.told == [Text("ab"), Text("a", False), Text("bc", False)]
 
 
 async def test_tokenize_a_chat() -> None:
     service = FakeService()
     messages = [{"role": "user", "content": "hi"}]
-    assert (await call(service, "/tokenize", messages=messages, add_generation_prompt=False)).json()["count"] > 0
+    assert (await call(service, "/tokenize", messages=messages, add_generation_prompt=False)).json()[
+        "count"
+    ] > 0
     assert service.controls.told == [Chat(messages, None, {"add_generation_prompt": False})]
 
 
@@ -41,10 +52,16 @@ async def test_detokenize(path: str) -> None:
     assert (await call(FakeService(), path, tokens=[])).status_code == 200
 
 
-@pytest.mark.parametrize(("path", "body", "param"), [
-    ("/tokenize", {"model": "x"}, "prompt"), ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
-    ("/detokenize", {"tokens": [1000]}, "tokens"), ("/detokenize", {"tokens": [1, [2]]}, "tokens"), ("/encode", {"text": "a"}, None),
-])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"model": "x"}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/detokenize", {"tokens": [1000]}, "tokens"),
+        ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
+        ("/encode", {"text": "a"}, None),
+    ],
+)
 async def test_what_is_wrong_is_refused(path: str, body: dict[str, Any], param: str | None) -> None:
     response = await call(FakeService(), path, **body)
     assert response.status_code == 400 and response.json()["error"]["param"] == param
@@ -53,7 +70,11 @@ async def test_what_is_wrong_is_refused(path: str, body: dict[str, Any], param: 
 async def test_info_in_the_forms_of_sglang() -> None:
     for path in ("/get_server_info", "/server_info"):
         info = (await call(FakeService(), path, "GET")).json()
-        assert info["port"] == 1 and info["options"] == {"port": 1} and info["internal_states"][0]["last_gen_throughput"] == 1.5
+        assert (
+            info["port"] == 1
+            and info["options"] == {"port": 1}
+            and info["internal_states"][0]["last_gen_throughput"] == 1.5
+        )
     for path in ("/get_model_info", "/model_info"):
         info = (await call(FakeService(), path, "GET")).json()
         assert info["served_model_name"] == "org/fake" and info["is_generation"] is True

@@ -20,8 +20,13 @@ ROUNDS = 30
 
 
 async def one_round(client: openai.AsyncOpenAI, number: int) -> None:
-    """Conversations that grow, answers whose events are kept, one that is not kept, one that is deleted, and one that fails."""
-    ask: dict[str, Any] = {"model": "org/fake", "input": f"{number} " + "x" * (50 * (number % 17)), "max_output_tokens": 30}
+    """Conversations that grow, answers whose events are kept, one that is not kept, one that is deleted, and
+    one that fails."""
+    ask: dict[str, Any] = {
+        "model": "org/fake",
+        "input": f"{number} " + "x" * (50 * (number % 17)),
+        "max_output_tokens": 30,
+    }
     first = await client.responses.create(**ask)
     second = await client.responses.create(**ask, previous_response_id=first.id)
     await client.responses.create(**ask, previous_response_id=second.id)
@@ -42,14 +47,18 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
 
     def size() -> int:
         """Of the database, with what is free in it."""
-        (pages,), (page_bytes,) = [store._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")]
+        (pages,), (page_bytes,) = [
+            store._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
+        ]
         return pages * page_bytes
 
     seen = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(kept.run)
-        async with serving(http_app(service, kept=kept)) as (host, port), \
-                openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client:
+        async with (
+            serving(http_app(service, kept=kept)) as (host, port),
+            openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
+        ):
             tracemalloc.start()
             try:
                 for number in range(ROUNDS):
@@ -58,9 +67,14 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
                     seen.append((size(), tracemalloc.get_traced_memory()[0]))
             finally:
                 tracemalloc.stop()
-            stored, told = sum(one for one, in store._db.execute("SELECT size FROM responses")), resumable_streams.size
+            stored, told = (
+                sum(one for (one,) in store._db.execute("SELECT size FROM responses")),
+                resumable_streams.size,
+            )
         tasks.cancel_scope.cancel()
-    assert MAX_BYTES / 2 < stored <= MAX_BYTES and TRAIL_BYTES / 2 < told <= TRAIL_BYTES, "the bounds were met"
+    assert MAX_BYTES / 2 < stored <= MAX_BYTES and TRAIL_BYTES / 2 < told <= TRAIL_BYTES, (
+        "the bounds were met"
+    )
     assert max(bytes for bytes, _ in seen) < 2 * MAX_BYTES
     half, end = [max(heap for _, heap in part) for part in (seen[10:20], seen[20:])]
     assert end < half + 100_000, "nothing else is kept of an answer"

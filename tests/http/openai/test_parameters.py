@@ -37,12 +37,17 @@ def test_the_table_has_every_field_and_no_other() -> None:
     assert PARAMETERS.keys() == {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
 
 
-@pytest.mark.parametrize(("official", "body"), [
-    (chat_params.CompletionCreateParamsBase, ChatBody), (text_params.CompletionCreateParamsBase, CompletionBody),
-    (response_params.ResponseCreateParamsBase, ResponseBody),
-])
+@pytest.mark.parametrize(
+    ("official", "body"),
+    [
+        (chat_params.CompletionCreateParamsBase, ChatBody),
+        (text_params.CompletionCreateParamsBase, CompletionBody),
+        (response_params.ResponseCreateParamsBase, ResponseBody),
+    ],
+)
 def test_every_parameter_of_openais_client_is_known(official: Any, body: Any) -> None:
-    """A newer client may know more than the one that this was written with; each of its parameters needs a decision here."""
+    """A newer client may know more than the one that this was written with; each of its parameters needs a
+    decision here."""
     known = set(body.__struct_fields__)
     assert official.__annotations__.keys() <= known
     if body is not ResponseBody:
@@ -50,17 +55,32 @@ def test_every_parameter_of_openais_client_is_known(official: Any, body: Any) ->
 
 
 def test_the_document_shows_the_table() -> None:
-    assert split(DOC.read_text(encoding="utf-8"))[1] == markdown(), "python -m tests.http.openai.test_parameters"
+    assert split(DOC.read_text(encoding="utf-8"))[1] == markdown(), (
+        "python -m tests.http.openai.test_parameters"
+    )
 
 
 def test_the_document_names_every_parameter_of_responses() -> None:
-    inside = DOC.read_text(encoding="utf-8").partition("<!-- responses: begin -->")[2].partition("<!-- responses: end -->")[0]
-    named = {name for line in inside.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    inside = (
+        DOC.read_text(encoding="utf-8")
+        .partition("<!-- responses: begin -->")[2]
+        .partition("<!-- responses: end -->")[0]
+    )
+    named = {
+        name
+        for line in inside.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
     assert named == set(ResponseBody.__struct_fields__)
 
 
 def body_of(kind: Any, **fields: Any) -> Any:
-    return ChatBody(messages=[Message("user", "hi")], **fields) if kind is ChatBody else CompletionBody(prompt="hi", **fields)
+    return (
+        ChatBody(messages=[Message("user", "hi")], **fields)
+        if kind is ChatBody
+        else CompletionBody(prompt="hi", **fields)
+    )
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])

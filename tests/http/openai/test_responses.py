@@ -28,13 +28,17 @@ ASK: dict[str, Any] = {"model": "org/fake", "input": "Tell me a story.", "max_ou
 
 
 @asynccontextmanager
-async def client_of(service: FakeService | None = None, folder: Path | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client_of(
+    service: FakeService | None = None, folder: Path | None = None
+) -> AsyncIterator[openai.AsyncOpenAI]:
     service = service or FakeService()
     kept = Kept(service, folder, 2**20)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(kept.run)
-        async with serving(http_app(service, kept=kept)) as (host, port), \
-                openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client:
+        async with (
+            serving(http_app(service, kept=kept)) as (host, port),
+            openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x", max_retries=0) as client,
+        ):
             yield client
         tasks.cancel_scope.cancel()
 
@@ -42,19 +46,35 @@ async def client_of(service: FakeService | None = None, folder: Path | None = No
 async def test_the_stream_says_what_the_whole_says() -> None:
     async with client_of() as client:
         whole = await client.responses.create(**ASK, include=["message.output_text.logprobs"], top_logprobs=2)
-        async with client.responses.stream(**ASK, include=["message.output_text.logprobs"], top_logprobs=2) as stream:
+        async with client.responses.stream(
+            **ASK, include=["message.output_text.logprobs"], top_logprobs=2
+        ) as stream:
             events = [event async for event in stream]
             final = events[-1].response
     assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
     assert final.output_text == whole.output_text != ""
     assert [e.sequence_number for e in events if hasattr(e, "sequence_number")] == list(range(len(events)))
     kinds = [event.type for event in events]
-    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
-    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete"]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
     assert whole.usage.output_tokens == final.usage.output_tokens == 12 and whole.usage.input_tokens > 0
     (message,) = whole.output
-    assert message.role == "assistant" and len(message.content[0].logprobs) == 12 and len(message.content[0].logprobs[0].top_logprobs) == 2
+    assert (
+        message.role == "assistant"
+        and len(message.content[0].logprobs) == 12
+        and len(message.content[0].logprobs[0].top_logprobs) == 2
+    )
     assert final.output[0].content[0].logprobs == message.content[0].logprobs
 
 
@@ -62,14 +82,26 @@ async def test_a_conversation_goes_on_where_it_was() -> None:
     service = FakeService()
     async with client_of(service) as client:
         first = await client.responses.create(**ASK | {"instructions": "Be brief."})
-        more = {"input": [{"role": "user", "content": "And then?"}], "previous_response_id": first.id, "instructions": "Be long."}
+        more = {
+            "input": [{"role": "user", "content": "And then?"}],
+            "previous_response_id": first.id,
+            "instructions": "Be long.",
+        }
         second = await client.responses.create(**ASK | more)
         chat = service.asks[-1].prompt
         assert isinstance(chat, Chat)
         assert [(m["role"], m["content"]) for m in chat.messages] == [
-            ("system", "Be long."), ("user", "Tell me a story."), ("assistant", first.output_text), ("user", "And then?")]
+            ("system", "Be long."),
+            ("user", "Tell me a story."),
+            ("assistant", first.output_text),
+            ("user", "And then?"),
+        ]
         items = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
-        assert [item.content[0].text for item in items] == ["Tell me a story.", first.output_text, "And then?"]
+        assert [item.content[0].text for item in items] == [
+            "Tell me a story.",
+            first.output_text,
+            "And then?",
+        ]
         assert (await client.responses.retrieve(second.id)) == second
         await client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError) as gone:
@@ -131,7 +163,10 @@ async def test_a_failure_in_the_middle_is_an_event_of_its_own_kind() -> None:
         events = [event async for event in await client.responses.create(**ASK, stream=True)]
         assert [e.delta for e in events if e.type == "response.output_text.delta"]
         service.hold = False
-        assert events[-1].type == "response.failed" and events[-1].response.error.message == "the template failed"
+        assert (
+            events[-1].type == "response.failed"
+            and events[-1].response.error.message == "the template failed"
+        )
         failed = await client.responses.create(**ASK, background=True)
         with anyio.fail_after(30):
             while (now := await client.responses.retrieve(failed.id)).status in ("queued", "in_progress"):
@@ -147,19 +182,32 @@ async def _run_when_asked(service: FakeService) -> None:
         await anyio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("fields", "param"), [
-    ({"input": []}, "input"), ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
-    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"), ({"input": [{"role": "user"}]}, "input[0].content"),
-    ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-    ({"tools": [{"type": "web_search"}, {"type": "shell", "name": "f"}]}, "tools[1].type"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name"),
-    ({"include": ["file_search_call.results"]}, "include"), ({"conversation": "c"}, "conversation"), ({"prompt": {"id": "p"}}, "prompt"),
-    ({"background": True, "store": False}, "store"),
-    ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"), ({"previous_response_id": "resp_0"},
-                                                                                            "previous_response_id"),
-    ({"model": "other"}, "model"), ({"nonsense": 1}, "nonsense"), ({"top_logprobs": 10**6}, "top_logprobs"),
-])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content",
+        ),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"tools": [{"type": "web_search"}, {"type": "shell", "name": "f"}]}, "tools[1].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"background": True, "store": False}, "store"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"model": "other"}, "model"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"top_logprobs": 10**6}, "top_logprobs"),
+    ],
+)
 async def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
     service = FakeService()
     async with serving(service) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
@@ -173,9 +221,17 @@ async def test_tools_of_openais_servers_are_left_out() -> None:
     service = FakeService()
     own = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     async with client_of(service) as client:
-        for hosted in ("web_search", "web_search_preview_2025_03_11", "image_generation", "code_interpreter", "mcp"):
+        for hosted in (
+            "web_search",
+            "web_search_preview_2025_03_11",
+            "image_generation",
+            "code_interpreter",
+            "mcp",
+        ):
             some: Any = [own, {"type": hosted, "external_web_access": False}]
-            response = await client.responses.create(**ASK, tools=some, extra_body={"client_metadata": {"a": "b"}})
+            response = await client.responses.create(
+                **ASK, tools=some, extra_body={"client_metadata": {"a": "b"}}
+            )
             assert [tool.type for tool in response.tools] == ["function"]
             none = await client.responses.create(**ASK, tools=some[1:])
             assert none.tools == []
@@ -185,36 +241,76 @@ async def test_tools_of_openais_servers_are_left_out() -> None:
 
 
 def test_items_become_messages() -> None:
-    items = items_of([
-        {"role": "user", "content": "Weather?"},
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A tool."}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
-        {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{}", "status": "completed"},
-        {"type": "function_call", "call_id": "c2", "name": "w", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "dry"},
-        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "wet"}]},
-    ])
+    items = items_of(
+        [
+            {"role": "user", "content": "Weather?"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A tool."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{}", "status": "completed"},
+            {"type": "function_call", "call_id": "c2", "name": "w", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "dry"},
+            {
+                "type": "function_call_output",
+                "call_id": "c2",
+                "output": [{"type": "input_text", "text": "wet"}],
+            },
+        ]
+    )
     user, assistant, one, two = messages_of(None, items)
     assert (assistant.reasoning_content, assistant.content) == ("A tool.", "I look.")
     assert [call.id for call in assistant.tool_calls or ()] == ["c1", "c2"]
-    assert [(m.role, m.tool_call_id, m.content) for m in (one, two)] == [("tool", "c1", "dry"), ("tool", "c2", "wet")]
+    assert [(m.role, m.tool_call_id, m.content) for m in (one, two)] == [
+        ("tool", "c1", "dry"),
+        ("tool", "c2", "wet"),
+    ]
     assert user.role == "user" and all(item["id"] for item in items)
 
 
 def test_the_items_of_an_answer_are_its_events_joined() -> None:
     response: dict[str, Any] = {"id": "resp_1", "output": []}
     writer = Writer(response)
-    payloads = json.loads(json.dumps(writer.begin() + writer.add([
-        Reasoning("Let me "), Reasoning("see."), Content("I "), Content("call."), CallBegin(0, "f", "id-0"), Arguments(0, '{"a"'),
-        Arguments(0, ": 1}"), CallEnd(0), CallBegin(1, "g"), CallEnd(1), Content("Done.")], []) + writer.end(is_cut=False, usage={})))
-    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call", "function_call", "message"]
+    payloads = json.loads(
+        json.dumps(
+            writer.begin()
+            + writer.add(
+                [
+                    Reasoning("Let me "),
+                    Reasoning("see."),
+                    Content("I "),
+                    Content("call."),
+                    CallBegin(0, "f", "id-0"),
+                    Arguments(0, '{"a"'),
+                    Arguments(0, ": 1}"),
+                    CallEnd(0),
+                    CallBegin(1, "g"),
+                    CallEnd(1),
+                    Content("Done."),
+                ],
+                [],
+            )
+            + writer.end(is_cut=False, usage={})
+        )
+    )
+    assert [item["type"] for item in response["output"]] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+        "message",
+    ]
     assert [p["sequence_number"] for p in payloads] == list(range(len(payloads)))
     for index, item in enumerate(response["output"]):
         mine = [p for p in payloads if p.get("output_index") == index]
         assert mine[0]["type"] == "response.output_item.added" and mine[-1] == {
-            "type": "response.output_item.done", "item": item, "output_index": index, "sequence_number": mine[-1]["sequence_number"]}
+            "type": "response.output_item.done",
+            "item": item,
+            "output_index": index,
+            "sequence_number": mine[-1]["sequence_number"],
+        }
         joined = "".join(p["delta"] for p in mine if p["type"].endswith(".delta"))
-        assert joined == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+        assert joined == (
+            item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        )
         assert item["status"] == "completed"
     assert response["output"][2]["call_id"] == "id-0" and response["output"][3]["call_id"].startswith("call")
     assert payloads[-1]["type"] == "response.completed"

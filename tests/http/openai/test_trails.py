@@ -36,10 +36,21 @@ async def test_a_stream_in_the_background_goes_on_without_its_client() -> None:
         again = await said(await client.responses.retrieve(response_id, stream=True))
         assert again == first[:2] + second
         assert [event.sequence_number for event in again] == list(range(len(again)))
-        assert await said(await client.responses.retrieve(response_id, stream=True, starting_after=again[-1].sequence_number)) == []
+        assert (
+            await said(
+                await client.responses.retrieve(
+                    response_id, stream=True, starting_after=again[-1].sequence_number
+                )
+            )
+            == []
+        )
         kept = await client.responses.retrieve(response_id)
     assert again[2].type == "response.in_progress" and again[-1].response == kept
-    assert "".join(event.delta for event in again if event.type == "response.output_text.delta") == kept.output_text != ""
+    assert (
+        "".join(event.delta for event in again if event.type == "response.output_text.delta")
+        == kept.output_text
+        != ""
+    )
     assert kept.usage.output_tokens == 12 and service.aborted == []
 
 
@@ -72,7 +83,9 @@ async def test_events_that_are_not_kept_are_a_400() -> None:
         events = await said(await client.responses.create(**ASK, background=True, stream=True))
         for wrong in ("-1", "x"):
             with pytest.raises(openai.BadRequestError, match="starting_after"):
-                await client.responses.retrieve(events[0].response.id, stream=True, extra_query={"starting_after": wrong})
+                await client.responses.retrieve(
+                    events[0].response.id, stream=True, extra_query={"starting_after": wrong}
+                )
 
 
 @pytest.mark.parametrize("has_report", [False, True])
@@ -101,7 +114,11 @@ async def test_what_is_kept_is_bounded() -> None:
     resumable_streams.say(other, event * 3)
     assert resumable_streams.find("older") is None and (one.first, one.end, other.first) == (0, 6, 0)
     resumable_streams.say(other, event * 2)
-    assert (one.first, one.end, other.end) == (1, 6, 5) and resumable_streams.size == resumable_streams.max_bytes
+    assert (one.first, one.end, other.end) == (
+        1,
+        6,
+        5,
+    ) and resumable_streams.size == resumable_streams.max_bytes
     follower = one.follow(2)
     assert await anext(follower) == event * 4
     resumable_streams.say(one, event * 20)

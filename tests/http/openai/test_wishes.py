@@ -1,4 +1,5 @@
-"""What parameters do to answers: with the openai client, and for a varied set of them that a stream says what the whole says."""
+"""What parameters do to answers: with the openai client, and for a varied set of them that a stream says what
+the whole says."""
 
 import json
 from typing import Any
@@ -26,7 +27,10 @@ pytestmark = pytest.mark.anyio
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 ROUTES = {CHAT: chat, TEXT: completions}
-BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": MESSAGES, "max_tokens": 5}, TEXT: {"prompt": "hi", "max_tokens": 5}}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES, "max_tokens": 5},
+    TEXT: {"prompt": "hi", "max_tokens": 5},
+}
 
 
 def http(service: FakeService) -> httpx.AsyncClient:
@@ -53,13 +57,18 @@ async def test_the_best_of_several() -> None:
             delta.logprobs = [TokenLogprob(delta.token_ids[0], (-3.0, -1.0, -4.0, -2.0)[index], [])]
             return delta
 
-    async with serving(Uneven()) as (host, port), openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x") as client:
+    async with (
+        serving(Uneven()) as (host, port),
+        openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="x") as client,
+    ):
         answer = await client.completions.create(model="org/fake", prompt="hi", max_tokens=5, n=2, best_of=4)
         every = await client.completions.create(model="org/fake", prompt="hi", max_tokens=5, n=4)
         assert [choice.text for choice in answer.choices] == [every.choices[1].text, every.choices[3].text]
         assert [choice.index for choice in answer.choices] == [0, 1] and answer.choices[0].logprobs is None
         assert answer.usage.completion_tokens == 20
-        told = await client.completions.create(model="org/fake", prompt=["hi", "ho"], max_tokens=5, best_of=4, logprobs=0, echo=True)
+        told = await client.completions.create(
+            model="org/fake", prompt=["hi", "ho"], max_tokens=5, best_of=4, logprobs=0, echo=True
+        )
         assert [choice.text[:2] for choice in told.choices] == ["hi", "ho"]
         assert all(set(choice.logprobs.token_logprobs[2:]) == {-1.0} for choice in told.choices)
         with pytest.raises(openai.BadRequestError, match="streamed"):
@@ -69,11 +78,20 @@ async def test_the_best_of_several() -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_prompt_given_back(is_stream: bool) -> None:
-    answer = await post(TEXT, prompt=[[5, 6], [7, 8]], echo=True, max_tokens=0, logprobs=1, stream=is_stream,
-                        **{"stream_options": {"include_usage": True}} if is_stream else {})
+    answer = await post(
+        TEXT,
+        prompt=[[5, 6], [7, 8]],
+        echo=True,
+        max_tokens=0,
+        logprobs=1,
+        stream=is_stream,
+        **{"stream_options": {"include_usage": True}} if is_stream else {},
+    )
     choices = [c for event in answer for c in event["choices"]] if is_stream else answer["choices"]
     assert [(c["text"], c["finish_reason"]) for c in choices] == [("<5><6>", "length"), ("<7><8>", "length")]
-    assert [len(c["logprobs"]["tokens"]) for c in choices] == [2, 2] and choices[0]["logprobs"]["token_logprobs"] == [None, -0.25]
+    assert [len(c["logprobs"]["tokens"]) for c in choices] == [2, 2] and choices[0]["logprobs"][
+        "token_logprobs"
+    ] == [None, -0.25]
     usage = (answer[-1] if is_stream else answer)["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 0)
 
@@ -96,17 +114,28 @@ async def test_token_ids() -> None:
     assert chat["choices"][0]["token_ids"] == [i for i, _ in fake.words(Tokens([7, 8]), 0, 5)]
     events = await post(CHAT, input_ids=[7, 8], return_token_ids=True, stream=True)
     assert [event.get("prompt_token_ids") for event in events] == [[7, 8], None]
-    assert sum([event["choices"][0].get("token_ids", []) for event in events], []) == chat["choices"][0]["token_ids"]
+    assert (
+        sum([event["choices"][0].get("token_ids", []) for event in events], [])
+        == chat["choices"][0]["token_ids"]
+    )
 
 
 async def test_tokens_by_their_ids() -> None:
     text = (await post(TEXT, logprobs=1, return_tokens_as_token_ids=True))["choices"][0]["logprobs"]
     plain = (await post(TEXT, logprobs=1))["choices"][0]["logprobs"]
     ids = [i for i, _ in fake.words(Text("hi"), 0, 5)]
-    assert text["tokens"] == [f"token_id:{i}" for i in ids] and list(text["top_logprobs"][0]) == [f"token_id:{ids[0]}"]
+    assert text["tokens"] == [f"token_id:{i}" for i in ids] and list(text["top_logprobs"][0]) == [
+        f"token_id:{ids[0]}"
+    ]
     assert text["text_offset"] == plain["text_offset"] and plain["tokens"][0] == f"<{ids[0]}>"
-    chat = (await post(CHAT, logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True))["choices"][0]["logprobs"]["content"][0]
-    assert chat["token"].startswith("token_id:") and chat["top_logprobs"][0]["token"] == chat["token"] and chat["bytes"]
+    chat = (await post(CHAT, logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True))["choices"][0][
+        "logprobs"
+    ]["content"][0]
+    assert (
+        chat["token"].startswith("token_id:")
+        and chat["top_logprobs"][0]["token"] == chat["token"]
+        and chat["bytes"]
+    )
 
 
 async def test_log_probabilities_of_named_tokens() -> None:
@@ -118,9 +147,15 @@ async def test_log_probabilities_of_named_tokens() -> None:
 
 async def test_log_probabilities_of_the_prompt() -> None:
     text = (await post(TEXT, prompt=["abc", "d"], prompt_logprobs=2))["choices"]
-    assert text[0]["logprobs"] is None and text[0]["prompt_logprobs"][0] is None and text[1]["prompt_logprobs"] == [None]
+    assert (
+        text[0]["logprobs"] is None
+        and text[0]["prompt_logprobs"][0] is None
+        and text[1]["prompt_logprobs"] == [None]
+    )
     assert text[0]["prompt_logprobs"][1] == {
-        "98": {"logprob": -0.5, "rank": 1, "decoded_token": "<98>"}, "99": {"logprob": -1.5, "rank": 2, "decoded_token": "<99>"}}
+        "98": {"logprob": -0.5, "rank": 1, "decoded_token": "<98>"},
+        "99": {"logprob": -1.5, "rank": 2, "decoded_token": "<99>"},
+    }
     chat = await post(CHAT, input_ids=[1, 2], prompt_logprobs=0)
     assert chat["prompt_logprobs"] == [None, {"2": {"logprob": -0.25, "rank": None, "decoded_token": "<2>"}}]
     both = (await post(TEXT, prompt="ab", echo=True, logprobs=0, prompt_logprobs=3))["choices"][0]
@@ -130,6 +165,7 @@ async def test_log_probabilities_of_the_prompt() -> None:
 async def test_names_of_requests() -> None:
     service = FakeService(hold=True)
     async with http(service) as client, anyio.create_task_group() as tasks:
+
         async def ask() -> None:
             assert (await client.post(TEXT, json={"prompt": "x", "rid": "mine"})).json()["id"] == "mine"
 
@@ -157,8 +193,16 @@ async def test_prompts_of_other_kinds() -> None:
     await post(CHAT, service, reasoning={"enabled": True}, chat_template_kwargs={"thinking": False})
     assert service.asks[0].prompt == Text("hi", add_special=False)
     args = [ask.prompt.template_args for ask in service.asks[1:]]  # type: ignore[union-attr]
-    assert args == [{"reasoning_effort": "high", "enable_thinking": True, "thinking": True, "documents": [{"title": "t"}]},
-                    {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}, {"thinking": False}]
+    assert args == [
+        {
+            "reasoning_effort": "high",
+            "enable_thinking": True,
+            "thinking": True,
+            "documents": [{"title": "t"}],
+        },
+        {"reasoning_effort": "none", "enable_thinking": False, "thinking": False},
+        {"thinking": False},
+    ]
 
 
 def stream(path: str, **fields: Any) -> list[Any]:
@@ -188,7 +232,9 @@ def joined(path: str, events: list[Any]) -> tuple[list[Any], Any]:
     for event in events:
         usage = event.get("usage") or usage
         for choice in event["choices"]:
-            so_far = found.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": None, "prompt_token_ids": None})
+            so_far = found.setdefault(
+                choice["index"], {"text": "", "token_ids": [], "logprobs": None, "prompt_token_ids": None}
+            )
             so_far["text"] += (choice["text"] if path == TEXT else choice["delta"].get("content")) or ""
             so_far["token_ids"] += choice.get("token_ids", [])
             so_far["prompt_token_ids"] = choice.get("prompt_token_ids") or so_far["prompt_token_ids"]
@@ -196,29 +242,70 @@ def joined(path: str, events: list[Any]) -> tuple[list[Any], Any]:
             so_far["matched_stop"] = choice.get("matched_stop")
             if (logprobs := choice["logprobs"]) is not None:
                 kept = so_far["logprobs"]
-                so_far["logprobs"] = logprobs if kept is None else {
-                    name: one if (one := kept[name]) is None else one + logprobs[name] for name in logprobs}
+                so_far["logprobs"] = (
+                    logprobs
+                    if kept is None
+                    else {
+                        name: one if (one := kept[name]) is None else one + logprobs[name]
+                        for name in logprobs
+                    }
+                )
     return [found[index] for index in sorted(found)], usage
 
 
 def told(path: str, answer: Any) -> tuple[list[Any], Any]:
-    return [{
-        "text": choice["text"] if path == TEXT else choice["message"]["content"], "token_ids": choice.get("token_ids", []),
-        "logprobs": choice["logprobs"], "prompt_token_ids": choice.get("prompt_token_ids"), "finish_reason": choice["finish_reason"],
-        "matched_stop": choice.get("matched_stop")} for choice in answer["choices"]], answer["usage"]
+    return [
+        {
+            "text": choice["text"] if path == TEXT else choice["message"]["content"],
+            "token_ids": choice.get("token_ids", []),
+            "logprobs": choice["logprobs"],
+            "prompt_token_ids": choice.get("prompt_token_ids"),
+            "finish_reason": choice["finish_reason"],
+            "matched_stop": choice.get("matched_stop"),
+        }
+        for choice in answer["choices"]
+    ], answer["usage"]
 
 
 flags = st.booleans()
-shared = {"n": st.integers(1, 3), "max_tokens": st.integers(1, 12), "return_token_ids": flags, "return_tokens_as_token_ids": flags,
-          "seed": st.integers(0, 9), "temperature": st.sampled_from([0, 0.5, 1])}
-pacing = st.fixed_dictionaries({}, optional={"stream_interval": st.integers(1, 5), "stream_options": st.fixed_dictionaries(
-    {"include_usage": st.just(True)}, optional={"continuous_usage_stats": flags})})
+shared = {
+    "n": st.integers(1, 3),
+    "max_tokens": st.integers(1, 12),
+    "return_token_ids": flags,
+    "return_tokens_as_token_ids": flags,
+    "seed": st.integers(0, 9),
+    "temperature": st.sampled_from([0, 0.5, 1]),
+}
+pacing = st.fixed_dictionaries(
+    {},
+    optional={
+        "stream_interval": st.integers(1, 5),
+        "stream_options": st.fixed_dictionaries(
+            {"include_usage": st.just(True)}, optional={"continuous_usage_stats": flags}
+        ),
+    },
+)
 wishes = {
-    TEXT: st.fixed_dictionaries({}, optional=shared | {
-        "prompt": st.sampled_from(["one", ["one", "two"], [1, 2, 3], [[1], [2, 999]]]), "echo": flags, "logprobs": st.integers(0, 3),
-        "max_tokens": st.integers(0, 12), "add_special_tokens": flags}),
-    CHAT: st.fixed_dictionaries({}, optional=shared | {
-        "top_logprobs": st.integers(0, 3), "return_prompt_token_ids": flags, "input_ids": st.just([4, 999])}),
+    TEXT: st.fixed_dictionaries(
+        {},
+        optional=shared
+        | {
+            "prompt": st.sampled_from(["one", ["one", "two"], [1, 2, 3], [[1], [2, 999]]]),
+            "echo": flags,
+            "logprobs": st.integers(0, 3),
+            "max_tokens": st.integers(0, 12),
+            "add_special_tokens": flags,
+        },
+    ),
+    CHAT: st.fixed_dictionaries(
+        {},
+        optional=shared
+        | {
+            "top_logprobs": st.integers(0, 3),
+            "return_prompt_token_ids": flags,
+            "input_ids": st.just([4, 999]),
+        },
+    ),
 }
 
 
@@ -234,7 +321,10 @@ def test_a_stream_says_what_the_whole_says(path: str, data: st.DataObject) -> No
 
     answer = ROUTES[path](FakeService(), json.dumps(BASE[path] | fields).encode())
     whole, usage = told(path, msgspec.to_builtins(anyio.run(answer.complete)))
-    assert joined(path, stream(path, **fields, **pace)) == (whole, usage if "stream_options" in pace else None)
+    assert joined(path, stream(path, **fields, **pace)) == (
+        whole,
+        usage if "stream_options" in pace else None,
+    )
 
 
 async def test_usage_counts_what_waited_for_a_slow_reader() -> None:

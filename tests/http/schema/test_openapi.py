@@ -1,4 +1,5 @@
-"""The OpenAPI document: every route is in it, every example is one, and the page needs nothing from elsewhere."""
+"""The OpenAPI document: every route is in it, every example is one, and the page needs nothing from
+elsewhere."""
 
 import re
 from pathlib import Path
@@ -31,7 +32,10 @@ def test_every_route_is_told_and_nothing_else(tmp_path: Path) -> None:
     there = set()
     for route in [*_routes(FakeService(), DEFAULT), *kept.routes(DEFAULT)]:
         if isinstance(route, Route):
-            there |= {(method, re.sub(r"{(\w+)[^}]*}", r"{\1}", route.path)) for method in (route.methods or set()) - {"HEAD"}}
+            there |= {
+                (method, re.sub(r"{(\w+)[^}]*}", r"{\1}", route.path))
+                for method in (route.methods or set()) - {"HEAD"}
+            }
     kept.responses.store.close()
     kept.storage._lock.close()
     told = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
@@ -71,7 +75,11 @@ async def test_both_are_served_without_a_key_and_under_a_prefix() -> None:
     app = http_app(FakeService(), HttpSettings(keys=Keys(("k",))))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         told, page = await http.get("/openapi.json"), await http.get("/docs")
-    assert told.json() == TOLD and page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert (
+        told.json() == TOLD
+        and page.status_code == 200
+        and page.headers["content-type"].startswith("text/html")
+    )
     assert TOLD["openapi"].startswith("3.1") and TOLD["servers"] == [{"url": "."}]
     links = re.findall(r"""(?:src|href|fetch\()=?["'(]*([^"')>]+)""", page.text)
     assert "openapi.json" in links and not any(link.startswith(("http", "//", "/")) for link in links), links

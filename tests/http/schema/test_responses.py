@@ -1,4 +1,5 @@
-"""Answers are of the types that the OpenAPI document tells: whole answers by being encoded as them, events by this test."""
+"""Answers are of the types that the OpenAPI document tells: whole answers by being encoded as them, events by
+this test."""
 
 import json
 import re
@@ -23,17 +24,34 @@ ROWS = [operation for operations in OPERATIONS.values() for operation in operati
 STREAMS = [operation for operation in ROWS if operation.answer in ("sse", "ndjson")]
 MORE: dict[str, list[dict[str, Any]]] = {  # what makes events have other fields
     "/v1/chat/completions": [
-        {"tools": [ADD, NOW]}, {"n": 2, "logprobs": True, "top_logprobs": 2}, {"return_token_ids": True, "return_prompt_token_ids": True},
-        {"stream_options": {"continuous_usage_stats": True}}, {"stream_options": {"include_usage": True}}],
-    "/v1/completions": [{"logprobs": 2, "echo": True}, {"return_token_ids": True}, {"stream_options": {"include_usage": True}},
-                        {"prompt": ["a", "b"]}],
-    "/v1/responses": [{"include": ["message.output_text.logprobs"], "top_logprobs": 1},
-                      {"tools": [ADD["function"] | {"type": "function"}]}],
-    "/v1/messages": [{"tools": [{"name": "add", "input_schema": {"type": "object"}}],
-                      "thinking": {"type": "enabled", "budget_tokens": 4}}],
+        {"tools": [ADD, NOW]},
+        {"n": 2, "logprobs": True, "top_logprobs": 2},
+        {"return_token_ids": True, "return_prompt_token_ids": True},
+        {"stream_options": {"continuous_usage_stats": True}},
+        {"stream_options": {"include_usage": True}},
+    ],
+    "/v1/completions": [
+        {"logprobs": 2, "echo": True},
+        {"return_token_ids": True},
+        {"stream_options": {"include_usage": True}},
+        {"prompt": ["a", "b"]},
+    ],
+    "/v1/responses": [
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+        {"tools": [ADD["function"] | {"type": "function"}]},
+    ],
+    "/v1/messages": [
+        {
+            "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+            "thinking": {"type": "enabled", "budget_tokens": 4},
+        }
+    ],
     "/api/chat": [{"tools": [ADD]}, {"logprobs": True, "top_logprobs": 1}],
     "/api/generate": [{"think": True}, {"raw": True}],
-    "/generate": [{"return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 0, "token_ids_logprob": [1]}, {"text": ["a", "b"]}],
+    "/generate": [
+        {"return_logprob": True, "top_logprobs_num": 1, "logprob_start_len": 0, "token_ids_logprob": [1]},
+        {"text": ["a", "b"]},
+    ],
 }
 
 
@@ -54,17 +72,32 @@ async def test_answers_and_events(operation: Any, formats: Formats, fail_after: 
     types = ANSWERS[operation.path]
     says = SAYS if formats is HERMES else None
     for more in [{}, *MORE[operation.path]]:
-        service = FakeService(formats=formats, says=says, has_cache_report=True, storage="file", loaded=CacheSources(1, 1))
-        body = {name: value for name, value in operation.example.items() if name not in more} | {"max_tokens": 40} | more
+        service = FakeService(
+            formats=formats, says=says, has_cache_report=True, storage="file", loaded=CacheSources(1, 1)
+        )
+        body = (
+            {name: value for name, value in operation.example.items() if name not in more}
+            | {"max_tokens": 40}
+            | more
+        )
         if operation.path in ("/v1/responses", "/generate") or operation.path.startswith("/api/"):
             del body["max_tokens"]
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(service)), base_url="http://test") as http:
-            whole = await http.post(operation.path, json={k: v for k, v in body.items() if k != "stream_options"} | {"stream": False})
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(http_app(service)), base_url="http://test"
+        ) as http:
+            whole = await http.post(
+                operation.path,
+                json={k: v for k, v in body.items() if k != "stream_options"} | {"stream": False},
+            )
             assert whole.status_code == 200 and is_one_of(whole.content, types.answer), whole.text
             service.hold, service.fail_after = True, service.fail_after if fail_after is None else fail_after
             async with stepping(service):
                 stream = await http.post(operation.path, json=body | {"stream": True})
-        events = [line.removeprefix("data: ") for line in stream.text.split("\n") if line.startswith(("data: {", "{"))]
+        events = [
+            line.removeprefix("data: ")
+            for line in stream.text.split("\n")
+            if line.startswith(("data: {", "{"))
+        ]
         assert len(events) > 2 and stream.status_code == 200
         for event in events:
             assert is_one_of(event.encode(), types.event), event
@@ -75,18 +108,30 @@ def test_every_route_has_its_types_and_their_schemas_are_strict() -> None:
     for operation in ROWS:
         for method in operation.methods.split():
             types = told(method, operation.path)
-            assert (types is None) == (operation.answer in ("text", "binary", "html") or operation.path in NOTHING), operation.path
-            assert bool(types and types.event) == (operation in STREAMS or f"{method} {operation.path}" == "GET /v1/responses/{id}")
+            assert (types is None) == (
+                operation.answer in ("text", "binary", "html") or operation.path in NOTHING
+            ), operation.path
+            assert bool(types and types.event) == (
+                operation in STREAMS or f"{method} {operation.path}" == "GET /v1/responses/{id}"
+            )
     for key in ANSWERS:
         assert key in paths or any(path.endswith(" " + key) for path in paths), key
     assert isinstance(ANSWERS["/health"], Told)
 
 
 async def test_refusals_are_told_in_the_words_of_their_dialect() -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(http_app(FakeService())), base_url="http://test"
+    ) as http:
         document = (await http.get("/openapi.json")).json()
-        for path, name in (("/v1/messages", "AnthropicError"), ("/api/chat", "OllamaError"), ("/generate", "OpenAIError")):
-            refusal = document["paths"][path]["post"]["responses"]["default"]["content"]["application/json"]["schema"]
+        for path, name in (
+            ("/v1/messages", "AnthropicError"),
+            ("/api/chat", "OllamaError"),
+            ("/generate", "OpenAIError"),
+        ):
+            refusal = document["paths"][path]["post"]["responses"]["default"]["content"]["application/json"][
+                "schema"
+            ]
             assert re.search(r"\w+$", refusal["$ref"])[0] == name  # type: ignore[index]
             answer = await http.post(path, content=b"{")
             properties = document["components"]["schemas"][name]["properties"]

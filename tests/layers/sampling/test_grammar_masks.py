@@ -1,4 +1,5 @@
-"""Which tokens a slot with a grammar may take, with a backend that can be looked through: its texts are "aa" after "b"."""
+"""Which tokens a slot with a grammar may take, with a backend that can be looked through: its texts are "aa"
+after "b"."""
 
 from typing import Any
 
@@ -21,7 +22,8 @@ SETUP = GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eo
 
 
 class Counting:
-    """Backend, Compiled and Matcher in one: the tokens 5, 6, 7, ... in their order, `text` of them, then eos."""
+    """Backend, Compiled and Matcher in one: the tokens 5, 6, 7, ... in their order, `text` of them, then
+    eos."""
 
     def __init__(self, total: int = 0) -> None:
         self.total = total
@@ -60,14 +62,27 @@ def grammar_masks(monkeypatch: pytest.MonkeyPatch) -> GrammarMasks:
     return GrammarMasks(SETUP, VOCAB)
 
 
-def admit(slot: int, text: str, after: tuple[tuple[int, ...], ...] = (),
-          history: tuple[int, ...] = (), stops: tuple[int, ...] = (2, 69)) -> Admit:
-    return Admit(slot, sampling(), 1, np.array((50, *history), np.int32), GrammarConstraint(Grammar("regex", text), after, stops))
+def admit(
+    slot: int,
+    text: str,
+    after: tuple[tuple[int, ...], ...] = (),
+    history: tuple[int, ...] = (),
+    stops: tuple[int, ...] = (2, 69),
+) -> Admit:
+    return Admit(
+        slot,
+        sampling(),
+        1,
+        np.array((50, *history), np.int32),
+        GrammarConstraint(Grammar("regex", text), after, stops),
+    )
 
 
 def allowed(grammar_masks: GrammarMasks, slot: int) -> set[int] | None:
     guided = grammar_masks.slots.get(slot)
-    places, bits = grammar_masks.masks([slot], [0 if guided is None else guided.length + (guided.pending is not None)])
+    places, bits = grammar_masks.masks(
+        [slot], [0 if guided is None else guided.length + (guided.pending is not None)]
+    )
     return {i for i in range(VOCAB) if bits[0, i // 32] >> (i % 32) & 1} if places else None
 
 
@@ -105,9 +120,13 @@ def test_a_grammar_may_begin_later(grammar_masks: GrammarMasks) -> None:
     assert allowed(grammar_masks, 1) == {2, 69}
 
 
-def test_a_forced_run_is_told_once_and_holds_until_it_is_there(grammar_masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_run_is_told_once_and_holds_until_it_is_there(
+    grammar_masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps that were in flight go on with it, and a sequence that comes back within it does as well."""
-    monkeypatch.setattr(Counting, "forced", lambda self: list(range(5 + self.count, 4 + self.total)) if self.count < 2 else [])
+    monkeypatch.setattr(
+        Counting, "forced", lambda self: list(range(5 + self.count, 4 + self.total)) if self.count < 2 else []
+    )
     monkeypatch.setattr(Counting, "_fill", lambda self, bits: bits.fill(-1) is None)
     grammar_masks.admit(admit(0, "7"))
     grammar_masks.admit(admit(1, "3"))
@@ -121,21 +140,32 @@ def test_a_forced_run_is_told_once_and_holds_until_it_is_there(grammar_masks: Gr
         assert bits[0, token // 32] >> (token % 32) & 1
         grammar_masks.took([0], [token])
     assert seen == [(1, {1: [5, 6, 7, 8, 9, 10]}), *[(1, {})] * 5, (96, {})]
-    assert allowed_at(grammar_masks, 1, 1) == {5} and grammar_masks.runs == {}, "short runs are not worth telling"
+    assert allowed_at(grammar_masks, 1, 1) == {5} and grammar_masks.runs == {}, (
+        "short runs are not worth telling"
+    )
     assert allowed_at(grammar_masks, 2, 3) == {7} and grammar_masks.runs == {}
-    assert allowed_at(grammar_masks, 3, 2) == {6} and len(grammar_masks.slots[3].run) == 2, "what may end the text is not forced"
+    assert allowed_at(grammar_masks, 3, 2) == {6} and len(grammar_masks.slots[3].run) == 2, (
+        "what may end the text is not forced"
+    )
     monkeypatch.setattr(Counting, "byte_ids", (33, 34))
     asked = GrammarMasks(SETUP, VOCAB)
     asked.admit(admit(0, "7", after=((5,),), history=(4,)))
     asked.took([0], [5])
-    assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, "where two bytes may come, nobody asks what is forced"
+    assert asked.masks([0], [3])[0] == [0] and not asked.slots[0].run, (
+        "where two bytes may come, nobody asks what is forced"
+    )
     monkeypatch.setattr(Counting, "byte_ids", ())
     many = GrammarMasks(SETUP, VOCAB)
     for slot, text in enumerate(("7", "9", "9")):
         many.admit(admit(slot, text))
     many.masks([0, 1, 2], [1, 1, 1])
-    assert many.runs == {1: list(range(5, 13)), 2: list(range(5, 13))}, "among more sequences a run must be longer"
-    off = GrammarMasks(GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False), VOCAB)
+    assert many.runs == {1: list(range(5, 13)), 2: list(range(5, 13))}, (
+        "among more sequences a run must be longer"
+    )
+    off = GrammarMasks(
+        GrammarSetup(backend="counting", tokenizer_path="", vocab_size=VOCAB, eos_ids=(2,), jumps=False),
+        VOCAB,
+    )
     off.admit(admit(0, "7"))
     assert allowed_at(off, 0, 1) == {5} and off.runs == {}
 

@@ -19,7 +19,9 @@ def admit(slot: int, prompt: list[int], generated: list[int], **wishes: Any) -> 
     return Admit(slot, sampling(**wishes), len(prompt), np.array(prompt + generated, dtype=np.int32))
 
 
-def by_the_book(logits: list[float], prompt: list[int], generated: list[int], penalties: tuple[float, float, float]) -> list[float]:
+def by_the_book(
+    logits: list[float], prompt: list[int], generated: list[int], penalties: tuple[float, float, float]
+) -> list[float]:
     frequency, presence, repetition = penalties
     out = list(logits)
     for token in set(prompt) | set(generated):
@@ -35,7 +37,16 @@ def test_penalties(penalties: tuple[float, float, float]) -> None:
     frequency, presence, repetition = penalties
     penalties = LogitsPenalties(VOCAB, PLACE)
     prompt, generated = [1, 2, 2], [3, 3]
-    penalties.admit(admit(5, prompt, generated, frequency_penalty=frequency, presence_penalty=presence, repetition_penalty=repetition))
+    penalties.admit(
+        admit(
+            5,
+            prompt,
+            generated,
+            frequency_penalty=frequency,
+            presence_penalty=presence,
+            repetition_penalty=repetition,
+        )
+    )
     penalties.admit(admit(2, [], []))
     for token in (3, 7, 1):
         logits = torch.randn(2, VOCAB)
@@ -43,7 +54,9 @@ def test_penalties(penalties: tuple[float, float, float]) -> None:
         out = penalties.apply(logits, [2, 5], [9, 9])
         assert torch.equal(logits, before)
         assert torch.equal(out[0], logits[0])
-        assert out[1].tolist() == pytest.approx(by_the_book(logits[1].tolist(), prompt, generated, penalties), abs=1e-5)
+        assert out[1].tolist() == pytest.approx(
+            by_the_book(logits[1].tolist(), prompt, generated, penalties), abs=1e-5
+        )
         penalties.add([2, 5], torch.tensor([0, token]))
         generated.append(token)
 

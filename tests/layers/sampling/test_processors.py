@@ -40,9 +40,23 @@ class Angry:
 
 
 def admit(slot: int, name: str | None, *history: int, **params: Any) -> Admit:
-    sampling = SlotSampling(temperature=0, top_p=1, top_k=0, min_p=0, frequency_penalty=0, presence_penalty=0, repetition_penalty=1, seed=0,
-                            bias_ids=[], bias_values=[], stop_ids=[], min_len=0, top_logprobs=-1, prompt_logprobs=-1,
-                            processor=None if name is None else Processor(name, params))
+    sampling = SlotSampling(
+        temperature=0,
+        top_p=1,
+        top_k=0,
+        min_p=0,
+        frequency_penalty=0,
+        presence_penalty=0,
+        repetition_penalty=1,
+        seed=0,
+        bias_ids=[],
+        bias_values=[],
+        stop_ids=[],
+        min_len=0,
+        top_logprobs=-1,
+        prompt_logprobs=-1,
+        processor=None if name is None else Processor(name, params),
+    )
     return Admit(slot, sampling, 2, np.array(history, np.int32))
 
 
@@ -53,11 +67,14 @@ def test_a_slot_sees_its_own_tokens_and_others_nothing() -> None:
     logits = torch.zeros(2, 10)
     logits[0, 7] = 2.0
     changed = processors.apply(logits, [0, 1], is_own=False)
-    assert changed.argmax(dim=1).tolist() == [7, 3] and not logits[1].any(), "the model's own logits stay for log probabilities"
+    assert changed.argmax(dim=1).tolist() == [7, 3] and not logits[1].any(), (
+        "the model's own logits stay for log probabilities"
+    )
     assert bool(changed.isfinite().all())
     assert processors.took([0, 1], [7, 3]) == []
     assert processors.apply(logits.flip(0), [1, 0], is_own=False).argmax(dim=1).tolist() == [4, 7]
-    processors.admit(admit(1, "Only", 8, 9, 3, 4, 5, first=3))  # it gave way, and came back with what it had generated
+    # it gave way, and came back with what it had generated
+    processors.admit(admit(1, "Only", 8, 9, 3, 4, 5, first=3))
     assert processors.apply(logits[:1], [1], is_own=False).argmax(dim=1).tolist() == [6]
     processors.admit(admit(1, None))
     assert processors.apply(logits, [1], is_own=False) is logits

@@ -1,4 +1,5 @@
-"""Command lines of other systems as ours. What comes out is always a command that `serve` accepts, or refuses with a sentence."""
+"""Command lines of other systems as ours. What comes out is always a command that `serve` accepts, or refuses
+with a sentence."""
 
 import shlex
 
@@ -18,23 +19,55 @@ VLLM = "vllm serve /m "
 RTP = "python3 -m rtp_llm.start_server "
 
 CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serve`, part of a note
-    (SGLANG + "--model-path /m --tp 2 --port=8000", "--model-path /m --tensor-parallel-size 2 --port 8000", ""),
+    (
+        SGLANG + "--model-path /m --tp 2 --port=8000",
+        "--model-path /m --tensor-parallel-size 2 --port 8000",
+        "",
+    ),
     (SGLANG + "--model /m --mem-fraction-static 0.7", "--model-path /m --mem-fraction-static 0.7", ""),
-    (SGLANG + "--chunked-prefill-size -1 --enable-mixed-chunk", "--chunked-prefill-size -1", "--enable-mixed-chunk is left out: every"),
+    (
+        SGLANG + "--chunked-prefill-size -1 --enable-mixed-chunk",
+        "--chunked-prefill-size -1",
+        "--enable-mixed-chunk is left out: every",
+    ),
     (SGLANG + "--cuda-graph-bs 1 2 4 --port 1", "--cuda-graph-bs 1 2 4 --port 1", ""),
     (SGLANG + "--enable-deepep-moe", "--moe-a2a-backend deepep", ""),
     (SGLANG + "--does-not-exist 3 --port 1", "--port 1", "--does-not-exist is unknown here"),
     ("HCCL_BUFFSIZE=400 FOO=1 " + SGLANG + "--port 1", "--hccl-buffer-mb 400 --port 1", "FOO is left out"),
     ("FOO=1 " + SGLANG + "--port 1", "--port 1", "FOO is left out: the runtime takes no settings"),
-    ("sysctl -w vm.swappiness=0 && /opt/vllm/python -m sglang.launch_server --port 1 > log 2>&1 &", "--port 1", "vm.swappiness is left"),
-    ("docker run -p 1:1 --env KEY=s3cret example/sglang python3 -m sglang.launch_server --port 1", "--port 1", "KEY is left out"),
+    (
+        "sysctl -w vm.swappiness=0 && /opt/vllm/python -m sglang.launch_server --port 1 > log 2>&1 &",
+        "--port 1",
+        "vm.swappiness is left",
+    ),
+    (
+        "docker run -p 1:1 --env KEY=s3cret example/sglang python3 -m sglang.launch_server --port 1",
+        "--port 1",
+        "KEY is left out",
+    ),
     ("sglang serve --model-path /m", "--model-path /m", ""),
-    ("python -m sglang_router.launch_server --model-path /m --dp 2", "--model-path /m --data-parallel-size 2", "--dp is planned"),
+    (
+        "python -m sglang_router.launch_server --model-path /m --dp 2",
+        "--model-path /m --data-parallel-size 2",
+        "--dp is planned",
+    ),
     (VLLM + "-tp 2 --max-model-len 8k", "--model-path /m --tensor-parallel-size 2 --context-length 8000", ""),
-    (VLLM + "--max-model-len 8K --max-num-seqs 32", "--model-path /m --context-length 8192 --max-running-requests 32", ""),
-    (VLLM + "--gpu-memory-utilization 0.8 --block-size 32", "--model-path /m --mem-fraction-static 0.8 --page-size 32", ""),
+    (
+        VLLM + "--max-model-len 8K --max-num-seqs 32",
+        "--model-path /m --context-length 8192 --max-running-requests 32",
+        "",
+    ),
+    (
+        VLLM + "--gpu-memory-utilization 0.8 --block-size 32",
+        "--model-path /m --mem-fraction-static 0.8 --page-size 32",
+        "",
+    ),
     (VLLM + "--scheduling-policy fcfs", "--model-path /m", ""),
-    (VLLM + "--scheduling-policy priority", "--model-path /m --enable-priority-scheduling --schedule-low-priority-values-first", ""),
+    (
+        VLLM + "--scheduling-policy priority",
+        "--model-path /m --enable-priority-scheduling --schedule-low-priority-values-first",
+        "",
+    ),
     (VLLM + "--enforce-eager", "--model-path /m --disable-cuda-graph", ""),
     (VLLM + "--no-enable-prefix-caching", "--model-path /m --disable-radix-cache", ""),
     (VLLM + "--no-enable-chunked-prefill", "--model-path /m --chunked-prefill-size -1", ""),
@@ -42,17 +75,39 @@ CASES: list[tuple[str, str, str]] = [  # their command, ours after `runtime serv
     (VLLM + "--swap-space 4", "--model-path /m", "computed again, not swapped"),
     (VLLM + "--kv-cache-dtype fp8", "--model-path /m --kv-cache-dtype fp8_e4m3", ""),
     (VLLM + "--served-model-name a b", "--model-path /m --served-model-name a", ""),
-    (VLLM + """--speculative-config '{"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}'""",
-     "--model-path /m --speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 "
-     "--speculative-num-draft-tokens 4 --speculative-draft-model-path /d", "--speculative-config (--speculative-algorithm) is planned"),
+    (
+        VLLM + """--speculative-config '{"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}'""",
+        "--model-path /m --speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 4 --speculative-draft-model-path /d",
+        "--speculative-config (--speculative-algorithm) is planned",
+    ),
     (VLLM + "--speculative-config {", "--model-path /m", "it is no JSON object"),
-    (VLLM + """--speculative-config '{"num_speculative_tokens": "x"}'""", "--model-path /m --speculative-algorithm STANDALONE", ""),
-    (VLLM + """--speculative-config '{"method": "psychic", "x": 1}'""", "--model-path /m", "its method is unknown"),
-    ("python -m vllm.entrypoints.openai.api_server --model /m --seed 3", "--model-path /m --random-seed 3", ""),
-    (RTP + "--concurrency_limit 64 --sp_type vanilla", "--max-running-requests 64", "--sp_type is left out: it asks for"),
+    (
+        VLLM + """--speculative-config '{"num_speculative_tokens": "x"}'""",
+        "--model-path /m --speculative-algorithm STANDALONE",
+        "",
+    ),
+    (
+        VLLM + """--speculative-config '{"method": "psychic", "x": 1}'""",
+        "--model-path /m",
+        "its method is unknown",
+    ),
+    (
+        "python -m vllm.entrypoints.openai.api_server --model /m --seed 3",
+        "--model-path /m --random-seed 3",
+        "",
+    ),
+    (
+        RTP + "--concurrency_limit 64 --sp_type vanilla",
+        "--max-running-requests 64",
+        "--sp_type is left out: it asks for",
+    ),
     (RTP + "--reuse_cache 0 --log-level INFO", "--disable-radix-cache --log-level info", ""),
-    ("TP_SIZE=2 CHECKPOINT_PATH=/m MODEL_TYPE=qwen " + RTP + "--start_port 8088", "--tensor-parallel-size 2 --model-path /m --port 8088",
-     "config.json says it"),
+    (
+        "TP_SIZE=2 CHECKPOINT_PATH=/m MODEL_TYPE=qwen " + RTP + "--start_port 8088",
+        "--tensor-parallel-size 2 --model-path /m --port 8088",
+        "config.json says it",
+    ),
     (RTP + "--world_size 2", "", "--world_size is left out: the number of ranks follows"),
 ]
 
@@ -77,8 +132,15 @@ def test_a_pasted_command_with_line_ends() -> None:
 def test_yaml_is_read_back() -> None:
     import yaml
 
-    text = translate(shlex.split(SGLANG + "--model-path '/m: x' --tp 2 --disable-radix-cache --lora-paths a b")).yaml()
-    assert yaml.safe_load(text) == {"model-path": "/m: x", "tensor-parallel-size": 2, "disable-radix-cache": True, "lora-paths": ["a", "b"]}
+    text = translate(
+        shlex.split(SGLANG + "--model-path '/m: x' --tp 2 --disable-radix-cache --lora-paths a b")
+    ).yaml()
+    assert yaml.safe_load(text) == {
+        "model-path": "/m: x",
+        "tensor-parallel-size": 2,
+        "disable-radix-cache": True,
+        "lora-paths": ["a", "b"],
+    }
 
 
 @pytest.mark.parametrize("theirs", ["ls -l", "", "--model-path /m"])
@@ -95,7 +157,9 @@ def test_tables_of_vllm_name_options_of_ours() -> None:
     assert len(set(theirs)) == len(theirs)
 
 
-word = st.one_of(st.sampled_from(sorted(by_flag())), st.text(max_size=6), st.sampled_from([flag for flag, _, _ in SAME]))
+word = st.one_of(
+    st.sampled_from(sorted(by_flag())), st.text(max_size=6), st.sampled_from([flag for flag, _, _ in SAME])
+)
 
 
 @settings(max_examples=200, deadline=None)

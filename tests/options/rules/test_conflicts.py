@@ -1,4 +1,5 @@
-"""What options cannot mean together: one case for each rule and each entry of the tables, and the case beside it that is fine."""
+"""What options cannot mean together: one case for each rule and each entry of the tables, and the case beside
+it that is fine."""
 
 from typing import Any
 
@@ -18,48 +19,141 @@ def test_the_defaults_go_together() -> None:
     assert broken(said()) == []
 
 
-CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [  # wrong values, part of the sentence, what mends them
+# wrong values, part of the sentence, what mends them
+CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"served_model_name": "a:b"}, "holds a colon", {"served_model_name": "ab"}),
     ({"api_key": "a b"}, "can't carry", {"api_key": "ab"}),
     ({"fastapi_root_path": "llm/"}, "must begin with /", {"fastapi_root_path": "/llm"}),
-    ({"grpc_mode": True, "cors_origins": ("*",), "stream_interval": 4}, "--cors-origins, --stream-interval: no effect on gRPC",
-     {"grpc_mode": False}),
+    (
+        {"grpc_mode": True, "cors_origins": ("*",), "stream_interval": 4},
+        "--cors-origins, --stream-interval: no effect on gRPC",
+        {"grpc_mode": False},
+    ),
     ({"null_step_s": 0.1}, "--device null", {"device": "null"}),
     ({"nnodes": 2, "dist_init_addr": "h:1"}, "--nnodes 2 does not divide", {"tensor_parallel_size": 4}),
     ({"node_rank": 1}, "--node-rank 1 is none", {"node_rank": 0}),
     ({"nnodes": 2, "tensor_parallel_size": 2}, "--dist-init-addr", {"dist_init_addr": "h:1"}),
-    ({"enable_dp_attention": True}, "--data-parallel-size above 1", {"data_parallel_size": 2, "tensor_parallel_size": 4}),
-    ({"enable_dp_attention": True, "data_parallel_size": 3, "tensor_parallel_size": 4}, "does not divide", {"data_parallel_size": 2}),
-    ({"expert_parallel_size": 2, "moe_data_parallel_size": 2, "tensor_parallel_size": 8}, "must be --tensor-parallel-size 8",
-     {"expert_parallel_size": 4}),
-    ({"expert_parallel_size": 3, "tensor_parallel_size": 4}, "--expert-parallel-size 3 does not divide", {"expert_parallel_size": 2}),
-    ({"moe_a2a_backend": "deepep", "expert_parallel_size": 2, "tensor_parallel_size": 4}, "spreads experts over all ranks",
-     {"expert_parallel_size": 4}),
-    ({"moe_runner_backend": "cutlass", "quantization": "fp8", "expert_parallel_size": 2, "tensor_parallel_size": 2}, "cutlass has no fp8",
-     {"quantization": None}),
+    (
+        {"enable_dp_attention": True},
+        "--data-parallel-size above 1",
+        {"data_parallel_size": 2, "tensor_parallel_size": 4},
+    ),
+    (
+        {"enable_dp_attention": True, "data_parallel_size": 3, "tensor_parallel_size": 4},
+        "does not divide",
+        {"data_parallel_size": 2},
+    ),
+    (
+        {"expert_parallel_size": 2, "moe_data_parallel_size": 2, "tensor_parallel_size": 8},
+        "must be --tensor-parallel-size 8",
+        {"expert_parallel_size": 4},
+    ),
+    (
+        {"expert_parallel_size": 3, "tensor_parallel_size": 4},
+        "--expert-parallel-size 3 does not divide",
+        {"expert_parallel_size": 2},
+    ),
+    (
+        {"moe_a2a_backend": "deepep", "expert_parallel_size": 2, "tensor_parallel_size": 4},
+        "spreads experts over all ranks",
+        {"expert_parallel_size": 4},
+    ),
+    (
+        {
+            "moe_runner_backend": "cutlass",
+            "quantization": "fp8",
+            "expert_parallel_size": 2,
+            "tensor_parallel_size": 2,
+        },
+        "cutlass has no fp8",
+        {"quantization": None},
+    ),
     ({"enable_eplb": True}, "nothing to balance", {"expert_parallel_size": 2, "tensor_parallel_size": 2}),
-    ({"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}, "are chosen together",
-     {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}),
-    ({"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 7},
-     "it must be 4", {"speculative_num_draft_tokens": 4}),
+    (
+        {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3},
+        "are chosen together",
+        {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
+    ),
+    (
+        {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 7,
+        },
+        "it must be 4",
+        {"speculative_num_draft_tokens": 4},
+    ),
     ({"speculative_algorithm": "EAGLE3"}, "needs a draft model", {"speculative_draft_model_path": "x"}),
     ({"lora_paths": ("a",), "enable_lora": False}, "--no-enable-lora", {"enable_lora": True}),
-    ({"enable_lora": True}, "requires --max-lora-rank", {"max_lora_rank": 8, "lora_target_modules": ("all",)}),
-    ({"lora_paths": ("a",), "lora_target_modules": ("all", "q_proj")}, "stands alone", {"lora_target_modules": ("q_proj",)}),
+    (
+        {"enable_lora": True},
+        "requires --max-lora-rank",
+        {"max_lora_rank": 8, "lora_target_modules": ("all",)},
+    ),
+    (
+        {"lora_paths": ("a",), "lora_target_modules": ("all", "q_proj")},
+        "stands alone",
+        {"lora_target_modules": ("q_proj",)},
+    ),
     ({"lora_paths": ("a",), "max_loaded_loras": 2}, "below --max-loras-per-batch", {"max_loaded_loras": 8}),
-    ({"lora_paths": tuple("abc"), "max_loaded_loras": 2, "max_loras_per_batch": 2}, "names 3 adapters", {"max_loaded_loras": 3}),
-    ({"lora_paths": ("a",), "moe_a2a_backend": "deepep"}, "adapters do not go with", {"moe_a2a_backend": "none"}),
-    ({"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8,
-      "page_size": 16, "attention_backend": "triton"}, "take flashinfer or fa3", {"page_size": 1}),
-    ({"disaggregation_mode": "prefill", "tensor_parallel_size": 4, "disaggregation_decode_tp": 3}, "multiples of one another",
-     {"disaggregation_decode_tp": 2}),
-    ({"enable_pdmux": True, "pipeline_parallel_size": 2}, "--enable-pdmux goes with neither", {"pipeline_parallel_size": 1}),
+    (
+        {"lora_paths": tuple("abc"), "max_loaded_loras": 2, "max_loras_per_batch": 2},
+        "names 3 adapters",
+        {"max_loaded_loras": 3},
+    ),
+    (
+        {"lora_paths": ("a",), "moe_a2a_backend": "deepep"},
+        "adapters do not go with",
+        {"moe_a2a_backend": "none"},
+    ),
+    (
+        {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 4,
+            "speculative_num_draft_tokens": 8,
+            "page_size": 16,
+            "attention_backend": "triton",
+        },
+        "take flashinfer or fa3",
+        {"page_size": 1},
+    ),
+    (
+        {"disaggregation_mode": "prefill", "tensor_parallel_size": 4, "disaggregation_decode_tp": 3},
+        "multiples of one another",
+        {"disaggregation_decode_tp": 2},
+    ),
+    (
+        {"enable_pdmux": True, "pipeline_parallel_size": 2},
+        "--enable-pdmux goes with neither",
+        {"pipeline_parallel_size": 1},
+    ),
     ({"limit_mm_data_per_request": {"smell": 1}}, "not smell", {"limit_mm_data_per_request": {"image": 1}}),
-    ({"mamba_scheduler_strategy": "extra_buffer", "page_size": 48}, "no multiple of --page-size", {"page_size": 64}),
-    ({"mamba_scheduler_strategy": "extra_buffer", "mamba_track_interval": 2, "speculative_algorithm": "NGRAM",
-      "speculative_num_draft_tokens": 4}, "is below --speculative-num-draft-tokens", {"mamba_track_interval": 4}),
-    ({"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "hicache_storage_backend_extra_config": {"directory": "x"}},
-     "it knows dir, max_bytes", {"hicache_storage_backend_extra_config": {"dir": "x"}}),
+    (
+        {"mamba_scheduler_strategy": "extra_buffer", "page_size": 48},
+        "no multiple of --page-size",
+        {"page_size": 64},
+    ),
+    (
+        {
+            "mamba_scheduler_strategy": "extra_buffer",
+            "mamba_track_interval": 2,
+            "speculative_algorithm": "NGRAM",
+            "speculative_num_draft_tokens": 4,
+        },
+        "is below --speculative-num-draft-tokens",
+        {"mamba_track_interval": 4},
+    ),
+    (
+        {
+            "enable_hierarchical_cache": True,
+            "hicache_storage_backend": "file",
+            "hicache_storage_backend_extra_config": {"directory": "x"},
+        },
+        "it knows dir, max_bytes",
+        {"hicache_storage_backend_extra_config": {"dir": "x"}},
+    ),
     ({"extra_metric_labels": {"le": "x"}}, "le cannot be a label", {"extra_metric_labels": {"zone": "x"}}),
 ]
 
@@ -76,19 +170,22 @@ def test_every_rule_has_a_case() -> None:
     assert fired | {"bounds_have_a_form"} == {rule.__name__ for rule in conflicts.RULES}
 
 
-@pytest.mark.parametrize(("words", "problem"), [
-    (("default",), None),
-    (("default", "1"), "nothing after default"),
-    (("tse", "10", "2", "8"), None),
-    (("tse", "10", "1", "8"), "base above 1"),
-    (("tse", "10"), "base above 1"),
-    (("custom", "1", "5"), None),
-    (("custom",), "different bounds"),
-    (("custom", "1", "1"), "different bounds"),
-    (("custom", "-1"), "different bounds"),
-    (("custom", "x"), "takes numbers"),
-    (("other",), "begins with"),
-])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("default",), None),
+        (("default", "1"), "nothing after default"),
+        (("tse", "10", "2", "8"), None),
+        (("tse", "10", "1", "8"), "base above 1"),
+        (("tse", "10"), "base above 1"),
+        (("custom", "1", "5"), None),
+        (("custom",), "different bounds"),
+        (("custom", "1", "1"), "different bounds"),
+        (("custom", "-1"), "different bounds"),
+        (("custom", "x"), "takes numbers"),
+        (("other",), "begins with"),
+    ],
+)
 def test_bounds(words: tuple[str, ...], problem: str | None) -> None:
     problems = broken(said(prompt_tokens_buckets=words, collect_tokens_histogram=True))
     assert (problem is None) == (not problems) and (problem or "") in "".join(problems)
@@ -100,7 +197,15 @@ def other_value(name: str) -> Any:
     words = [word for word in row.choices or () if word not in (row.default, "none", "null", "auto")]
     if row.takes in ("switch", "json"):
         return True if row.takes == "switch" else {"x": 1}
-    return words[0] if words else ("x",) if row.takes == "many" else 7 if row.type.startswith(("int", "float")) else "x"
+    return (
+        words[0]
+        if words
+        else ("x",)
+        if row.takes == "many"
+        else 7
+        if row.type.startswith(("int", "float"))
+        else "x"
+    )
 
 
 @pytest.mark.parametrize(("pattern", "switches"), conflicts.NEEDS, ids=lambda x: str(x))
@@ -113,7 +218,9 @@ def test_what_needs_another(pattern: str, switches: tuple[str, ...]) -> None:
         sentence = f"{by_name()[name].flag} does nothing without {by_name()[switches[0]].flag}"
         assert any(problem.startswith(sentence) for problem in broken(values))
         for switch in switches:
-            assert not any(problem.startswith(sentence) for problem in broken(values | {switch: other_value(switch)}))
+            assert not any(
+                problem.startswith(sentence) for problem in broken(values | {switch: other_value(switch)})
+            )
 
 
 @pytest.mark.parametrize(("name", "required"), conflicts.REQUIRES)
@@ -128,7 +235,9 @@ def test_what_requires_another(name: str, required: str) -> None:
 def test_what_excludes_another(one: str, other: str) -> None:
     both = said(**{one: other_value(one), other: other_value(other)})
     assert any("exclude one another" in problem for problem in broken(both))
-    assert not any("exclude one another" in problem for problem in broken(both | {other: by_name()[other].default}))
+    assert not any(
+        "exclude one another" in problem for problem in broken(both | {other: by_name()[other].default})
+    )
 
 
 @pytest.mark.parametrize(("name", "word", "other", "allowed"), conflicts.ALLOWS, ids=lambda x: str(x)[:30])
@@ -136,9 +245,15 @@ def test_what_goes_with_what(name: str, word: str, other: str, allowed: tuple[An
     chosen: Any = {"True": True, "": 7}.get(word, word)
     row = by_name()[other]
     strangers = [choice for choice in row.choices or ("7", 7) if choice not in allowed]
-    assert chosen in (by_name()[name].choices or (chosen,)) and all(choice in (row.choices or (choice,)) for choice in allowed if choice)
-    assert any("does not go with" in problem for problem in broken(said(**{name: chosen, other: strangers[-1]})))
-    assert not any("does not go with" in problem for problem in broken(said(**{name: chosen, other: allowed[-1]})))
+    assert chosen in (by_name()[name].choices or (chosen,)) and all(
+        choice in (row.choices or (choice,)) for choice in allowed if choice
+    )
+    assert any(
+        "does not go with" in problem for problem in broken(said(**{name: chosen, other: strangers[-1]}))
+    )
+    assert not any(
+        "does not go with" in problem for problem in broken(said(**{name: chosen, other: allowed[-1]}))
+    )
 
 
 @pytest.mark.parametrize(("name", "whole"), conflicts.DIVIDES)

@@ -8,7 +8,9 @@ BLOCK = 1024
 
 
 @triton.jit
-def gate(x: tl.tensor, out: tl.tensor, size: tl.tensor, stride: tl.tensor, KIND: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def gate(
+    x: tl.tensor, out: tl.tensor, size: tl.tensor, stride: tl.tensor, KIND: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
     """Grid (rows, pieces of a row)."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(x + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
@@ -28,5 +30,7 @@ def act_and_mul(x: Tensor, kind: str) -> Tensor:
     out = x.new_empty(*x.shape[:-1], size)
     rows = x.reshape(-1, 2 * size)
     if rows.numel():
-        gate[(len(rows), triton.cdiv(size, BLOCK))](rows, out, size, rows.stride(0), KIND=kind, BLOCK=BLOCK, num_warps=4)
+        gate[(len(rows), triton.cdiv(size, BLOCK))](
+            rows, out, size, rows.stride(0), KIND=kind, BLOCK=BLOCK, num_warps=4
+        )
     return out

@@ -1,7 +1,9 @@
-"""Activations as the products of a scheme take them: of 8 bits with a scale for each row, or each row and group; or in another order.
+"""Activations as the products of a scheme take them: of 8 bits with a scale for each row, or each row and
+group; or in another order.
 
-A row of x becomes one or, where experts differ in how they want it, one for each slot that it has. Codes of int8 come out of a float32 sum:
-beside 1.5 * 2**23 a number has only the bits of its integer, rounded to the nearest, ties to even.
+A row of x becomes one or, where experts differ in how they want it, one for each slot that it has. Codes of
+int8 come out of a float32 sum: beside 1.5 * 2**23 a number has only the bits of its integer, rounded to the
+nearest, ties to even.
 """
 
 import triton
@@ -23,7 +25,9 @@ def _code(x: tl.tensor, scale: tl.tensor, offset: tl.tensor, KIND: tl.constexpr)
 
 
 @triton.jit
-def _read(x: tl.tensor, order: tl.tensor, at: tl.tensor, size: tl.tensor, padded: tl.tensor, ORDERED: tl.constexpr) -> tl.tensor:
+def _read(
+    x: tl.tensor, order: tl.tensor, at: tl.tensor, size: tl.tensor, padded: tl.tensor, ORDERED: tl.constexpr
+) -> tl.tensor:
     """Columns `at` of a row, where `order` says which one each is; -1 and what is beyond are zeros."""
     if ORDERED:
         column = tl.load(order + at, mask=at < padded, other=-1)
@@ -33,10 +37,28 @@ def _read(x: tl.tensor, order: tl.tensor, at: tl.tensor, size: tl.tensor, padded
 
 
 @triton.jit
-def by_row(x: tl.tensor, out: tl.tensor, scales: tl.tensor, ids: tl.tensor, order: tl.tensor, given: tl.tensor, offsets: tl.tensor,
-           size: tl.tensor, padded: tl.tensor, stride: tl.tensor, experts: tl.tensor, KIND: tl.constexpr, REPEAT: tl.constexpr,
-           ROUTED: tl.constexpr, ORDERED: tl.constexpr, GIVEN: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """Grid (rows of out,): out [rows, padded] of x [rows / REPEAT, size]; KIND fp8, int8, or "" for a copy."""
+def by_row(
+    x: tl.tensor,
+    out: tl.tensor,
+    scales: tl.tensor,
+    ids: tl.tensor,
+    order: tl.tensor,
+    given: tl.tensor,
+    offsets: tl.tensor,
+    size: tl.tensor,
+    padded: tl.tensor,
+    stride: tl.tensor,
+    experts: tl.tensor,
+    KIND: tl.constexpr,
+    REPEAT: tl.constexpr,
+    ROUTED: tl.constexpr,
+    ORDERED: tl.constexpr,
+    GIVEN: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid (rows of out,): out [rows, padded] of x [rows / REPEAT, size]; KIND fp8, int8, or "" for a
+    copy."""
     row = tl.program_id(0).to(tl.int64)
     expert = row * 0
     if ROUTED:
@@ -61,14 +83,31 @@ def by_row(x: tl.tensor, out: tl.tensor, scales: tl.tensor, ids: tl.tensor, orde
             tl.store(scales + row, scale)
             for at in range(0, padded, BLOCK):
                 found = _read(line, turn, at + columns, size, padded, ORDERED).to(tl.float32)
-                tl.store(out + row * padded + at + columns, _code(found, scale, offset, KIND), mask=at + columns < padded)
+                tl.store(
+                    out + row * padded + at + columns,
+                    _code(found, scale, offset, KIND),
+                    mask=at + columns < padded,
+                )
 
 
 @triton.jit
-def by_group(x: tl.tensor, out: tl.tensor, scales: tl.tensor, ids: tl.tensor, size: tl.tensor, stride: tl.tensor, groups: tl.tensor,
-             experts: tl.tensor, ROUTED: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
-             BLOCK: tl.constexpr) -> None:
-    """Grid (rows, pieces of GROUPS groups): 8-bit floats [rows, groups * WIDTH], zeros filling up each group, and scales [rows, groups]."""
+def by_group(
+    x: tl.tensor,
+    out: tl.tensor,
+    scales: tl.tensor,
+    ids: tl.tensor,
+    size: tl.tensor,
+    stride: tl.tensor,
+    groups: tl.tensor,
+    experts: tl.tensor,
+    ROUTED: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid (rows, pieces of GROUPS groups): 8-bit floats [rows, groups * WIDTH], zeros filling up each group,
+    and scales [rows, groups]."""
     row = tl.program_id(0).to(tl.int64)
     expert = row * 0
     if ROUTED:
@@ -76,7 +115,9 @@ def by_group(x: tl.tensor, out: tl.tensor, scales: tl.tensor, ids: tl.tensor, si
     if (expert >= 0) & (expert < experts):
         group, member = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS), tl.arange(0, BLOCK)
         at = group[:, None] * GROUP + member[None, :]
-        found = tl.load(x + row * stride + at, mask=(at < size) & (member < GROUP)[None, :], other=0.0).to(tl.float32)
+        found = tl.load(x + row * stride + at, mask=(at < size) & (member < GROUP)[None, :], other=0.0).to(
+            tl.float32
+        )
         scale = tl.maximum(tl.div_rn(tl.max(tl.abs(found), 1), 448.0), TINY)
         places = out + row * (groups * WIDTH) + group[:, None] * WIDTH + member[None, :]
         is_there = (group < groups)[:, None] & (member < WIDTH)[None, :]

@@ -1,13 +1,16 @@
-"""Attention over pages: one kernel for decodes, prompts and latents, and one that joins the parts of a split sequence.
+"""Attention over pages: one kernel for decodes, prompts and latents, and one that joins the parts of a split
+sequence.
 
-A program has a tile of queries, some tokens of one row times some of the heads that share a key head, so that a tile of a decode is as tall
-as the tensor cores want and keys are read once for all of its heads (Ainslie et al., 2023). It walks the keys with a running
-maximum and sum (Milakov and Gimelshein, 2018; Dao, 2023): first those that the window cuts, then those that all queries see,
-then the diagonal; only the first and the last are masked. Where there are fewer programs than the card has room for, the
-keys are split among several, whose parts `merge` joins by their sums (Dao et al., Flash-Decoding, 2023).
+A program has a tile of queries, some tokens of one row times some of the heads that share a key head, so that
+a tile of a decode is as tall as the tensor cores want and keys are read once for all of its heads (Ainslie et
+al., 2023). It walks the keys with a running maximum and sum (Milakov and Gimelshein, 2018; Dao, 2023): first
+those that the window cuts, then those that all queries see, then the diagonal; only the first and the last
+are masked. Where there are fewer programs than the card has room for, the keys are split among several, whose
+parts `merge` joins by their sums (Dao et al., Flash-Decoding, 2023).
 
-Nothing here depends on the host but the grid: rows say where they are by device memory, so a launch may be part of a graph. A row of
-no tokens is zeros. With LATENT the values are the keys (absorbed latent attention), beside a second part of keys in another cache.
+Nothing here depends on the host but the grid: rows say where they are by device memory, so a launch may be
+part of a graph. A row of no tokens is zeros. With LATENT the values are the keys (absorbed latent attention),
+beside a second part of keys in another cache.
 """
 
 import triton
@@ -20,8 +23,17 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _tile(cache: tl.tensor, locations: tl.tensor, stride: tl.tensor, is_seen: tl.tensor, DIM: tl.constexpr, BLOCK: tl.constexpr,
-          MASKED: tl.constexpr, NARROW: tl.constexpr, DOT: tl.constexpr) -> tl.tensor:
+def _tile(
+    cache: tl.tensor,
+    locations: tl.tensor,
+    stride: tl.tensor,
+    is_seen: tl.tensor,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    NARROW: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tl.tensor:
     """[keys, BLOCK] of a cache, as `tl.dot` takes it."""
     dims = tl.arange(0, BLOCK)
     at = cache + locations[:, None] * stride + dims[None, :]
@@ -38,12 +50,41 @@ def _tile(cache: tl.tensor, locations: tl.tensor, stride: tl.tensor, is_seen: tl
 
 
 @triton.jit
-def _scan(acc: tl.tensor, peak: tl.tensor, total: tl.tensor, q: tl.tensor, q_rope: tl.tensor, positions: tl.tensor,
-          keys: tl.tensor, values: tl.tensor, ropes: tl.tensor, table: tl.tensor, key_stride: tl.tensor, value_stride: tl.tensor,
-          rope_stride: tl.tensor, begin: tl.tensor, end: tl.tensor, first: tl.tensor, last: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-          MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, LATENT: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr,
-          DK: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
-          NARROW: tl.constexpr, DOT: tl.constexpr) -> tuple:
+def _scan(
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    q: tl.tensor,
+    q_rope: tl.tensor,
+    positions: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    ropes: tl.tensor,
+    table: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    rope_stride: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    LATENT: tl.constexpr,
+    PAGE: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DR: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    NARROW: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tuple:
     """Keys [begin, end), in tiles of N from a multiple of it on; outside [first, last) nothing is read."""
     for at in tl.range(begin, end, N):
         places = at + tl.arange(0, N)
@@ -51,7 +92,9 @@ def _scan(acc: tl.tensor, peak: tl.tensor, total: tl.tensor, q: tl.tensor, q_rop
         if PAGE % N == 0:  # a tile lies in one page
             locations = tl.load(table + at // PAGE).to(tl.int64) * PAGE + at % PAGE + tl.arange(0, N)
         elif MASKED:
-            locations = tl.load(table + places // PAGE, mask=is_seen, other=0).to(tl.int64) * PAGE + places % PAGE
+            locations = (
+                tl.load(table + places // PAGE, mask=is_seen, other=0).to(tl.int64) * PAGE + places % PAGE
+            )
         else:
             locations = tl.load(table + places // PAGE).to(tl.int64) * PAGE + places % PAGE
         k = _tile(keys, locations, key_stride, is_seen, DK, BLOCK_K, MASKED, NARROW, DOT)
@@ -79,25 +122,66 @@ def _scan(acc: tl.tensor, peak: tl.tensor, total: tl.tensor, q: tl.tensor, q_rop
 
 
 @triton.jit
-def attend(out: tl.tensor, sums: tl.tensor, q: tl.tensor, q_rope: tl.tensor, keys: tl.tensor, values: tl.tensor, ropes: tl.tensor,
-           tables: tl.tensor, rows: tl.tensor, tiles: tl.tensor, sinks: tl.tensor, num_rows: tl.tensor, num_tiles: tl.tensor,
-           origin: tl.tensor, table_stride: tl.tensor, q_stride: tl.tensor, q_head_stride: tl.tensor, rope_q_stride: tl.tensor,
-           rope_q_head_stride: tl.tensor, key_stride: tl.tensor, value_stride: tl.tensor, rope_stride: tl.tensor,
-           scale: tl.tensor, cap: tl.tensor,
-           GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr, TILED: tl.constexpr,
-           WINDOW: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr, LATENT: tl.constexpr, PAGE: tl.constexpr,
-           M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr, BLOCK_K: tl.constexpr,
-           BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, NARROW: tl.constexpr, DOT: tl.constexpr) -> None:
-    """Grid (tiles, key heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count, first query; `tiles` int32
-    [2, num_tiles]: row and first token in it; with TILED False it is row i. Queries and results begin with
-    query `origin`. With splits, out [tokens, heads, splits, DV] and sums [tokens, heads, splits] are float32 parts; with one, out
-    [tokens, heads, DV] is the result."""
+def attend(
+    out: tl.tensor,
+    sums: tl.tensor,
+    q: tl.tensor,
+    q_rope: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    ropes: tl.tensor,
+    tables: tl.tensor,
+    rows: tl.tensor,
+    tiles: tl.tensor,
+    sinks: tl.tensor,
+    num_rows: tl.tensor,
+    num_tiles: tl.tensor,
+    origin: tl.tensor,
+    table_stride: tl.tensor,
+    q_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    rope_q_stride: tl.tensor,
+    rope_q_head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    rope_stride: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    LATENT: tl.constexpr,
+    PAGE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DR: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    NARROW: tl.constexpr,
+    DOT: tl.constexpr,
+) -> None:
+    """Grid (tiles, key heads * parts of a group, splits). `rows` int32 [4, num_rows]: slot, start, count,
+    first query; `tiles` int32 [2, num_tiles]: row and first token in it; with TILED False it is row i.
+    Queries and results begin with query `origin`. With splits, out [tokens, heads, splits, DV] and sums
+    [tokens, heads, splits] are float32 parts; with one, out [tokens, heads, DV] is the result."""
     index, split = tl.program_id(0), tl.program_id(2)
     kv_head, part = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
     row, offset = index, 0
     if TILED:
         row, offset = tl.load(tiles + index), tl.load(tiles + num_tiles + index)
-    slot, start, count = tl.load(rows + row), tl.load(rows + num_rows + row), tl.load(rows + 2 * num_rows + row)
+    slot, start, count = (
+        tl.load(rows + row),
+        tl.load(rows + num_rows + row),
+        tl.load(rows + 2 * num_rows + row),
+    )
     query = tl.load(rows + 3 * num_rows + row) + offset - origin
     TOKENS: tl.constexpr = M // HEADS
     lines = tl.arange(0, M)
@@ -110,33 +194,100 @@ def attend(out: tl.tensor, sums: tl.tensor, q: tl.tensor, q_rope: tl.tensor, key
     positions = tl.minimum(front + token, rear)
     dims, rope_dims, out_dims = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_V)
     at = (query + token).to(tl.int64)
-    q_tile = tl.load(q + at[:, None] * q_stride + head[:, None] * q_head_stride + dims[None, :],
-                     mask=is_line[:, None] & (dims < DK)[None, :], other=0).to(DOT)
+    q_tile = tl.load(
+        q + at[:, None] * q_stride + head[:, None] * q_head_stride + dims[None, :],
+        mask=is_line[:, None] & (dims < DK)[None, :],
+        other=0,
+    ).to(DOT)
     rope_tile = q_tile
     if LATENT:
-        rope_tile = tl.load(q_rope + at[:, None] * rope_q_stride + head[:, None] * rope_q_head_stride + rope_dims[None, :],
-                            mask=is_line[:, None] & (rope_dims < DR)[None, :], other=0).to(DOT)
+        rope_tile = tl.load(
+            q_rope + at[:, None] * rope_q_stride + head[:, None] * rope_q_head_stride + rope_dims[None, :],
+            mask=is_line[:, None] & (rope_dims < DR)[None, :],
+            other=0,
+        ).to(DOT)
     acc, peak, total = _walk(
-        q_tile, rope_tile, positions, keys + kv_head * DK, values + kv_head * DV, ropes, tables + slot.to(tl.int64) * table_stride,
-        key_stride, value_stride, rope_stride, front, rear, split, scale, cap, SPLITS, WINDOW, CAPPED, LATENT, PAGE, M, N, DK, DV, DR,
-        BLOCK_K, BLOCK_V, BLOCK_R, NARROW, DOT)
+        q_tile,
+        rope_tile,
+        positions,
+        keys + kv_head * DK,
+        values + kv_head * DV,
+        ropes,
+        tables + slot.to(tl.int64) * table_stride,
+        key_stride,
+        value_stride,
+        rope_stride,
+        front,
+        rear,
+        split,
+        scale,
+        cap,
+        SPLITS,
+        WINDOW,
+        CAPPED,
+        LATENT,
+        PAGE,
+        M,
+        N,
+        DK,
+        DV,
+        DR,
+        BLOCK_K,
+        BLOCK_V,
+        BLOCK_R,
+        NARROW,
+        DOT,
+    )
     if HAS_SINKS and SPLITS == 1:
-        acc, total = _sink(acc, peak, total, tl.load(sinks + head, mask=is_line, other=FAR).to(tl.float32) * LOG2E)
+        acc, total = _sink(
+            acc, peak, total, tl.load(sinks + head, mask=is_line, other=FAR).to(tl.float32) * LOG2E
+        )
     whole = tl.where(total == 0.0, 1.0, total)
     acc = acc / whole[:, None]
     place = at * (KV_HEADS * GROUP) + head
     if SPLITS > 1:
         place = place * SPLITS + split
         tl.store(sums + place, tl.where(total == 0.0, FAR, peak + tl.log2(whole)), mask=is_line)
-    tl.store(out + place[:, None] * DV + out_dims[None, :], acc.to(out.dtype.element_ty), mask=is_line[:, None] & (out_dims < DV)[None, :])
+    tl.store(
+        out + place[:, None] * DV + out_dims[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=is_line[:, None] & (out_dims < DV)[None, :],
+    )
 
 
 @triton.jit
-def _walk(q: tl.tensor, q_rope: tl.tensor, positions: tl.tensor, keys: tl.tensor, values: tl.tensor, ropes: tl.tensor, table: tl.tensor,
-          key_stride: tl.tensor, value_stride: tl.tensor, rope_stride: tl.tensor, front: tl.tensor, rear: tl.tensor, split: tl.tensor,
-          scale: tl.tensor, cap: tl.tensor, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, LATENT: tl.constexpr,
-          PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DR: tl.constexpr,
-          BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, NARROW: tl.constexpr, DOT: tl.constexpr) -> tuple:
+def _walk(
+    q: tl.tensor,
+    q_rope: tl.tensor,
+    positions: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    ropes: tl.tensor,
+    table: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    rope_stride: tl.tensor,
+    front: tl.tensor,
+    rear: tl.tensor,
+    split: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    LATENT: tl.constexpr,
+    PAGE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DR: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    NARROW: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tuple:
     """This split's part of the keys that queries at positions `front` to `rear` see."""
     acc = tl.zeros((M, BLOCK_V), tl.float32)
     peak = tl.full((M,), FAR, tl.float32)
@@ -155,16 +306,112 @@ def _walk(q: tl.tensor, q_rope: tl.tensor, positions: tl.tensor, keys: tl.tensor
     if WINDOW > 0:
         middle = tl.minimum(tl.maximum(full, low), high)
         acc, peak, total = _scan(
-            acc, peak, total, q, q_rope, positions, keys, values, ropes, table, key_stride, value_stride, rope_stride, low, middle, first,
-            last, scale, cap, True, WINDOW, CAPPED, LATENT, PAGE, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, NARROW, DOT)
+            acc,
+            peak,
+            total,
+            q,
+            q_rope,
+            positions,
+            keys,
+            values,
+            ropes,
+            table,
+            key_stride,
+            value_stride,
+            rope_stride,
+            low,
+            middle,
+            first,
+            last,
+            scale,
+            cap,
+            True,
+            WINDOW,
+            CAPPED,
+            LATENT,
+            PAGE,
+            N,
+            DK,
+            DV,
+            DR,
+            BLOCK_K,
+            BLOCK_V,
+            BLOCK_R,
+            NARROW,
+            DOT,
+        )
         low = tl.maximum(low, middle)
     turn = tl.maximum(tl.minimum(edge, high), low)
     acc, peak, total = _scan(
-        acc, peak, total, q, q_rope, positions, keys, values, ropes, table, key_stride, value_stride, rope_stride, low, turn, first,
-        last, scale, cap, False, WINDOW, CAPPED, LATENT, PAGE, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, NARROW, DOT)
+        acc,
+        peak,
+        total,
+        q,
+        q_rope,
+        positions,
+        keys,
+        values,
+        ropes,
+        table,
+        key_stride,
+        value_stride,
+        rope_stride,
+        low,
+        turn,
+        first,
+        last,
+        scale,
+        cap,
+        False,
+        WINDOW,
+        CAPPED,
+        LATENT,
+        PAGE,
+        N,
+        DK,
+        DV,
+        DR,
+        BLOCK_K,
+        BLOCK_V,
+        BLOCK_R,
+        NARROW,
+        DOT,
+    )
     acc, peak, total = _scan(
-        acc, peak, total, q, q_rope, positions, keys, values, ropes, table, key_stride, value_stride, rope_stride, turn, high, first,
-        last, scale, cap, True, WINDOW, CAPPED, LATENT, PAGE, N, DK, DV, DR, BLOCK_K, BLOCK_V, BLOCK_R, NARROW, DOT)
+        acc,
+        peak,
+        total,
+        q,
+        q_rope,
+        positions,
+        keys,
+        values,
+        ropes,
+        table,
+        key_stride,
+        value_stride,
+        rope_stride,
+        turn,
+        high,
+        first,
+        last,
+        scale,
+        cap,
+        True,
+        WINDOW,
+        CAPPED,
+        LATENT,
+        PAGE,
+        N,
+        DK,
+        DV,
+        DR,
+        BLOCK_K,
+        BLOCK_V,
+        BLOCK_R,
+        NARROW,
+        DOT,
+    )
     return acc, peak, total
 
 
@@ -178,9 +425,18 @@ def _sink(acc: tl.tensor, peak: tl.tensor, total: tl.tensor, sink: tl.tensor) ->
 
 
 @triton.jit
-def merge(out: tl.tensor, parts: tl.tensor, sums: tl.tensor, sinks: tl.tensor, SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
-          DV: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """Grid (tokens, heads, pieces of DV): out [tokens, heads, DV] of parts and sums as `attend` leaves them."""
+def merge(
+    out: tl.tensor,
+    parts: tl.tensor,
+    sums: tl.tensor,
+    sinks: tl.tensor,
+    SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid (tokens, heads, pieces of DV): out [tokens, heads, DV] of parts and sums as `attend` leaves
+    them."""
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
     dims = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -194,6 +450,8 @@ def merge(out: tl.tensor, parts: tl.tensor, sums: tl.tensor, sinks: tl.tensor, S
     total = tl.sum(shares, 0)
     if HAS_SINKS:
         total += tl.exp2(sink - top)
-    found = tl.load(parts + (place * SPLITS + splits)[:, None] * DV + dims[None, :], mask=(dims < DV)[None, :], other=0.0)
+    found = tl.load(
+        parts + (place * SPLITS + splits)[:, None] * DV + dims[None, :], mask=(dims < DV)[None, :], other=0.0
+    )
     acc = tl.sum(found * shares[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + place * DV + dims, acc.to(out.dtype.element_ty), mask=dims < DV)

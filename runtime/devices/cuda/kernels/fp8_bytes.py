@@ -1,8 +1,9 @@
 """8-bit floats as bytes: keys and values of --kv-cache-dtype fp8_*.
 
-By their bits, so that every card does it, the same everywhere: conversions of the hardware begin with sm_89, and the interpreter rounds
-differently. Widening costs three integer operations and a product beside a load of memory. What exceeds the range becomes the
-largest number there is. NaN is stored as NaN, and e4m3's is read as 480, so that reading has no branch.
+By their bits, so that every card does it, the same everywhere: conversions of the hardware begin with sm_89,
+and the interpreter rounds differently. Widening costs three integer operations and a product beside a load of
+memory. What exceeds the range becomes the largest number there is. NaN is stored as NaN, and e4m3's is read
+as 480, so that reading has no branch.
 """
 
 import triton
@@ -11,7 +12,8 @@ import triton.language as tl
 
 @triton.jit
 def widen(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """uint8 -> float16, exactly. Both are a float16 with fewer bits: e5m2 its upper half, e4m3 one with another bias."""
+    """uint8 -> float16, exactly. Both are a float16 with fewer bits: e5m2 its upper half, e4m3 one with
+    another bias."""
     wide = x.to(tl.uint16)
     if KIND == "e5m2":
         return (wide << 8).to(tl.float16, bitcast=True)
@@ -20,8 +22,8 @@ def widen(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def narrow(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """float32 -> uint8, to the nearest, ties to even. Below the smallest normal number the unit is fixed: adding a number whose last
-    place is that unit rounds to it, and leaves the code in the last bits."""
+    """float32 -> uint8, to the nearest, ties to even. Below the smallest normal number the unit is fixed:
+    adding a number whose last place is that unit rounds to it, and leaves the code in the last bits."""
     if KIND == "e4m3":
         MOST: tl.constexpr = 448.0
         SHIFT: tl.constexpr = 20

@@ -1,7 +1,8 @@
 """What all launches share: where kernels run, and the sizes that suit them there.
 
-Kernels run where their tensors are. Without a card that is Triton's interpreter (TRITON_INTERPRET=1 before triton is first imported), which
-knows bfloat16 as bits only: what enters `tl.dot` is float32 there, and all other arithmetic is in float32 everywhere.
+Kernels run where their tensors are. Without a card that is Triton's interpreter (TRITON_INTERPRET=1 before
+triton is first imported), which knows bfloat16 as bits only: what enters `tl.dot` is float32 there, and all
+other arithmetic is in float32 everywhere.
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,11 @@ def card_of(torch_device: torch.device) -> Card:
     if torch_device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(torch_device)
-    return Card(properties.multi_processor_count, properties.shared_memory_per_multiprocessor,
-                (properties.major, properties.minor) >= (8, 9))
+    return Card(
+        properties.multi_processor_count,
+        properties.shared_memory_per_multiprocessor,
+        (properties.major, properties.minor) >= (8, 9),
+    )
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

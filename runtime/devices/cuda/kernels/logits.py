@@ -11,27 +11,58 @@ BLOCK = 1024
 
 
 @triton.jit
-def ban(logits: tl.tensor, rows: tl.tensor, bits: tl.tensor, vocab: tl.tensor, stride: tl.tensor, words: tl.tensor, banned: tl.tensor,
-        BLOCK: tl.constexpr) -> None:
+def ban(
+    logits: tl.tensor,
+    rows: tl.tensor,
+    bits: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    words: tl.tensor,
+    banned: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     """Grid (rows, pieces of the vocabulary)."""
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(bits + tl.program_id(0).to(tl.int64) * words + at // 32, mask=at < vocab, other=-1)
-    tl.store(logits + row * stride + at, banned + at * 0.0, mask=(at < vocab) & (((word >> (at % 32)) & 1) == 0))
+    tl.store(
+        logits + row * stride + at, banned + at * 0.0, mask=(at < vocab) & (((word >> (at % 32)) & 1) == 0)
+    )
 
 
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """See Ops.mask."""
     if len(rows):
-        ban[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](logits, rows, bits, logits.shape[1], logits.stride(0), bits.stride(0), BANNED,
-                                                              BLOCK=BLOCK, num_warps=4)
+        ban[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
+            logits,
+            rows,
+            bits,
+            logits.shape[1],
+            logits.stride(0),
+            bits.stride(0),
+            BANNED,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
 
 
 @triton.jit
-def penalise_row(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generated: tl.tensor, in_prompt: tl.tensor, penalties: tl.tensor,
-             vocab: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr) -> None:
+def penalise_row(
+    logits: tl.tensor,
+    places: tl.tensor,
+    index: tl.tensor,
+    generated: tl.tensor,
+    in_prompt: tl.tensor,
+    penalties: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     """Grid (rows, pieces of the vocabulary)."""
-    place, held = tl.load(places + tl.program_id(0)).to(tl.int64), tl.load(index + tl.program_id(0)).to(tl.int64)
+    place, held = (
+        tl.load(places + tl.program_id(0)).to(tl.int64),
+        tl.load(index + tl.program_id(0)).to(tl.int64),
+    )
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = at < vocab
     count = tl.load(generated + held * vocab + at, mask=is_there, other=0)
@@ -40,7 +71,11 @@ def penalise_row(logits: tl.tensor, places: tl.tensor, index: tl.tensor, generat
     repetition = tl.load(penalties + held * 3 + 2)
     found = tl.load(logits + place * stride + at, mask=is_there, other=0.0)
     scaled = tl.where(found > 0, found / repetition, found * repetition)
-    found = tl.where(is_known, scaled, found) - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
+    found = (
+        tl.where(is_known, scaled, found)
+        - frequency * count.to(tl.float32)
+        - tl.where(count > 0, presence, 0.0)
+    )
     tl.store(logits + place * stride + at, found, mask=is_there & is_known)
 
 
@@ -48,4 +83,14 @@ def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
     """See Fused.penalise."""
     if len(rows):
         penalise_row[(len(rows), triton.cdiv(logits.shape[1], BLOCK))](
-            logits, rows, at, seen.generated, seen.in_prompt, seen.penalties, logits.shape[1], logits.stride(0), BLOCK=BLOCK, num_warps=4)
+            logits,
+            rows,
+            at,
+            seen.generated,
+            seen.in_prompt,
+            seen.penalties,
+            logits.shape[1],
+            logits.stride(0),
+            BLOCK=BLOCK,
+            num_warps=4,
+        )

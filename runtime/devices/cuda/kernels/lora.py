@@ -1,7 +1,9 @@
-"""Low-rank adapters of many sequences in one step (Chen et al., Punica, 2023): rows are listed by the seat of their adapter, as slots are
-by experts (spreading.py), and each tile of rows goes through the two small matrices of one seat. Rows without an adapter are in no tile.
+"""Low-rank adapters of many sequences in one step (Chen et al., Punica, 2023): rows are listed by the seat of
+their adapter, as slots are by experts (spreading.py), and each tile of rows goes through the two small
+matrices of one seat. Rows without an adapter are in no tile.
 
-The first product is narrow and long, so its inputs are split among several programs; the second adds their sums up as it reads them.
+The first product is narrow and long, so its inputs are split among several programs; the second adds their
+sums up as it reads them.
 """
 
 import triton
@@ -9,14 +11,31 @@ import triton.language as tl
 
 
 @triton.jit
-def shrink(inner: tl.tensor, x: tl.tensor, a: tl.tensor, slots: tl.tensor, owners: tl.tensor, num_rows: tl.tensor, ins: tl.tensor,
-           width: tl.tensor, stride: tl.tensor, SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-           DOT: tl.constexpr) -> None:
-    """Grid (tiles, pieces of the width, splits): inner float32 [SPLITS, rows, width] of x [rows, ins] and a [seats, width, ins]."""
+def shrink(
+    inner: tl.tensor,
+    x: tl.tensor,
+    a: tl.tensor,
+    slots: tl.tensor,
+    owners: tl.tensor,
+    num_rows: tl.tensor,
+    ins: tl.tensor,
+    width: tl.tensor,
+    stride: tl.tensor,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    DOT: tl.constexpr,
+) -> None:
+    """Grid (tiles, pieces of the width, splits): inner float32 [SPLITS, rows, width] of x [rows, ins] and a
+    [seats, width, ins]."""
     tile, split = tl.program_id(0), tl.program_id(2)
     lora_slot = tl.load(owners + tile).to(tl.int64)
     if lora_slot >= 0:
-        row, place = tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64), tl.program_id(1) * N + tl.arange(0, N)
+        row, place = (
+            tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64),
+            tl.program_id(1) * N + tl.arange(0, N),
+        )
         is_row, is_there = row < num_rows, place < width
         lead, weight = x + row * stride, a + (lora_slot * width + place) * ins
         pieces = tl.cdiv(ins, K)
@@ -25,23 +44,46 @@ def shrink(inner: tl.tensor, x: tl.tensor, a: tl.tensor, slots: tl.tensor, owner
         for piece in tl.range(split * each, tl.minimum((split + 1) * each, pieces)):
             at = piece * K + tl.arange(0, K)
             left = tl.load(lead[:, None] + at[None, :], mask=is_row[:, None] & (at < ins)[None, :], other=0.0)
-            right = tl.load(weight[:, None] + at[None, :], mask=is_there[:, None] & (at < ins)[None, :], other=0.0)
+            right = tl.load(
+                weight[:, None] + at[None, :], mask=is_there[:, None] & (at < ins)[None, :], other=0.0
+            )
             acc = tl.dot(left.to(DOT), tl.trans(right.to(DOT)), acc, input_precision="tf32x3")
         target = (split.to(tl.int64) * num_rows + row) * width
         tl.store(inner + target[:, None] + place[None, :], acc, mask=is_row[:, None] & is_there[None, :])
 
 
 @triton.jit
-def expand(out: tl.tensor, inner: tl.tensor, b: tl.tensor, pieces: tl.tensor, slots: tl.tensor, owners: tl.tensor, num_rows: tl.tensor,
-           columns: tl.tensor, width: tl.tensor, stride: tl.tensor, RANK: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr,
-           N: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr) -> None:
-    """Grid (tiles, pieces of columns): adds to out [rows, any] what b [seats, columns, RANK] makes of `inner`. `pieces`, int32 [any, 4]: of
-    which part a piece is, where it begins in b and in out, and how many columns it has."""
+def expand(
+    out: tl.tensor,
+    inner: tl.tensor,
+    b: tl.tensor,
+    pieces: tl.tensor,
+    slots: tl.tensor,
+    owners: tl.tensor,
+    num_rows: tl.tensor,
+    columns: tl.tensor,
+    width: tl.tensor,
+    stride: tl.tensor,
+    RANK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    DOT: tl.constexpr,
+) -> None:
+    """Grid (tiles, pieces of columns): adds to out [rows, any] what b [seats, columns, RANK] makes of
+    `inner`. `pieces`, int32 [any, 4]: of which part a piece is, where it begins in b and in out, and how many
+    columns it has."""
     tile, piece = tl.program_id(0), pieces + tl.program_id(1) * 4
     lora_slot = tl.load(owners + tile).to(tl.int64)
     if lora_slot >= 0:
         row = tl.load(slots + tile * M + tl.arange(0, M)).to(tl.int64)
-        part, first, target, count = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
+        part, first, target, count = (
+            tl.load(piece),
+            tl.load(piece + 1),
+            tl.load(piece + 2),
+            tl.load(piece + 3),
+        )
         at, column = tl.arange(0, K), tl.arange(0, N)
         is_row, is_inner, is_column = row < num_rows, at < RANK, column < count
         held = inner + (row * width + part * RANK)[:, None] + at[None, :]

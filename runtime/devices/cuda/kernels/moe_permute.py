@@ -1,9 +1,10 @@
 """Tokens to experts and back. A *slot* is one choice of one token: slot `token * k + i` is its i-th expert.
 
-Slots are listed by their experts, each expert's part filled up to whole tiles, so that a tile of a product reads one weight. Nothing is
-sorted and nothing is added by atomics: a program for each expert and part of the slots looks at all of that part, counts, and in a second
-launch writes where the counts before it say. So the order is always that of the slots. The host never learns the counts: grids are as
-large as the worst case needs, and tiles that nobody needs say so. Ids that are no expert's of this rank are found by no program.
+Slots are listed by their experts, each expert's part filled up to whole tiles, so that a tile of a product
+reads one weight. Nothing is sorted and nothing is added by atomics: a program for each expert and part of the
+slots looks at all of that part, counts, and in a second launch writes where the counts before it say. So the
+order is always that of the slots. The host never learns the counts: grids are as large as the worst case
+needs, and tiles that nobody needs say so. Ids that are no expert's of this rank are found by no program.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,14 @@ NOBODY = -1  # the expert of a tile that is not needed
 
 
 @triton.jit
-def count(ids: tl.tensor, counts: tl.tensor, num_slots: tl.tensor, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr) -> None:
+def count(
+    ids: tl.tensor,
+    counts: tl.tensor,
+    num_slots: tl.tensor,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
     """Grid (experts, parts): int32 counts [experts, PARTS]."""
     expert, part = tl.program_id(0), tl.program_id(1)
     total = tl.zeros((CHUNK,), tl.int32)
@@ -32,10 +40,23 @@ def count(ids: tl.tensor, counts: tl.tensor, num_slots: tl.tensor, PARTS: tl.con
 
 
 @triton.jit
-def place(ids: tl.tensor, counts: tl.tensor, slots: tl.tensor, owners: tl.tensor, num_slots: tl.tensor, num_tiles: tl.tensor,
-          EXPERTS: tl.constexpr, PARTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr, M: tl.constexpr, PART: tl.constexpr,
-          CHUNK: tl.constexpr) -> None:
-    """Grid (experts, parts): slots int32 [tiles * M], where no slot is `num_slots`, and owners int32 [tiles]."""
+def place(
+    ids: tl.tensor,
+    counts: tl.tensor,
+    slots: tl.tensor,
+    owners: tl.tensor,
+    num_slots: tl.tensor,
+    num_tiles: tl.tensor,
+    EXPERTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    M: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """Grid (experts, parts): slots int32 [tiles * M], where no slot is `num_slots`, and owners int32
+    [tiles]."""
     expert, part = tl.program_id(0), tl.program_id(1)
     experts, parts = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_P)
     is_there = (experts < EXPERTS)[:, None] & (parts < PARTS)[None, :]
@@ -63,8 +84,16 @@ def place(ids: tl.tensor, counts: tl.tensor, slots: tl.tensor, owners: tl.tensor
 
 
 @triton.jit
-def gather(x: tl.tensor, ids: tl.tensor, weights: tl.tensor, out: tl.tensor, size: tl.tensor, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
-           BLOCK: tl.constexpr) -> None:
+def gather(
+    x: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Grid (tokens, pieces of a row): float32 sums in the order of the choices."""
     token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -81,25 +110,44 @@ def gather(x: tl.tensor, ids: tl.tensor, weights: tl.tensor, out: tl.tensor, siz
 class Tiles:
     """Which slots are multiplied by which expert's weight, a tile at a time."""
 
-    slots: Tensor  # int32 [tiles * size], the number of slots where there is none; or, with size 0, none: tile i has slot i alone
+    # int32 [tiles * size], the number of slots where there is none; or, with size 0, none: tile i has slot i
+    # alone
+    slots: Tensor
     owners: Tensor  # [tiles]: an expert of this rank; what is none is not computed
     size: int
 
 
 def spread(ids: Tensor, num_experts: int, size: int) -> Tiles:
-    """ids int64 [T, k]; with `size` 0 a tile for each slot, for steps so small that experts are rarely shared."""
+    """ids int64 [T, k]; with `size` 0 a tile for each slot, for steps so small that experts are rarely
+    shared."""
     if not size:
         return Tiles(ids, ids, 0)
     num_slots = ids.numel()
     num_tiles = (num_slots + min(num_experts, num_slots) * (size - 1)) // size
     parts = triton.cdiv(num_slots, PART)
-    counts, slots, owners = (torch.empty(number, dtype=torch.int32, device=ids.device)
-                             for number in (num_experts * parts, num_tiles * size, num_tiles))
+    counts, slots, owners = (
+        torch.empty(number, dtype=torch.int32, device=ids.device)
+        for number in (num_experts * parts, num_tiles * size, num_tiles)
+    )
     part, chunk = min(PART, power(num_slots, 16)), min(CHUNK, power(num_slots, 16))
     grid = (num_experts, parts)
     count[grid](ids, counts, num_slots, PARTS=parts, PART=part, CHUNK=chunk, num_warps=4)
-    place[grid](ids, counts, slots, owners, num_slots, num_tiles, EXPERTS=num_experts, PARTS=parts, BLOCK_E=power(num_experts),
-                BLOCK_P=power(parts), M=size, PART=part, CHUNK=chunk, num_warps=4)
+    place[grid](
+        ids,
+        counts,
+        slots,
+        owners,
+        num_slots,
+        num_tiles,
+        EXPERTS=num_experts,
+        PARTS=parts,
+        BLOCK_E=power(num_experts),
+        BLOCK_P=power(parts),
+        M=size,
+        PART=part,
+        CHUNK=chunk,
+        num_warps=4,
+    )
     return Tiles(slots, owners, size)
 
 
@@ -109,5 +157,7 @@ def join(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
     out = x.new_empty(num, size)
     if num:
         block = min(1024, power(size, 16))
-        gather[(num, triton.cdiv(size, block))](x, ids, weights, out, size, EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, num_warps=4)
+        gather[(num, triton.cdiv(size, block))](
+            x, ids, weights, out, size, EXPERTS=num_experts, TOP_K=top_k, BLOCK=block, num_warps=4
+        )
     return out

@@ -1,7 +1,8 @@
-"""Which experts a token goes to: scores, groups, the chosen ones and their weights in one launch, a program for each token.
+"""Which experts a token goes to: scores, groups, the chosen ones and their weights in one launch, a program
+for each token.
 
-The largest are found one after the other, so that of equal ones the expert or group with the lowest number comes first. Softmax and sigmoid
-are float32, as in layers/moe/routing.py.
+The largest are found one after the other, so that of equal ones the expert or group with the lowest number
+comes first. Softmax and sigmoid are float32, as in layers/moe/routing.py.
 """
 
 import torch
@@ -16,8 +17,17 @@ OUT: tl.constexpr = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _open_groups(choice: tl.tensor, is_there: tl.tensor, group: tl.tensor, member: tl.tensor, NUM_GROUPS: tl.constexpr,
-                 TOP_GROUPS: tl.constexpr, SUMMED: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr) -> tl.tensor:
+def _open_groups(
+    choice: tl.tensor,
+    is_there: tl.tensor,
+    group: tl.tensor,
+    member: tl.tensor,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    SUMMED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+) -> tl.tensor:
     """Which groups a token's experts may be of, bool [GROUPS]."""
     best = tl.max(choice, 1)
     if SUMMED == 2:
@@ -33,11 +43,27 @@ def _open_groups(choice: tl.tensor, is_there: tl.tensor, group: tl.tensor, membe
 
 
 @triton.jit
-def choose(logits: tl.tensor, bias: tl.tensor, ids: tl.tensor, weights: tl.tensor, stride: tl.tensor, scale: tl.tensor,
-           NUM_GROUPS: tl.constexpr, SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr, SUMMED: tl.constexpr, TOP_K: tl.constexpr,
-           SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALIZES: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr,
-           CHOSEN: tl.constexpr) -> None:
-    """Grid (tokens,). A token's experts are a tile [GROUPS, MEMBERS], of which NUM_GROUPS and SIZE are there."""
+def choose(
+    logits: tl.tensor,
+    bias: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    stride: tl.tensor,
+    scale: tl.tensor,
+    NUM_GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    SUMMED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NORMALIZES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+) -> None:
+    """Grid (tokens,). A token's experts are a tile [GROUPS, MEMBERS], of which NUM_GROUPS and SIZE are
+    there."""
     row = tl.program_id(0).to(tl.int64)
     group, member, place = tl.arange(0, GROUPS), tl.arange(0, MEMBERS), tl.arange(0, CHOSEN)
     is_there = (group < NUM_GROUPS)[:, None] & (member < SIZE)[None, :]
@@ -53,7 +79,9 @@ def choose(logits: tl.tensor, bias: tl.tensor, ids: tl.tensor, weights: tl.tenso
         choice += tl.load(bias + expert, mask=is_there, other=0.0)
     choice = tl.where(is_there, choice, OUT)
     if TOP_GROUPS < NUM_GROUPS:
-        is_open = _open_groups(choice, is_there, group, member, NUM_GROUPS, TOP_GROUPS, SUMMED, GROUPS, MEMBERS)
+        is_open = _open_groups(
+            choice, is_there, group, member, NUM_GROUPS, TOP_GROUPS, SUMMED, GROUPS, MEMBERS
+        )
         choice = tl.where(is_open[:, None], choice, OUT)
     held, shares = place * 0, place * 0.0
     for turn in range(TOP_K):
@@ -78,9 +106,24 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
     groups = routing.num_groups if has_groups else 1
     size = num_experts // groups
     if num:
-        choose[(num,)](logits, logits if bias is None else bias, ids, weights, logits.stride(0), routing.scale, NUM_GROUPS=groups,
-                       SIZE=size, TOP_GROUPS=routing.top_groups if has_groups else 1, SUMMED=1 if routing.group_score == "largest" else 2,
-                       TOP_K=routing.top_k, SIGMOID=routing.score == "sigmoid", HAS_BIAS=bias is not None, NORMALIZES=routing.normalizes,
-                       GROUPS=power(groups), MEMBERS=power(size), CHOSEN=power(routing.top_k),
-                       num_warps=1 if num_experts <= 512 else 4)
+        choose[(num,)](
+            logits,
+            logits if bias is None else bias,
+            ids,
+            weights,
+            logits.stride(0),
+            routing.scale,
+            NUM_GROUPS=groups,
+            SIZE=size,
+            TOP_GROUPS=routing.top_groups if has_groups else 1,
+            SUMMED=1 if routing.group_score == "largest" else 2,
+            TOP_K=routing.top_k,
+            SIGMOID=routing.score == "sigmoid",
+            HAS_BIAS=bias is not None,
+            NORMALIZES=routing.normalizes,
+            GROUPS=power(groups),
+            MEMBERS=power(size),
+            CHOSEN=power(routing.top_k),
+            num_warps=1 if num_experts <= 512 else 4,
+        )
     return ids, weights

@@ -8,23 +8,47 @@ from runtime.devices.cuda.kernels.launch import power
 
 
 @triton.jit
-def norm(x: tl.tensor, out: tl.tensor, weight: tl.tensor, num_rows: tl.tensor, inner: tl.tensor, stride: tl.tensor, inner_stride: tl.tensor,
-         eps: tl.tensor, WEIGHTS: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """Rows of x [outer, inner, SIZE]; ROWS a program. `weight` has WEIGHTS rows, of which each row of `inner` has its own, or all one."""
+def norm(
+    x: tl.tensor,
+    out: tl.tensor,
+    weight: tl.tensor,
+    num_rows: tl.tensor,
+    inner: tl.tensor,
+    stride: tl.tensor,
+    inner_stride: tl.tensor,
+    eps: tl.tensor,
+    WEIGHTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Rows of x [outer, inner, SIZE]; ROWS a program. `weight` has WEIGHTS rows, of which each row of `inner`
+    has its own, or all one."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
     is_there = (rows < num_rows)[:, None] & (at < SIZE)[None, :]
     places = (rows // inner).to(tl.int64) * stride + (rows % inner) * inner_stride
     found = tl.load(x + places[:, None] + at[None, :], mask=is_there, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(found * found, 1) / SIZE + eps)
-    factors = tl.load(weight + (rows % WEIGHTS)[:, None] * SIZE + at[None, :], mask=is_there, other=0.0).to(tl.float32)
+    factors = tl.load(weight + (rows % WEIGHTS)[:, None] * SIZE + at[None, :], mask=is_there, other=0.0).to(
+        tl.float32
+    )
     normed = (found * scale[:, None] * factors).to(out.dtype.element_ty)
     tl.store(out + rows.to(tl.int64)[:, None] * SIZE + at[None, :], normed, mask=is_there)
 
 
 @triton.jit
-def add_norm(x: tl.tensor, residual: tl.tensor, out: tl.tensor, weight: tl.tensor, stride: tl.tensor, residual_stride: tl.tensor,
-             eps: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def add_norm(
+    x: tl.tensor,
+    residual: tl.tensor,
+    out: tl.tensor,
+    weight: tl.tensor,
+    stride: tl.tensor,
+    residual_stride: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """A program a row: residual += x in its own precision, and the norm of what is then there."""
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     held = residual + row * residual_stride + at
@@ -44,7 +68,8 @@ def warps_for(block: int) -> int:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See Ops.rms_norm. x [..., D] or [..., heads, D] with any strides before the last dimension that views allow."""
+    """See Ops.rms_norm. x [..., D] or [..., heads, D] with any strides before the last dimension that views
+    allow."""
     size = x.shape[-1]
     out = x.new_empty(x.shape)
     if x.numel() == 0:
@@ -54,8 +79,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     per_program = max(1, min(16, 2048 // block))
     num_rows = rows.shape[0] * rows.shape[1]
     norm[(triton.cdiv(num_rows, per_program),)](
-        rows, out, weight, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps, WEIGHTS=weight.numel() // size, SIZE=size,
-        ROWS=per_program, BLOCK=block, num_warps=warps_for(per_program * block))
+        rows,
+        out,
+        weight,
+        num_rows,
+        rows.shape[1],
+        rows.stride(0),
+        rows.stride(1),
+        eps,
+        WEIGHTS=weight.numel() // size,
+        SIZE=size,
+        ROWS=per_program,
+        BLOCK=block,
+        num_warps=warps_for(per_program * block),
+    )
     return out
 
 
@@ -64,6 +101,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out = x.new_empty(x.shape)
     if len(x):
         block = power(x.shape[1], 16)
-        add_norm[(len(x),)](x, residual, out, weight, x.stride(0), residual.stride(0), eps, SIZE=x.shape[1], BLOCK=block,
-                            num_warps=warps_for(block))
+        add_norm[(len(x),)](
+            x,
+            residual,
+            out,
+            weight,
+            x.stride(0),
+            residual.stride(0),
+            eps,
+            SIZE=x.shape[1],
+            BLOCK=block,
+            num_warps=warps_for(block),
+        )
     return out, residual

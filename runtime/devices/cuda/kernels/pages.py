@@ -1,12 +1,21 @@
-"""Copies of whole pages between the card and page-locked host memory, which the card reads and writes where it lies."""
+"""Copies of whole pages between the card and page-locked host memory, which the card reads and writes where
+it lies."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def copy_rows(source: tl.tensor, target: tl.tensor, source_rows: tl.tensor, target_rows: tl.tensor, source_stride: tl.tensor,
-              target_stride: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
+def copy_rows(
+    source: tl.tensor,
+    target: tl.tensor,
+    source_rows: tl.tensor,
+    target_rows: tl.tensor,
+    source_stride: tl.tensor,
+    target_stride: tl.tensor,
+    width: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     """Grid (rows, pieces of a row). Strides and width in elements."""
     row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     begin = source + tl.load(source_rows + row).to(tl.int64) * source_stride

@@ -1,5 +1,5 @@
-"""Rotary positions (Su et al., 2021), alone and as one pass over what a layer's projection made: norms of heads, turns, keys and values to
-the cache."""
+"""Rotary positions (Su et al., 2021), alone and as one pass over what a layer's projection made: norms of
+heads, turns, keys and values to the cache."""
 
 import torch
 import triton
@@ -12,8 +12,19 @@ from runtime.devices.cuda.kernels.norm import warps_for
 
 
 @triton.jit
-def turn(x: tl.tensor, out: tl.tensor, cos: tl.tensor, sin: tl.tensor, stride: tl.tensor, head_stride: tl.tensor, table_stride: tl.tensor,
-         HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def turn(
+    x: tl.tensor,
+    out: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """A program a token; heads in ROWS, padded."""
     token, heads, at = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS), tl.arange(0, BLOCK)
     is_there = (heads < HEADS)[:, None] & (at < HALF)[None, :]
@@ -33,15 +44,43 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if len(x):
         heads, half = x.shape[1], x.shape[2] // 2
         rows, block = power(heads), power(half, 8)
-        turn[(len(x),)](x, out, cos, sin, x.stride(0), x.stride(1), cos.stride(0), HEADS=heads, HALF=half, ROWS=rows, BLOCK=block,
-                        num_warps=warps_for(rows * block))
+        turn[(len(x),)](
+            x,
+            out,
+            cos,
+            sin,
+            x.stride(0),
+            x.stride(1),
+            cos.stride(0),
+            HEADS=heads,
+            HALF=half,
+            ROWS=rows,
+            BLOCK=block,
+            num_warps=warps_for(rows * block),
+        )
     return out
 
 
 @triton.jit
-def prepare(qkv: tl.tensor, q: tl.tensor, k_cache: tl.tensor, v_cache: tl.tensor, locations: tl.tensor, weight: tl.tensor, cos: tl.tensor,
-            sin: tl.tensor, stride: tl.tensor, table_stride: tl.tensor, eps: tl.tensor, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-            HALF: tl.constexpr, BLOCK: tl.constexpr, NORMS: tl.constexpr, KIND: tl.constexpr) -> None:
+def prepare(
+    qkv: tl.tensor,
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    locations: tl.tensor,
+    weight: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    stride: tl.tensor,
+    table_stride: tl.tensor,
+    eps: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORMS: tl.constexpr,
+    KIND: tl.constexpr,
+) -> None:
     """Grid (tokens, query, key and value heads)."""
     token, head, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     is_there = at < HALF
@@ -82,8 +121,15 @@ def keep(target: tl.tensor, x: tl.tensor, is_there: tl.tensor, KIND: tl.constexp
         tl.store(target, narrow(x.to(tl.float32), KIND), mask=is_there)
 
 
-def prepare_heads(qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor,
-                  locations: Tensor) -> Tensor:
+def prepare_heads(
+    qkv: Tensor,
+    norm: tuple[Tensor, float] | None,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    locations: Tensor,
+) -> Tensor:
     """See Fused.prepare_heads; cos and sin float32 [T, D / 2]."""
     kv_heads, dim = k_cache.shape[1:]
     num_heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -93,6 +139,22 @@ def prepare_heads(qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, s
         caches = [cache.view(torch.uint8) if kind else cache for cache in (k_cache, v_cache)]
         weight, eps = (qkv, 0.0) if norm is None else norm
         prepare[(len(qkv), num_heads + 2 * kv_heads)](
-            qkv, q, *caches, locations, weight, cos, sin, qkv.stride(0), cos.stride(0), eps, HEADS=num_heads,
-            KV_HEADS=kv_heads, HALF=dim // 2, BLOCK=power(dim // 2, 16), NORMS=norm is not None, KIND=kind, num_warps=1)
+            qkv,
+            q,
+            *caches,
+            locations,
+            weight,
+            cos,
+            sin,
+            qkv.stride(0),
+            cos.stride(0),
+            eps,
+            HEADS=num_heads,
+            KV_HEADS=kv_heads,
+            HALF=dim // 2,
+            BLOCK=power(dim // 2, 16),
+            NORMS=norm is not None,
+            KIND=kind,
+            num_warps=1,
+        )
     return q

@@ -1,16 +1,18 @@
-"""Tokens from logits without sorting them: the choice of layers/sampling/sampler.py, found by searching for thresholds.
+"""Tokens from logits without sorting them: the choice of layers/sampling/sampler.py, found by searching for
+thresholds.
 
-In the order "largest weight first, then smallest id", what top_k and top_p keep is everything above some weight and some of what equals
-it; and the token that a random number falls on is one of those of some weight. Weights are positive float32, whose bits rise with
-them, so such a weight is found by thirty halvings, each a sum over the weights that might matter. Four launches:
+In the order "largest weight first, then smallest id", what top_k and top_p keep is everything above some
+weight and some of what equals it; and the token that a random number falls on is one of those of some weight.
+Weights are positive float32, whose bits rise with them, so such a weight is found by thirty halvings, each a
+sum over the weights that might matter. Four launches:
 
     peaks    the largest logit of each chunk of a row, and where it is
     weigh    sums of exp((logit - largest) / temperature) of each chunk, in all and above fixed weights
     collect  where something is cut: ids of the tokens above the largest of these weights that is low enough, in order
     pick     one program a row: searches among these, or the chunk and in it the token where the running sum passes the random number
 
-Sums are float64 in an order that depends on the row alone, so a row's token depends on nothing else. It is the token of the cpu device but
-for rounding: of exp (float32), and of sums in another order (float64).
+Sums are float64 in an order that depends on the row alone, so a row's token depends on nothing else. It is
+the token of the cpu device but for rounding: of exp (float32), and of sums in another order (float64).
 """
 
 import torch
@@ -33,7 +35,14 @@ def weight_of(logits: tl.tensor, peak: tl.tensor, temperature: tl.tensor) -> tl.
 
 
 @triton.jit
-def peaks(logits: tl.tensor, tops: tl.tensor, ids: tl.tensor, vocab: tl.tensor, stride: tl.tensor, CHUNK: tl.constexpr) -> None:
+def peaks(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    ids: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    CHUNK: tl.constexpr,
+) -> None:
     """Grid (rows, chunks)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -45,18 +54,35 @@ def peaks(logits: tl.tensor, tops: tl.tensor, ids: tl.tensor, vocab: tl.tensor, 
 
 
 @triton.jit
-def weigh(logits: tl.tensor, tops: tl.tensor, totals: tl.tensor, counts: tl.tensor, sums: tl.tensor, draws: tl.tensor, bounds: tl.tensor,
-          vocab: tl.tensor, stride: tl.tensor, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, MARKS: tl.constexpr) -> None:
-    """Grid (rows, chunks). `draws` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]: top_k, vocab for all."""
+def weigh(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    totals: tl.tensor,
+    counts: tl.tensor,
+    sums: tl.tensor,
+    draws: tl.tensor,
+    bounds: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MARKS: tl.constexpr,
+) -> None:
+    """Grid (rows, chunks). `draws` float32 [rows, 3]: temperature, top_p, min_p; `bounds` int32 [rows]:
+    top_k, vocab for all."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(draws + row * 3)
     if temperature > 0:
         is_cut = (tl.load(draws + row * 3 + 1) < 1) | (tl.load(bounds + row) < vocab)
         chunks = tl.arange(0, CHUNKS)
         num_chunks = tl.num_programs(1)
-        peak = tl.max(tl.load(tops + row * num_chunks + chunks, mask=chunks < num_chunks, other=float("-inf")), 0)
+        peak = tl.max(
+            tl.load(tops + row * num_chunks + chunks, mask=chunks < num_chunks, other=float("-inf")), 0
+        )
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        weights = weight_of(tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), peak, temperature)
+        weights = weight_of(
+            tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), peak, temperature
+        )
         least = tl.where(is_cut, 0.0, tl.load(draws + row * 3 + 2))
         place = row * num_chunks + chunk
         tl.store(totals + place, tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 0))
@@ -68,10 +94,24 @@ def weigh(logits: tl.tensor, tops: tl.tensor, totals: tl.tensor, counts: tl.tens
 
 
 @triton.jit
-def collect(logits: tl.tensor, tops: tl.tensor, totals: tl.tensor, counts: tl.tensor, sums: tl.tensor, candidates: tl.tensor,
-            numbers: tl.tensor, draws: tl.tensor, bounds: tl.tensor, vocab: tl.tensor, stride: tl.tensor, CHUNKS: tl.constexpr,
-            CHUNK: tl.constexpr, MARKS: tl.constexpr) -> None:
-    """Grid (rows, chunks). Those above the largest mark that has top_k tokens, or top_p of the sum where there is no top_k."""
+def collect(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    totals: tl.tensor,
+    counts: tl.tensor,
+    sums: tl.tensor,
+    candidates: tl.tensor,
+    numbers: tl.tensor,
+    draws: tl.tensor,
+    bounds: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MARKS: tl.constexpr,
+) -> None:
+    """Grid (rows, chunks). Those above the largest mark that has top_k tokens, or top_p of the sum where
+    there is no top_k."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p, top_k = tl.load(draws + row * 3), tl.load(draws + row * 3 + 1), tl.load(bounds + row)
     if (temperature > 0) & ((top_p < 1) | (top_k < vocab)):
@@ -90,14 +130,21 @@ def collect(logits: tl.tensor, tops: tl.tensor, totals: tl.tensor, counts: tl.te
         first = tl.sum(tl.where(chunks < chunk, of_mark, 0), 0)
         peak = tl.max(tl.load(tops + row * num_chunks + chunks, mask=is_chunk, other=float("-inf")), 0)
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        is_in = weight_of(tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), peak, temperature) >= bound
+        is_in = (
+            weight_of(
+                tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")), peak, temperature
+            )
+            >= bound
+        )
         tl.store(candidates + row * vocab + first + tl.cumsum(is_in.to(tl.int32), 0) - 1, at, mask=is_in)
         if chunk == 0:
             tl.store(numbers + row, tl.sum(of_mark, 0))
 
 
 @triton.jit
-def candidate(line: tl.tensor, ids: tl.tensor, at: tl.tensor, num: tl.tensor, peak: tl.tensor, temperature: tl.tensor) -> tuple:
+def candidate(
+    line: tl.tensor, ids: tl.tensor, at: tl.tensor, num: tl.tensor, peak: tl.tensor, temperature: tl.tensor
+) -> tuple:
     """Ids, weights and the weights' bits; -1, 0 and -1 behind the last."""
     known = tl.load(ids + at, mask=at < num, other=0)
     weights = weight_of(tl.load(line + known, mask=at < num, other=float("-inf")), peak, temperature)
@@ -105,9 +152,19 @@ def candidate(line: tl.tensor, ids: tl.tensor, at: tl.tensor, num: tl.tensor, pe
 
 
 @triton.jit
-def above(line: tl.tensor, ids: tl.tensor, weights: tl.tensor, bits: tl.tensor, num: tl.tensor, peak: tl.tensor, temperature: tl.tensor,
-          bound: tl.tensor, HELD: tl.constexpr) -> tuple:
-    """How many candidates have bits of at least `bound`, and the sum of their weights. The first HELD are in registers."""
+def above(
+    line: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    bits: tl.tensor,
+    num: tl.tensor,
+    peak: tl.tensor,
+    temperature: tl.tensor,
+    bound: tl.tensor,
+    HELD: tl.constexpr,
+) -> tuple:
+    """How many candidates have bits of at least `bound`, and the sum of their weights. The first HELD are in
+    registers."""
     is_in = bits >= bound
     count, total = tl.sum(is_in.to(tl.int32), 0), tl.sum(tl.where(is_in, weights, 0.0).to(tl.float64), 0)
     for at in tl.range(HELD, num, HELD):
@@ -119,9 +176,20 @@ def above(line: tl.tensor, ids: tl.tensor, weights: tl.tensor, bits: tl.tensor, 
 
 
 @triton.jit
-def search(line: tl.tensor, ids: tl.tensor, weights: tl.tensor, bits: tl.tensor, num: tl.tensor, peak: tl.tensor, temperature: tl.tensor,
-           target: tl.tensor, BY: tl.constexpr, HELD: tl.constexpr) -> tl.tensor:
-    """The largest bits of which those at or above them are `target` many (BY count), or weigh as much (BY sum), or more (BY more)."""
+def search(
+    line: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    bits: tl.tensor,
+    num: tl.tensor,
+    peak: tl.tensor,
+    temperature: tl.tensor,
+    target: tl.tensor,
+    BY: tl.constexpr,
+    HELD: tl.constexpr,
+) -> tl.tensor:
+    """The largest bits of which those at or above them are `target` many (BY count), or weigh as much (BY
+    sum), or more (BY more)."""
     found = num * 0
     for step in tl.range(0, 30):  # no weight is above 1, whose bits are below 1 << 30
         trial = found | (1 << (29 - step))
@@ -137,8 +205,20 @@ def search(line: tl.tensor, ids: tl.tensor, weights: tl.tensor, bits: tl.tensor,
 
 
 @triton.jit
-def pick_cut(line: tl.tensor, ids: tl.tensor, num: tl.tensor, peak: tl.tensor, total: tl.tensor, temperature: tl.tensor, top_p: tl.tensor,
-             min_p: tl.tensor, top_k: tl.tensor, vocab: tl.tensor, uniform: tl.tensor, HELD: tl.constexpr) -> tl.tensor:
+def pick_cut(
+    line: tl.tensor,
+    ids: tl.tensor,
+    num: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    temperature: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    top_k: tl.tensor,
+    vocab: tl.tensor,
+    uniform: tl.tensor,
+    HELD: tl.constexpr,
+) -> tl.tensor:
     """Kept is what has more than `edge` as bits, and the first `ties` of those that have just these."""
     known, weights, bits = candidate(line, ids, tl.arange(0, HELD), num, peak, temperature)
     edge, ties, mass = num * 0, num * 0, total
@@ -153,7 +233,9 @@ def pick_cut(line: tl.tensor, ids: tl.tensor, num: tl.tensor, peak: tl.tensor, t
         most = tl.where(lower > edge, num, ties)
         edge = tl.maximum(lower, edge)
         more, sum_more = above(line, ids, weights, bits, num, peak, temperature, edge + 1, HELD)
-        wanted = tl.ceil((mass - sum_more) / tl.maximum(edge.to(tl.float32, bitcast=True), 1e-38).to(tl.float64))
+        wanted = tl.ceil(
+            (mass - sum_more) / tl.maximum(edge.to(tl.float32, bitcast=True), 1e-38).to(tl.float64)
+        )
         same, sum_same = above(line, ids, weights, bits, num, peak, temperature, edge, HELD)
         ties = tl.minimum(tl.maximum(wanted, 1.0), tl.minimum(most, same - more).to(tl.float64)).to(tl.int32)
     least = min_p.to(tl.int32, bitcast=True) - 1
@@ -169,7 +251,9 @@ def pick_cut(line: tl.tensor, ids: tl.tensor, num: tl.tensor, peak: tl.tensor, t
         more, sum_more = above(line, ids, weights, bits, num, peak, temperature, value + 1, HELD)
         most -= more
         unit = value.to(tl.float32, bitcast=True).to(tl.float64)
-    nth = tl.minimum(tl.maximum(tl.floor((target - sum_more) / unit), 0.0), (most - 1).to(tl.float64)).to(tl.int32)
+    nth = tl.minimum(tl.maximum(tl.floor((target - sum_more) / unit), 0.0), (most - 1).to(tl.float64)).to(
+        tl.int32
+    )
     is_same = bits == value
     order = tl.cumsum(is_same.to(tl.int32), 0)
     token = tl.max(tl.where(is_same & (order == nth + 1), known, -1), 0)
@@ -184,8 +268,18 @@ def pick_cut(line: tl.tensor, ids: tl.tensor, num: tl.tensor, peak: tl.tensor, t
 
 
 @triton.jit
-def pick_plain(line: tl.tensor, totals: tl.tensor, num_chunks: tl.tensor, peak: tl.tensor, temperature: tl.tensor, min_p: tl.tensor,
-               vocab: tl.tensor, uniform: tl.tensor, CHUNKS: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+def pick_plain(
+    line: tl.tensor,
+    totals: tl.tensor,
+    num_chunks: tl.tensor,
+    peak: tl.tensor,
+    temperature: tl.tensor,
+    min_p: tl.tensor,
+    vocab: tl.tensor,
+    uniform: tl.tensor,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:
     """In the order of the vocabulary: the chunk where the running sum passes, then the token."""
     chunks = tl.arange(0, CHUNKS)
     sums = tl.cumsum(tl.load(totals + chunks, mask=chunks < num_chunks, other=0.0), 0)
@@ -201,12 +295,31 @@ def pick_plain(line: tl.tensor, totals: tl.tensor, num_chunks: tl.tensor, peak: 
 
 
 @triton.jit
-def pick(logits: tl.tensor, tokens: tl.tensor, tops: tl.tensor, top_ids: tl.tensor, totals: tl.tensor, candidates: tl.tensor,
-         numbers: tl.tensor, draws: tl.tensor, bounds: tl.tensor, uniforms: tl.tensor, vocab: tl.tensor, stride: tl.tensor,
-         num_chunks: tl.tensor, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, HELD: tl.constexpr) -> None:
+def pick(
+    logits: tl.tensor,
+    tokens: tl.tensor,
+    tops: tl.tensor,
+    top_ids: tl.tensor,
+    totals: tl.tensor,
+    candidates: tl.tensor,
+    numbers: tl.tensor,
+    draws: tl.tensor,
+    bounds: tl.tensor,
+    uniforms: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    num_chunks: tl.tensor,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HELD: tl.constexpr,
+) -> None:
     """Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
-    temperature, top_p, min_p = tl.load(draws + row * 3), tl.load(draws + row * 3 + 1), tl.load(draws + row * 3 + 2)
+    temperature, top_p, min_p = (
+        tl.load(draws + row * 3),
+        tl.load(draws + row * 3 + 1),
+        tl.load(draws + row * 3 + 2),
+    )
     top_k, uniform = tl.load(bounds + row), tl.load(uniforms + row)
     line = logits + row * stride
     chunks = tl.arange(0, CHUNKS)
@@ -216,12 +329,40 @@ def pick(logits: tl.tensor, tokens: tl.tensor, tops: tl.tensor, top_ids: tl.tens
     if temperature > 0:
         if (top_p < 1) | (top_k < vocab):
             total = tl.sum(tl.load(totals + row * num_chunks + chunks, mask=is_chunk, other=0.0), 0)
-            token = pick_cut(line, candidates + row * vocab, tl.load(numbers + row), peak, total, temperature, top_p, min_p, top_k, vocab,
-                             uniform, HELD)
+            token = pick_cut(
+                line,
+                candidates + row * vocab,
+                tl.load(numbers + row),
+                peak,
+                total,
+                temperature,
+                top_p,
+                min_p,
+                top_k,
+                vocab,
+                uniform,
+                HELD,
+            )
         else:
-            token = pick_plain(line, totals + row * num_chunks, num_chunks, peak, temperature, min_p, vocab, uniform, CHUNKS, CHUNK)
+            token = pick_plain(
+                line,
+                totals + row * num_chunks,
+                num_chunks,
+                peak,
+                temperature,
+                min_p,
+                vocab,
+                uniform,
+                CHUNKS,
+                CHUNK,
+            )
     else:
-        token = tl.min(tl.where(found == peak, tl.load(top_ids + row * num_chunks + chunks, mask=is_chunk, other=0), vocab), 0)
+        token = tl.min(
+            tl.where(
+                found == peak, tl.load(top_ids + row * num_chunks + chunks, mask=is_chunk, other=0), vocab
+            ),
+            0,
+        )
     tl.store(tokens + row, token.to(tl.int64))
 
 
@@ -238,14 +379,64 @@ def sample(logits: Tensor, draw: SamplingInputs, chunk: int = CHUNK, held: int =
     def empty(kind: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(num, *shape, dtype=kind, device=logits.device)
 
-    tops, top_ids, totals = empty(torch.float32, num_chunks), empty(torch.int32, num_chunks), empty(torch.float64, num_chunks)
+    tops, top_ids, totals = (
+        empty(torch.float32, num_chunks),
+        empty(torch.int32, num_chunks),
+        empty(torch.float64, num_chunks),
+    )
     counts, sums = empty(torch.int32, num_chunks, NUM_MARKS), empty(torch.float64, num_chunks, NUM_MARKS)
     candidates, numbers = empty(torch.int32, vocab), empty(torch.int32)
     grid, stride, chunks = (num, num_chunks), logits.stride(0), power(num_chunks, 2)
     peaks[grid](logits, tops, top_ids, vocab, stride, CHUNK=chunk, num_warps=8)
-    weigh[grid](logits, tops, totals, counts, sums, draws, bounds, vocab, stride, CHUNKS=chunks, CHUNK=chunk, MARKS=NUM_MARKS, num_warps=8)
-    collect[grid](logits, tops, totals, counts, sums, candidates, numbers, draws, bounds, vocab, stride, CHUNKS=chunks, CHUNK=chunk,
-                  MARKS=NUM_MARKS, num_warps=8)
-    pick[(num,)](logits, tokens, tops, top_ids, totals, candidates, numbers, draws, bounds, draw.uniform, vocab, stride, num_chunks,
-                 CHUNKS=chunks, CHUNK=chunk, HELD=held, num_warps=8)
+    weigh[grid](
+        logits,
+        tops,
+        totals,
+        counts,
+        sums,
+        draws,
+        bounds,
+        vocab,
+        stride,
+        CHUNKS=chunks,
+        CHUNK=chunk,
+        MARKS=NUM_MARKS,
+        num_warps=8,
+    )
+    collect[grid](
+        logits,
+        tops,
+        totals,
+        counts,
+        sums,
+        candidates,
+        numbers,
+        draws,
+        bounds,
+        vocab,
+        stride,
+        CHUNKS=chunks,
+        CHUNK=chunk,
+        MARKS=NUM_MARKS,
+        num_warps=8,
+    )
+    pick[(num,)](
+        logits,
+        tokens,
+        tops,
+        top_ids,
+        totals,
+        candidates,
+        numbers,
+        draws,
+        bounds,
+        draw.uniform,
+        vocab,
+        stride,
+        num_chunks,
+        CHUNKS=chunks,
+        CHUNK=chunk,
+        HELD=held,
+        num_warps=8,
+    )
     return tokens

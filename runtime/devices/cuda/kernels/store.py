@@ -10,8 +10,18 @@ from runtime.devices.cuda.kernels.launch import NARROW, power
 
 
 @triton.jit
-def put(x: tl.tensor, cache: tl.tensor, token: tl.tensor, place: tl.tensor, stride: tl.tensor, head_stride: tl.tensor,
-        HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr) -> None:
+def put(
+    x: tl.tensor,
+    cache: tl.tensor,
+    token: tl.tensor,
+    place: tl.tensor,
+    stride: tl.tensor,
+    head_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+) -> None:
     """One token's heads, of which the cache has one behind the other."""
     at = tl.arange(0, BLOCK)
     found = tl.load(x + token * stride + at // DIM * head_stride + at % DIM, mask=at < HEADS * DIM)
@@ -21,9 +31,23 @@ def put(x: tl.tensor, cache: tl.tensor, token: tl.tensor, place: tl.tensor, stri
 
 
 @triton.jit
-def store(k: tl.tensor, v: tl.tensor, k_cache: tl.tensor, v_cache: tl.tensor, locations: tl.tensor, k_stride: tl.tensor,
-          k_head_stride: tl.tensor, v_stride: tl.tensor, v_head_stride: tl.tensor, HEADS: tl.constexpr, DK: tl.constexpr,
-          DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, KIND: tl.constexpr) -> None:
+def store(
+    k: tl.tensor,
+    v: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    locations: tl.tensor,
+    k_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    v_stride: tl.tensor,
+    v_head_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    KIND: tl.constexpr,
+) -> None:
     """Grid (tokens, 2): keys, values."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(locations + token).to(tl.int64)
@@ -40,5 +64,20 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, locations: 
     kind = NARROW.get(k_cache.dtype, "")
     caches = [cache.view(torch.uint8) if kind else cache for cache in (k_cache, v_cache)]
     heads, dim_k, dim_v = k.shape[1], k.shape[2], v.shape[2]
-    store[(len(k), 2)](k, v, *caches, locations, k.stride(0), k.stride(1), v.stride(0), v.stride(1), HEADS=heads, DK=dim_k, DV=dim_v,
-                       BLOCK_K=power(heads * dim_k), BLOCK_V=power(heads * dim_v), KIND=kind, num_warps=4)
+    store[(len(k), 2)](
+        k,
+        v,
+        *caches,
+        locations,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        HEADS=heads,
+        DK=dim_k,
+        DV=dim_v,
+        BLOCK_K=power(heads * dim_k),
+        BLOCK_V=power(heads * dim_v),
+        KIND=kind,
+        num_warps=4,
+    )

@@ -90,7 +90,15 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     access_programs: Any = None
 
 
-NOT_SERVED = ("conversation", "prompt", "max_tool_calls", "context_management", "moderation", "image", "access_programs")
+NOT_SERVED = (
+    "conversation",
+    "prompt",
+    "max_tool_calls",
+    "context_management",
+    "moderation",
+    "image",
+    "access_programs",
+)
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second changes nothing: reasoning is given as text
 
@@ -102,7 +110,9 @@ def check(body: ResponseBody) -> None:
             raise InvalidRequest(f"{name} is not served here; leave it out", param=name)
     for name in body.include or ():
         if name not in INCLUDES:
-            raise InvalidRequest(f"include: {name} is not served here; {', '.join(INCLUDES)} are", param="include")
+            raise InvalidRequest(
+                f"include: {name} is not served here; {', '.join(INCLUDES)} are", param="include"
+            )
     tools.check(body.tools)
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: the answer is fetched later", param="store")

@@ -1,4 +1,5 @@
-"""The events of answers in the background, kept so that a client whose connection broke takes its stream up where it was."""
+"""The events of answers in the background, kept so that a client whose connection broke takes its stream up
+where it was."""
 
 from collections import deque
 from collections.abc import AsyncIterator
@@ -56,8 +57,8 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """Trails by the ids of their answers, within `max_bytes`: those that are over go first, the oldest first; then the first events of
-    the longest."""
+    """Trails by the ids of their answers, within `max_bytes`: those that are over go first, the oldest first;
+    then the first events of the longest."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes

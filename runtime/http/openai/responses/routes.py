@@ -65,14 +65,20 @@ class Responses:
 
     def _creating(self, settings: HttpSettings) -> Any:
         async def create(request: Request) -> ASGIApp:
-            wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes))
+            wish = Wish(
+                self.service,
+                self.store,
+                await read_body(request.scope, request.receive, settings.max_body_bytes),
+            )
             serving = answer(self.service, wish, self.store.put)
             serving.exchange.come_from(origin(request.headers, settings.tenant_is))
             serving.interval = settings.stream_interval
             if not wish.body.background:
                 return serving
             if self._tasks is None or len(self._scopes) >= MAX_BACKGROUND:
-                raise Overloaded(f"{len(self._scopes)} answers are computed in the background already; try again later")
+                raise Overloaded(
+                    f"{len(self._scopes)} answers are computed in the background already; try again later"
+                )
             wish.response["status"] = "queued"
             kept = wish.kept()
             self.store.put(kept)
@@ -89,7 +95,11 @@ class Responses:
 
     def _counting(self, settings: HttpSettings) -> Any:
         async def count(request: Request) -> Response:
-            wish = Wish(self.service, self.store, await read_body(request.scope, request.receive, settings.max_body_bytes))
+            wish = Wish(
+                self.service,
+                self.store,
+                await read_body(request.scope, request.receive, settings.max_body_bytes),
+            )
             ids = await self.service.control.tokenize(chat_prompt(wish.chat))
             return json(responses.InputTokens("response.input_tokens", len(ids)))
 
@@ -110,8 +120,15 @@ class Responses:
         except RequestError as error:
             self._fail(kept, serving.answer_format, trail, error)
         except Exception:
-            log.get("responses").exception("an answer in the background failed", response=kept.id, exc_info=True)
-            self._fail(kept, serving.answer_format, trail, InternalFault("something went wrong in the server; its log has the details"))
+            log.get("responses").exception(
+                "an answer in the background failed", response=kept.id, exc_info=True
+            )
+            self._fail(
+                kept,
+                serving.answer_format,
+                trail,
+                InternalFault("something went wrong in the server; its log has the details"),
+            )
         finally:
             self._scopes.pop(kept.id, None)
             if trail is not None:
@@ -123,7 +140,9 @@ class Responses:
 
         return say
 
-    def _fail(self, kept: Kept, answer_format: AnswerFormat, trail: ResumableStream | None, error: RequestError) -> None:
+    def _fail(
+        self, kept: Kept, answer_format: AnswerFormat, trail: ResumableStream | None, error: RequestError
+    ) -> None:
         events = answer_format.failure(error)
         if trail is not None:
             self.resumable_streams.say(trail, events)
@@ -137,12 +156,17 @@ class Responses:
             return json(convert(kept.response, responses.Response))
         after = request.query_params.get("starting_after")
         if after is not None and not after.isdecimal():
-            raise InvalidRequest("starting_after must be the sequence_number of an event", param="starting_after")
+            raise InvalidRequest(
+                "starting_after must be the sequence_number of an event", param="starting_after"
+            )
         trail = self.resumable_streams.find(kept.id)
         begin = 0 if after is None else int(after) + 1
         if trail is None or begin < trail.first:
-            raise InvalidRequest("the events of this response are not kept (any more): only those with background and stream are, for a "
-                                 "while; leave stream out", param="stream")
+            raise InvalidRequest(
+                "the events of this response are not kept (any more): only those with background and stream are, for a "
+                "while; leave stream out",
+                param="stream",
+            )
         return _following(trail, begin)
 
     def _delete(self, request: Request) -> Any:
@@ -156,7 +180,10 @@ class Responses:
     def _cancel(self, request: Request) -> Any:
         kept = self.store.find(request.path_params["id"])
         if not kept.response["background"]:
-            raise InvalidRequest("only answers in the background can be cancelled; close the connection of others", param="response_id")
+            raise InvalidRequest(
+                "only answers in the background can be cancelled; close the connection of others",
+                param="response_id",
+            )
         if (scope := self._scopes.get(kept.id)) is not None and kept.response["status"] in OPEN:
             scope.cancel()
             kept.response["status"] = "cancelled"
@@ -167,11 +194,17 @@ class Responses:
         limit = request.query_params.get("limit", "20")
         if not limit.isdigit() or not 1 <= int(limit) <= 100:
             raise InvalidRequest("limit must be a number from 1 to 100", param="limit")
-        return page_of([*kept.context, *kept.input], after=request.query_params.get("after"), limit=int(limit),
-                       order=request.query_params.get("order", "desc"), id_of=itemgetter("id"))
+        return page_of(
+            [*kept.context, *kept.input],
+            after=request.query_params.get("after"),
+            limit=int(limit),
+            order=request.query_params.get("order", "desc"),
+            id_of=itemgetter("id"),
+        )
 
 
 def _following(trail: ResumableStream, begin: int) -> Response:
-    """The events of an answer in the background from `begin` on. A client that leaves ends nothing but this."""
+    """The events of an answer in the background from `begin` on. A client that leaves ends nothing but
+    this."""
     headers = {name.decode(): value.decode() for name, value in HEADERS}
     return StreamingResponse(trail.follow(begin), headers=headers)

@@ -31,8 +31,24 @@ from runtime.service import Service
 
 # field of the request -> what /v1/chat/completions calls it; refusals are translated back
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
-SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty",
-        "ignore_eos", "chat_template_kwargs", "priority", "cache_salt", "parallel_tool_calls", "stream", "model")
+SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+    "chat_template_kwargs",
+    "priority",
+    "cache_salt",
+    "parallel_tool_calls",
+    "stream",
+    "model",
+)
 NAMES = {"max_new_tokens": "max_output_tokens", "prompt": "input", "input_ids": "input", "messages": "input"}
 
 _decoder = msgspec.json.Decoder(ResponseBody)
@@ -64,7 +80,9 @@ class Wish:
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatBody:
     """Raises InvalidRequest."""
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
-    fields |= {theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None}
+    fields |= {
+        theirs: value for ours, theirs in RENAMED.items() if (value := getattr(body, ours)) is not None
+    }
     fields["messages"] = messages_of(body.instructions, items)
     if functions := tools.functions(body.tools):
         fields["tools"] = functions
@@ -88,33 +106,68 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
             return _named(choice)
         case "allowed_tools":
             given = choice.get("tools")
-            some = tools.served([one for one in (given if isinstance(given, list) else ()) if isinstance(one, dict)])
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": [_named(one) for one in some]}}
-    raise InvalidRequest("tool_choice of this type is not served here; auto, none, required, functions and allowed_tools are",
-                         param="tool_choice")
+            some = tools.served(
+                [one for one in (given if isinstance(given, list) else ()) if isinstance(one, dict)]
+            )
+            return {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": choice.get("mode"), "tools": [_named(one) for one in some]},
+            }
+    raise InvalidRequest(
+        "tool_choice of this type is not served here; auto, none, required, functions and allowed_tools are",
+        param="tool_choice",
+    )
 
 
 def _named(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tools.shown(choice.get("name"), choice.get("namespace"))}}
+    return {
+        "type": "function",
+        "function": {"name": tools.shown(choice.get("name"), choice.get("namespace"))},
+    }
 
 
 def _chat_format(wish: dict[str, Any]) -> dict[str, Any]:
     kind = wish.pop("type")
-    return {"type": kind} if kind != "json_schema" else {"type": kind, kind: {k: v for k, v in wish.items() if v is not None}}
+    return (
+        {"type": kind}
+        if kind != "json_schema"
+        else {"type": kind, kind: {k: v for k, v in wish.items() if v is not None}}
+    )
 
 
 def response_object(body: ResponseBody, model: str) -> Payload:
     text = structs.asdict(body.text) if body.text is not None else {}
-    text["format"] = msgspec.to_builtins(text["format"]) if text.get("format") is not None else {"type": "text"}
+    text["format"] = (
+        msgspec.to_builtins(text["format"]) if text.get("format") is not None else {"type": "text"}
+    )
     return {
-        "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "completed_at": None, "status": "in_progress",
-        "background": bool(body.background), "error": None, "incomplete_details": None, "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {}, "model": model, "output": [],
-        "parallel_tool_calls": body.parallel_tool_calls is not False, "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None}, "service_tier": "default",
-        "store": body.store is not False, "temperature": body.temperature, "text": text, "tool_choice": body.tool_choice or "auto",
-        "tools": tools.served(body.tools), "top_logprobs": body.top_logprobs or 0, "top_p": body.top_p,
-        "truncation": body.truncation or "disabled", "usage": None, "user": body.user,
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": body.temperature,
+        "text": text,
+        "tool_choice": body.tool_choice or "auto",
+        "tools": tools.served(body.tools),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
     }
 
 
@@ -125,7 +178,9 @@ def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
     answer_format = ResponseAnswerFormat(service, wish, keep)
-    return Answer(service, [ask], answer_format, is_stream=bool(wish.body.stream), names=names | NAMES, reading=reading)
+    return Answer(
+        service, [ask], answer_format, is_stream=bool(wish.body.stream), names=names | NAMES, reading=reading
+    )
 
 
 class ResponseAnswerFormat:
@@ -161,8 +216,18 @@ class ResponseAnswerFormat:
 
     def body(self, outputs: list[Output]) -> Payload:
         (output,) = outputs
-        self._add(Delta(0, output.text, output.token_ids, output.logprobs or None, finish=output.finish,
-                        prompt_tokens=output.prompt_tokens, events=output.events, reasoning_tokens=output.reasoning_tokens))
+        self._add(
+            Delta(
+                0,
+                output.text,
+                output.token_ids,
+                output.logprobs or None,
+                finish=output.finish,
+                prompt_tokens=output.prompt_tokens,
+                events=output.events,
+                reasoning_tokens=output.reasoning_tokens,
+            )
+        )
         self._end()
         return self.wish.response
 
@@ -174,10 +239,16 @@ class ResponseAnswerFormat:
     def _end(self) -> list[Payload]:
         usage = self.meter.usage()
         is_cut = self.finish is not None and self.finish.reason == FinishReason.LENGTH
-        payloads = self.writer.end(is_cut=is_cut, usage={
-            "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"], "output_tokens_details": usage["completion_tokens_details"],
-            "total_tokens": usage["total_tokens"]})
+        payloads = self.writer.end(
+            is_cut=is_cut,
+            usage={
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage["completion_tokens_details"],
+                "total_tokens": usage["total_tokens"],
+            },
+        )
         self._keep()
         return payloads
 
@@ -190,4 +261,6 @@ class ResponseAnswerFormat:
 
 
 def _sse(payloads: list[Payload]) -> bytes:
-    return b"".join([b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads])
+    return b"".join(
+        [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
+    )

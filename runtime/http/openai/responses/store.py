@@ -33,17 +33,19 @@ class Kept(Struct, frozen=True):
 
 
 class ResponseStore:
-    """In memory, or in a file that outlives the server. Calls are short: nothing waits for the disk (a crash of the machine, not of the
-    server, may lose the last ones)."""
+    """In memory, or in a file that outlives the server. Calls are short: nothing waits for the disk (a crash
+    of the machine, not of the server, may lose the last ones)."""
 
-    def __init__(self, path: Path | None, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, path: Path | None, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES
+    ) -> None:
         """Raises StartError when the file can't be used."""
         self.path = path
         self.max_responses = max_responses
         self.max_bytes = max_bytes
         self._count = self._bytes = 0
         if path is not None:
-            self._db  # noqa: B018 - opens it
+            self._db
 
     @cached_property
     def _db(self) -> sqlite3.Connection:
@@ -51,9 +53,13 @@ class ResponseStore:
             db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, is_over INTEGER, "
-                       "size INTEGER, record BLOB)")
-            self._count, self._bytes = db.execute("SELECT count(*), CAST(total(size) AS INTEGER) FROM responses").fetchone()
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS responses (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, is_over INTEGER, "
+                "size INTEGER, record BLOB)"
+            )
+            self._count, self._bytes = db.execute(
+                "SELECT count(*), CAST(total(size) AS INTEGER) FROM responses"
+            ).fetchone()
             _end_interrupted(db)
         except sqlite3.Error as error:
             raise StartError(f"{self.path} can't be used to keep responses ({error}); move it away") from None
@@ -70,12 +76,19 @@ class ResponseStore:
             return
         is_over = record.response["status"] not in OPEN
         response_id = record.response["id"]
-        if (row := self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()) is not None:
-            self._db.execute("UPDATE responses SET is_over = ?, size = ?, record = ? WHERE id = ?", (is_over, len(data), data, response_id))
+        if (
+            row := self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()
+        ) is not None:
+            self._db.execute(
+                "UPDATE responses SET is_over = ?, size = ?, record = ? WHERE id = ?",
+                (is_over, len(data), data, response_id),
+            )
             self._bytes += len(data) - row[0]
         else:
-            self._db.execute("INSERT INTO responses (id, is_over, size, record) VALUES (?, ?, ?, ?)",
-                             (response_id, is_over, len(data), data))
+            self._db.execute(
+                "INSERT INTO responses (id, is_over, size, record) VALUES (?, ?, ?, ?)",
+                (response_id, is_over, len(data), data),
+            )
             self._count += 1
             self._bytes += len(data)
         while self._count > self.max_responses or self._bytes > self.max_bytes:
@@ -97,7 +110,9 @@ class ResponseStore:
         self._bytes -= row[0]
 
     def _drop_oldest(self) -> None:
-        (size,) = self._db.execute("DELETE FROM responses WHERE n = (SELECT min(n) FROM responses) RETURNING size").fetchone()
+        (size,) = self._db.execute(
+            "DELETE FROM responses WHERE n = (SELECT min(n) FROM responses) RETURNING size"
+        ).fetchone()
         self._count -= 1
         self._bytes -= size
 
@@ -106,4 +121,6 @@ def _end_interrupted(db: sqlite3.Connection) -> None:
     for n, data in db.execute("SELECT n, record FROM responses WHERE NOT is_over").fetchall():
         record = msgspec.json.decode(data, type=Kept)
         record.response.update(status="failed", error=INTERRUPTED)
-        db.execute("UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (msgspec.json.encode(record), n))
+        db.execute(
+            "UPDATE responses SET is_over = 1, record = ? WHERE n = ?", (msgspec.json.encode(record), n)
+        )

@@ -1,9 +1,9 @@
 """The tools of /v1/responses: to the model all of them are functions, and calls of them become items again.
 
-    {"type": "function", "name": "f"}                                       f
-    {"type": "namespace", "name": "ns", "tools": [a function f]}            ns__f
-    {"type": "custom", "name": "patch"}: takes a text and no object         patch, with one parameter, `input`
-    {"type": "web_search"} and others that run in OpenAI's servers          not shown, so not called
+{"type": "function", "name": "f"}                                       f
+{"type": "namespace", "name": "ns", "tools": [a function f]}            ns__f
+{"type": "custom", "name": "patch"}: takes a text and no object         patch, with one parameter, `input`
+{"type": "web_search"} and others that run in OpenAI's servers          not shown, so not called
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,15 @@ from runtime.errors import InvalidRequest
 Json = dict[str, Any]
 
 # how the types of tools begin that run in OpenAI's servers; clients list them unasked
-HOSTED = ("web_search", "file_search", "image_generation", "code_interpreter", "computer", "mcp", "tool_search")
+HOSTED = (
+    "web_search",
+    "file_search",
+    "image_generation",
+    "code_interpreter",
+    "computer",
+    "mcp",
+    "tool_search",
+)
 
 
 class Tool(Struct, frozen=True):
@@ -41,11 +49,17 @@ def check(tools: list[Json] | None) -> None:
 
 def functions(tools: list[Json] | None) -> list[Json]:
     """The tools of the chat."""
-    return [{"type": "function", "function": _function(tool, shown(tool["name"], namespace))} for namespace, tool in _flat(tools)]
+    return [
+        {"type": "function", "function": _function(tool, shown(tool["name"], namespace))}
+        for namespace, tool in _flat(tools)
+    ]
 
 
 def by_shown_name(tools: list[Json] | None) -> dict[str, Tool]:
-    return {shown(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom") for namespace, tool in _flat(tools)}
+    return {
+        shown(tool["name"], namespace): Tool(tool["name"], namespace, tool["type"] == "custom")
+        for namespace, tool in _flat(tools)
+    }
 
 
 def shown(name: str, namespace: Any = None) -> str:
@@ -78,7 +92,9 @@ def _check(tool: Json, place: str, *, is_inner: bool = False) -> None:
     if _is_hosted(tool):
         return
     if kind not in ("function", "custom") and (is_inner or kind != "namespace"):
-        raise InvalidRequest(f"{place}: tools of type {kind} are not served here; use functions", param=f"{place}.type")
+        raise InvalidRequest(
+            f"{place}: tools of type {kind} are not served here; use functions", param=f"{place}.type"
+        )
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(f"{place}.name is missing", param=f"{place}.name")
     if kind == "namespace":
@@ -100,9 +116,20 @@ def _flat(tools: list[Json] | None) -> Iterator[tuple[str | None, Json]]:
 
 def _function(tool: Json, name: str) -> Json:
     if tool["type"] == "function":
-        return {key: value for key, value in tool.items() if key != "type" and value is not None} | {"name": name}
+        return {key: value for key, value in tool.items() if key != "type" and value is not None} | {
+            "name": name
+        }
     wish = tool.get("format")
     grammar = wish.get("definition") if isinstance(wish, dict) else None
-    text: Json = {"type": "string"} | ({"description": f"must follow this grammar:\n{grammar}"} if isinstance(grammar, str) else {})
-    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
-    return {"name": name, "parameters": parameters} | ({"description": tool["description"]} if tool.get("description") else {})
+    text: Json = {"type": "string"} | (
+        {"description": f"must follow this grammar:\n{grammar}"} if isinstance(grammar, str) else {}
+    )
+    parameters = {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    return {"name": name, "parameters": parameters} | (
+        {"description": tool["description"]} if tool.get("description") else {}
+    )

@@ -13,7 +13,10 @@ from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Event
 Payload = dict[str, Any]
 
 # kind of item -> kind of its part, and how its events are called
-PARTS = {"message": ("output_text", "response.output_text"), "reasoning": ("reasoning_text", "response.reasoning_text")}
+PARTS = {
+    "message": ("output_text", "response.output_text"),
+    "reasoning": ("reasoning_text", "response.reasoning_text"),
+}
 
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
@@ -33,7 +36,10 @@ class Writer:
 
     def queue(self) -> list[Payload]:
         """Of an answer in the background, which has an id before it has a place."""
-        return [self._event("response.created", response=self._snapshot()), self._event("response.queued", response=self._snapshot())]
+        return [
+            self._event("response.created", response=self._snapshot()),
+            self._event("response.queued", response=self._snapshot()),
+        ]
 
     def begin(self) -> list[Payload]:
         created = [] if self._number else [self._event("response.created", response=self._snapshot())]
@@ -62,8 +68,12 @@ class Writer:
         """The answer is complete, or was cut at its longest."""
         status = "incomplete" if is_cut else "completed"
         payloads = self._close(status)
-        self.response |= {"status": status, "usage": usage, "completed_at": None if is_cut else int(time.time()),
-                          "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None}
+        self.response |= {
+            "status": status,
+            "usage": usage,
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        }
         return [*payloads, self._event(f"response.{status}", response=self.response)]
 
     def fail(self, code: str, message: str) -> list[Payload]:
@@ -75,12 +85,16 @@ class Writer:
         part_kind, name = PARTS[kind]
         if self._open is None or self._open["type"] != kind:
             payloads += self._close("completed")
-            payloads += self._begin(kind, **({"role": "assistant"} if kind == "message" else {"summary": []}), content=[])
+            payloads += self._begin(
+                kind, **({"role": "assistant"} if kind == "message" else {"summary": []}), content=[]
+            )
             extras = {"annotations": [], "logprobs": []} if kind == "message" else {}
             part = {"type": part_kind, "text": ""} | extras
             assert self._open is not None
             self._open["content"].append(part)
-            payloads.append(self._event("response.content_part.added", part=dict(part), content_index=0, **self._place()))
+            payloads.append(
+                self._event("response.content_part.added", part=dict(part), content_index=0, **self._place())
+            )
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
@@ -88,10 +102,15 @@ class Writer:
         if kind == "message":
             part["logprobs"] += logprobs
             extras = {"logprobs": logprobs}
-        return [*payloads, self._event(f"{name}.delta", delta=text, content_index=0, **extras, **self._place())]
+        return [
+            *payloads,
+            self._event(f"{name}.delta", delta=text, content_index=0, **extras, **self._place()),
+        ]
 
     def _call(self, tool: Tool, call_id: str) -> list[Payload]:
-        fields: Payload = {"call_id": call_id, "name": tool.name} | ({} if tool.namespace is None else {"namespace": tool.namespace})
+        fields: Payload = {"call_id": call_id, "name": tool.name} | (
+            {} if tool.namespace is None else {"namespace": tool.namespace}
+        )
         self._arguments = ""
         if tool.is_custom:
             return self._begin("custom_tool_call", input="", **fields)
@@ -118,18 +137,32 @@ class Writer:
         item["status"] = status
         place = self._place()
         if item["type"] == "function_call":
-            payloads = [self._event("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"], **place)]
+            payloads = [
+                self._event(
+                    "response.function_call_arguments.done",
+                    name=item["name"],
+                    arguments=item["arguments"],
+                    **place,
+                )
+            ]
         elif item["type"] == "custom_tool_call":
             item["input"] = input_of(self._arguments)
-            payloads = [self._event("response.custom_tool_call_input.delta", delta=item["input"], **place),
-                        self._event("response.custom_tool_call_input.done", input=item["input"], **place)]
+            payloads = [
+                self._event("response.custom_tool_call_input.delta", delta=item["input"], **place),
+                self._event("response.custom_tool_call_input.done", input=item["input"], **place),
+            ]
         else:
             part, (_, name) = item["content"][0], PARTS[item["type"]]
             extras = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-            payloads = [self._event(f"{name}.done", text=part["text"], content_index=0, **extras, **place),
-                        self._event("response.content_part.done", part=part, content_index=0, **place)]
+            payloads = [
+                self._event(f"{name}.done", text=part["text"], content_index=0, **extras, **place),
+                self._event("response.content_part.done", part=part, content_index=0, **place),
+            ]
         self._open = None
-        return [*payloads, self._event("response.output_item.done", item=item, output_index=len(self.output) - 1)]
+        return [
+            *payloads,
+            self._event("response.output_item.done", item=item, output_index=len(self.output) - 1),
+        ]
 
     def _place(self) -> Payload:
         assert self._open is not None
