@@ -16,7 +16,7 @@ def environment(num_threads: int | None) -> dict[str, str]:
     }
     if num_threads is not None:
         chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
-    root = str(Path(__file__).resolve().parents[1])  # last on the path, in case this package is not installed
+    root = str(Path(__file__).resolve().parents[2])  # last on the path, in case this package is not installed
     paths = [path for path in chosen.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in paths and root not in site.getsitepackages():
         paths.append(root)

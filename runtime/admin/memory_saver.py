@@ -51,7 +51,7 @@ class MemorySaver:
 
     @property
     def released(self) -> tuple[Part, ...]:
-        return self._supervisor.rest.released
+        return self._supervisor.sleep_state.released
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
         async with self._turn:
@@ -112,23 +112,23 @@ class MemorySaver:
     async def _change_memory(self, released: tuple[Part, ...]) -> None:
         """The ranks hold everything but these. Raises Unavailable where they cannot; `released` then tells
         how it is."""
-        supervisor, rest = self._supervisor, self._supervisor.rest
-        if rest.is_asleep:
+        supervisor, sleep = self._supervisor, self._supervisor.sleep_state
+        if sleep.is_asleep:
             if released:
-                rest.released = released
+                sleep.released = released
                 return
-            await rest.wake()
+            await sleep.wake()
             if supervisor.is_recovering:
                 raise Unavailable("the ranks could not be started again; the server's log has the details")
             return
         # in case that they die meanwhile
-        before, rest.released = rest.released, in_order({*rest.released, *released})
+        before, sleep.released = sleep.released, in_order({*sleep.released, *released})
         try:
             answers = await self._wish(ChangeMemory(self._next_wish(), released))
         except Unavailable:
             if supervisor.ranks.died is None:  # they were not told
-                rest.released = before
-            elif rest.released == released:  # the dead hold nothing
+                sleep.released = before
+            elif sleep.released == released:  # the dead hold nothing
                 return
             raise
         if errors := [answer.error for answer in answers if answer.error]:
@@ -158,7 +158,7 @@ class MemorySaver:
             raise Unavailable("the ranks cannot be told now; try again in a moment")
         answers = await ranks.memory_reports.wait(wish.id)
         told = {answer.rank: answer for answer in answers}
-        supervisor.rest.released = in_order({part for answer in answers for part in answer.released})
+        supervisor.sleep_state.released = in_order({part for answer in answers for part in answer.released})
         supervisor.readies = [
             structs.replace(
                 ready,

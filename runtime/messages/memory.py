@@ -15,7 +15,7 @@ Part = Literal["kv_cache", "weights", "cuda_graph"]
 PARTS: tuple[Part, ...] = ("kv_cache", "weights", "cuda_graph")
 
 
-class ChangeMemory(Struct, frozen=True, array_like=True, tag="occupy"):
+class ChangeMemory(Struct, frozen=True, array_like=True, tag="change_memory"):
     """Give back what is named, and take what is not. No steps come while anything is given back. Occupied
     answers it, from each rank."""
 
@@ -23,7 +23,7 @@ class ChangeMemory(Struct, frozen=True, array_like=True, tag="occupy"):
     released: tuple[Part, ...]
 
 
-class UpdateWeights(Struct, frozen=True, array_like=True, tag="renew"):
+class UpdateWeights(Struct, frozen=True, array_like=True, tag="update_weights"):
     """Take the weights of another checkpoint of the same model; with `is_trial`, only look whether that can
     be done. Occupied answers it, from each rank, unless it cannot be done after a trial said so: then the
     rank ends."""
@@ -34,7 +34,7 @@ class UpdateWeights(Struct, frozen=True, array_like=True, tag="renew"):
     is_trial: bool
 
 
-class MemoryReport(Struct, frozen=True, array_like=True, tag="occupied"):
+class MemoryReport(Struct, frozen=True, array_like=True, tag="memory_report"):
     """What a rank holds now."""
 
     id: int

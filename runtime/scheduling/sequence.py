@@ -41,7 +41,7 @@ class Sequence:
         "window",
         "state",
         "fetched_len",
-        "first_loaded",
+        "first_sources",
         "repeated",
     )
 

@@ -159,7 +159,7 @@ class FakeMemorySaver:
         *,
         flushes: bool = True,
     ) -> None:
-        self.controls.tell(("renew", model_path, load_format, version, flushes))
+        self.controls.tell(("update_weights", model_path, load_format, version, flushes))
 
 
 @dataclass

@@ -89,7 +89,7 @@ def test_counts_are_those_of_the_routers(
 def test_graphs_count_and_padding_does_not(folder: Path) -> None:
     """Three rows and one run in graphs of four and of two."""
     found = []
-    for wishes in ({}, {"device": "taped", "graph_sizes": [2, 4], "piece_sizes": [16], "max_len": 128}):
+    for wishes in ({}, {"device": "taped", "graph_sizes": [2, 4], "piecewise_sizes": [16], "max_len": 128}):
         executor, ready = start(folder, expert_steps=0, **wishes)
         run(Planner(executor, ready, 4))
         found.append(asked(executor, "read").counts)

@@ -21,7 +21,7 @@ from tests.ranks.lora_slots import decode_with_adapters
 from tests.ranks.test_windows import MODELS, WINDOW
 
 PROMPTS = [[5, 9, 100, 7, 3], list(range(20)), list(range(3, 40)), [250, 1]]
-SMALL: dict[str, Any] = {"device": "taped", "max_len": 128, "graph_sizes": [2], "piece_sizes": [8, 16]}
+SMALL: dict[str, Any] = {"device": "taped", "max_len": 128, "graph_sizes": [2], "piecewise_sizes": [8, 16]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
@@ -136,7 +136,7 @@ def test_what_a_step_is_asked_for_besides_is_the_same(llama: tuple[Path, Referen
         )
         planner.prefill(row, chunk=9)
         planner.run([row], [])
-        assert (executor.tapes.replays > 0) == bool(wishes["piece_sizes"])
+        assert (executor.tapes.replays > 0) == bool(wishes["piecewise_sizes"])
         return (
             row.tokens,
             [x for part in row.prompt for x in part.logprobs.tolist()],

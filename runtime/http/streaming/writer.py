@@ -26,7 +26,7 @@ class Output:
         "finish",
         "prompt_ids",
         "events",
-        "thought_tokens",
+        "reasoning_tokens",
         "vector",
         "hidden",
         "first_ns",

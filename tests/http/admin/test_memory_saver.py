@@ -83,7 +83,7 @@ async def test_other_weights() -> None:
         and answer.json()["success"] is True
         and answer.json()["num_paused_requests"] == 0
     )
-    assert service.controls.told == [("abort", ""), ("renew", "/models/x", None, "7", False)]
+    assert service.controls.told == [("abort", ""), ("update_weights", "/models/x", None, "7", False)]
 
 
 async def test_probes_know() -> None:
