@@ -1,11 +1,14 @@
 """The host tier of the cache, step by step; tests/scheduling drives all of it at random against a rank that
 remembers."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from runtime.cache.host import SAVES_PER_STEP, HostConfig
 from runtime.cache.kv import CacheConfig, KVCache
+from runtime.cache.node import Node
 from runtime.messages.steps import PageCopies
 from runtime.scheduling.sequence import Sequence
 from tests.cache.test_prefix import key, sequence
@@ -122,7 +125,7 @@ def test_the_oldest_leaves_of_host_memory_go_first() -> None:
     )
 
 
-def walk(node):
+def walk(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children.values():
         yield from walk(child)
