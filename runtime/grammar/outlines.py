@@ -92,7 +92,7 @@ class OutlinesCompiled:
         self._eos_id = eos_id
 
     def matcher(self) -> "OutlinesMatcher":
-        return OutlinesMatcher(outlines_core.GrammarConstraint(self._index), self._eos_id)
+        return OutlinesMatcher(outlines_core.Guide(self._index), self._eos_id)
 
 
 class OutlinesMatcher:
