@@ -24,8 +24,8 @@ from msgspec.structs import asdict
 from bench.record import record
 from bench.shapes import shape
 from runtime.models.config import ModelConfig
-from runtime.models.mla import Latent
-from runtime.models.moe import MoeConfig
+from runtime.models.mla_config import Latent
+from runtime.models.moe_config import MoeConfig
 from runtime.options.footprint import kv_heads
 
 Kind = Literal["matrix", "vector", "attention", "exchange"]

@@ -19,8 +19,8 @@ import torch
 from bench.gpu import Bench
 from bench.record import record
 from runtime.devices.cuda.interpret import use_interpreter
-from runtime.models.moe import Routing
-from runtime.models.schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.moe_config import Routing
+from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
 
 # Llama-3.1-8B
 LINEARS = {

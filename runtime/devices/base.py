@@ -34,7 +34,7 @@ from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
 from runtime.messages.steps import StepPlan, StepResult
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 from runtime.ranks.host_memory import HostPages
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     name: str
     dtypes: tuple[str, ...]  # that it computes in
     has_graphs: bool
-    # of quantised weights that it multiplies by, of SCHEMES in models/schemes.py
+    # of quantised weights that it multiplies by, of SCHEMES in models/quantization_schemes.py
     schemes: tuple[str, ...] = ()
     # Draw's last two for which Ops.sample can be captured, a graph for each; the widest last
     draws: tuple[tuple[int, bool], ...] = ()
@@ -430,7 +430,7 @@ class Device:
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
     exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
     adapters: AdapterOps | None = None  # None: in plain torch (layers/lora.py)
-    fused: Fused | None = None  # None: as several Ops (layers/fused.py)
+    fused: Fused | None = None  # None: as several Ops (layers/fused_ops.py)
     # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it
     # returns
     streams: Any = None

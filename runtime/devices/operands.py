@@ -4,7 +4,7 @@ run time."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from runtime.models.schemes import Scheme
+from runtime.models.quantization_schemes import Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, Quantized
-from runtime.layers.parallel.sequence import Parts
-from runtime.layers.quantization.storage import PER_ROW, Storage, allocate, completed, dequantized
+from runtime.layers.parallel.sequence_parallel import Parts
+from runtime.layers.quantization.quantized_weight import PER_ROW, Storage, allocate, completed, dequantized
 from runtime.layers.weight import Layer, Lookup, Part, Share, Weight, even_share, kv_share, scaled
-from runtime.models.schemes import Stored
+from runtime.models.quantization_schemes import Stored
 
 # over the ranks, of their own part of the tokens alone; of all; or somebody else does
 Sums = Literal["parts"] | bool

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.models.schemes import Stored
+from runtime.models.quantization_schemes import Stored
 
 FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors spells them
 Lookup = Callable[[str], Stored | None]  # module below a layer -> how its weight is stored; None: in full

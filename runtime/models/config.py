@@ -15,10 +15,10 @@ from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
-from runtime.models.mla import HfLatent, Latent, read_latent
-from runtime.models.moe import MIXTURES, HfMoe, MoeConfig
+from runtime.models.mla_config import HfLatent, Latent, read_latent
+from runtime.models.moe_config import MIXTURES, HfMoe, MoeConfig
 from runtime.models.pooling import Pooling
-from runtime.models.quantization import Quantization, read_quantization
+from runtime.models.quantization_config import Quantization, read_quantization
 from runtime.models.registry import check_architecture, check_pools
 from runtime.models.tasks import GENERATES, family_of, longest_text, read_pooling
 

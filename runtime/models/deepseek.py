@@ -16,7 +16,7 @@ from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
 from runtime.layers.attention.paged import LatentAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parallel.sequence import Parts
+from runtime.layers.parallel.sequence_parallel import Parts
 from runtime.layers.rotary import stretched_scale
 from runtime.layers.weight import Layer, Share, even_share, scaled
 from runtime.models.config import ModelConfig

@@ -19,7 +19,7 @@ from runtime.layers.parallel.replicated import Dense
 from runtime.layers.weight import Layer, Part, Share, Weight, even_share, scaled
 from runtime.models.config import ModelConfig
 from runtime.models.llama import Llama
-from runtime.models.moe import MoeConfig
+from runtime.models.moe_config import MoeConfig
 
 ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halves are clamped to
 

@@ -22,7 +22,7 @@ from runtime.layers.linear import Linear, QkvLinear, Sums
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.replicated import Dense
-from runtime.layers.parallel.sequence import Parts
+from runtime.layers.parallel.sequence_parallel import Parts
 from runtime.layers.rotary import Rotary
 from runtime.layers.weight import Layer, Part, Weight, cache_scale, even_share
 from runtime.models.config import ModelConfig

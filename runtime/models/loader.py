@@ -16,12 +16,12 @@ from torch import Tensor
 
 from runtime.devices.base import Progress
 from runtime.errors import ModelError
-from runtime.layers.quantization.storage import Storage
+from runtime.layers.quantization.quantized_weight import Storage
 from runtime.layers.weight import Layer, Lookup, Part, Weight, finish, named_weights, open_weights
 from runtime.models.checkpoint import TensorSlice, tensors, weight_files
 from runtime.models.config import ModelConfig
-from runtime.models.quantization import Quantization
-from runtime.models.schemes import Stored
+from runtime.models.quantization_config import Quantization
+from runtime.models.quantization_schemes import Stored
 from runtime.models.stacked_experts import unstacked
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

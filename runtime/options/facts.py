@@ -9,11 +9,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from runtime.errors import OptionsError
-from runtime.models.mla import Latent
-from runtime.models.moe import MoeConfig
+from runtime.models.mla_config import Latent
+from runtime.models.moe_config import MoeConfig
 from runtime.models.pooling import Pooling
-from runtime.models.quantization import Quantization
-from runtime.models.schemes import SCHEMES
+from runtime.models.quantization_config import Quantization
+from runtime.models.quantization_schemes import SCHEMES
 from runtime.options.compat.environment import RANK_VARIABLES
 
 
@@ -84,7 +84,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     has_kv_dtypes: bool = True  # False: keys and values are kept as they are computed
     host_copies: tuple[str, ...] = ("direct", "kernel")  # what can copy pages to and from host memory
     is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
-    schemes: tuple[str, ...] = ()  # of quantised weights, of models/schemes.py
+    schemes: tuple[str, ...] = ()  # of quantised weights, of models/quantization_schemes.py
     has_score_caps: bool = True  # attention for models that cap their scores
     has_sinks: bool = True  # attention for models whose heads have a logit beside their scores
     offload_problem: str = ""  # why weights cannot lie in host memory while it computes; empty: they can

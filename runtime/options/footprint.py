@@ -19,7 +19,7 @@ from runtime.messages.memory import OffloadSpec, chosen
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
 from runtime.models.lora_targets import linears
-from runtime.models.mla import EXPANDED
+from runtime.models.mla_config import EXPANDED
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 

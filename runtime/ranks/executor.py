@@ -13,7 +13,7 @@ from runtime import log
 from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
 from runtime.devices.base import Device, Facts, Pending, Progress
 from runtime.errors import StartError
-from runtime.layers.fused import fused_of
+from runtime.layers.fused_ops import fused_of
 from runtime.layers.lora import Adapters
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.processors import Processors
@@ -24,7 +24,7 @@ from runtime.messages.ranks import Captured, CountExperts, Profile, RankReady, S
 from runtime.messages.steps import StepPlan
 from runtime.models.config import ModelConfig
 from runtime.models.loader import resolve_dtype
-from runtime.models.schemes import require_supported
+from runtime.models.quantization_schemes import require_supported
 from runtime.ranks.expert_counts import open_load
 from runtime.ranks.host_memory import HostPages, open_host
 from runtime.ranks.memory_saver import RankMemory, Weights, allocate_kv, read_model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Ops, SamplingInputs
-from runtime.layers.fused import penalise
+from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors

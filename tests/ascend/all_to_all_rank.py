@@ -12,7 +12,7 @@ from runtime.devices.ascend.all_to_all import Distributed
 from runtime.devices.ascend.collectives import Hccl, group_name
 from runtime.devices.ascend.moe import AscendExperts
 from runtime.devices.base import Quantized
-from runtime.models.schemes import Int8
+from runtime.models.quantization_schemes import Int8
 from runtime.ranks.all_to_all import Counted, Fixed
 
 assert torch_npu  # brings the backend

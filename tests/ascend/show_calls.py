@@ -19,7 +19,7 @@ from typing import Any
 
 from runtime.errors import RuntimeFault
 from runtime.models.config import ModelConfig, read_config
-from runtime.models.quantization import DESCRIPTION
+from runtime.models.quantization_config import DESCRIPTION
 from tests.devices.drive import Planner, sampling, start
 
 PAGE_SIZE = 128

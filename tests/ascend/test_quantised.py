@@ -9,7 +9,7 @@ import torch
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.models.schemes import Codes
+from runtime.models.quantization_schemes import Codes
 from tests.devices.test_conformance import Bench
 from tests.devices.test_schemes import expected, random_weight
 from tests.models import quantise as quantiser

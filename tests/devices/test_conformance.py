@@ -14,9 +14,9 @@ from runtime.devices.base import Experts, Ops, SamplingInputs
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.operands import Fused, Seen
-from runtime.layers.fused import Unfused
+from runtime.layers.fused_ops import Unfused
 from runtime.messages.steps import StepPlan
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 from tests.devices.drive import start_rank
 
 

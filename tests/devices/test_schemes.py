@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.models.schemes import SCHEMES, Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import SCHEMES, Codes, Fp8, Int8, Scheme
 from runtime.options.facts import DEVICES as FACTS
 from tests.devices.test_conformance import DEVICES, MARKS, TOLERANCE, Bench
 

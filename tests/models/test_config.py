@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig, read_config
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.models.moe import MoeConfig
+from runtime.models.moe_config import MoeConfig
 from runtime.options import derive
 from runtime.options.derive import Derived
 from runtime.options.facts import DEVICES, MachineFacts

@@ -15,7 +15,7 @@ from runtime.devices import base
 from runtime.devices.base import Gate
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
-from runtime.layers import torch_native as plain
+from runtime.layers import torch_ops as plain
 from runtime.messages.ranks import Compiled
 from runtime.ranks import compile as compiling
 from tests.devices import taped

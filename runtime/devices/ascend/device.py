@@ -15,7 +15,7 @@ from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import StepPlan
 from runtime.models.config import read_config
-from runtime.models.mla import Latent
+from runtime.models.mla_config import Latent
 from runtime.ranks.all_to_all import open_exchanges
 from runtime.ranks.executor import TorchExecutor
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.grouped_scales import WORD, Coded, pack_coded, rounded
 from runtime.devices.base import Quantized
-from runtime.layers.quantization.storage import codes
-from runtime.models.schemes import Codes
+from runtime.layers.quantization.quantized_weight import codes
+from runtime.models.quantization_schemes import Codes
 
 MOST_INPUTS = 20000  # of a product of int8 by int4, exclusive, as CANN documents it for the fused form
 # inner sizes of npu_dequant_swiglu_quant with groups: multiples of it, so many at most

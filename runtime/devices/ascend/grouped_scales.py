@@ -17,8 +17,8 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.layers.quantization.storage import codes
-from runtime.models.schemes import Codes
+from runtime.layers.quantization.quantized_weight import codes
+from runtime.models.quantization_schemes import Codes
 
 GROUP, WORD = 32, 8  # groups are multiples of it; codes of 4 bits in an int32
 

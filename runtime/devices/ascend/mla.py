@@ -32,7 +32,7 @@ from runtime.devices.ascend.attention import (
 from runtime.errors import ModelError
 from runtime.layers.upload import to_device
 from runtime.messages.steps import StepPlan
-from runtime.models.mla import EXPANDED
+from runtime.models.mla_config import EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # what the operator's second form calls the lengths of keys
 MOST_QUERIES = 16  # of a sequence, absorbed

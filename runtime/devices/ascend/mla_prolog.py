@@ -26,8 +26,8 @@ from runtime.devices.base import Quantized
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention.mla_prolog import Caches, Join, PlainProlog, Prolog
 from runtime.layers.norm import RMSNorm
-from runtime.models.mla import Latent
-from runtime.models.schemes import Int8
+from runtime.models.mla_config import Latent
+from runtime.models.quantization_schemes import Int8
 
 Ask = Callable[[Latent, "Matrices", tuple[tuple[Tensor, float], ...]], None]
 MODES = ("PA_BSND", "PA_NZ")  # of the cache, by whether it is in NZ

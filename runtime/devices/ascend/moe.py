@@ -20,7 +20,7 @@ from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.grouped_gemm import Packed, grouped, pack_quantized
 from runtime.devices.base import Quantized
 from runtime.layers.moe.routing import route
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 
 MOST_EXPERTS, GROUP_TILE = 2048, 32  # of the gating operator: experts, with each group rounded up to the tile
 SCORES = ("softmax", "sigmoid")  # norm_type, by index

@@ -16,7 +16,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.layers.sampling.sampler import mask
 from runtime.messages.steps import StepPlan
-from runtime.models.schemes import Codes
+from runtime.models.quantization_schemes import Codes
 
 WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ
 

@@ -9,7 +9,7 @@ from runtime.devices.base import Quantized
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.cpu.quantized import entry
 from runtime.layers.moe.routing import route
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 
 
 class CpuExperts:

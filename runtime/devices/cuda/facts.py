@@ -1,7 +1,7 @@
 """What is always true of the cuda device; torch-free."""
 
 from runtime.devices.base import ANY_K, Facts
-from runtime.models.schemes import SCHEMES
+from runtime.models.quantization_schemes import SCHEMES
 
 FACTS = Facts(
     name="cuda",

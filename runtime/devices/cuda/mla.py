@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import AttentionPlan, Span, attend_span
 from runtime.devices.cuda.kernels.launch import NARROW, Card
-from runtime.models.mla import EXPANDED
+from runtime.models.mla_config import EXPANDED
 
 ONE_PAGE = 1 << 30  # a page that holds any sequence: keys that lie one behind the other
 

@@ -15,7 +15,7 @@ from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kernels.moe_permute import join, spread
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.weights import Packed, pack, plain
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 
 Pair = tuple[Packed, Packed]
 

@@ -22,7 +22,7 @@ from runtime.devices.cuda.kernels.sampling import sample
 from runtime.devices.cuda.kernels.store import store_kv
 from runtime.devices.cuda.mla import Up, attend_latents, pack_latent
 from runtime.devices.cuda.weights import Packed, pack
-from runtime.layers import torch_native as plain
+from runtime.layers import torch_ops as plain
 from runtime.messages.steps import StepPlan
 
 

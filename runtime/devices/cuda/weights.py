@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.layers.quantization.storage import codes
-from runtime.models.schemes import Codes, Fp8, Int8
+from runtime.layers.quantization.quantized_weight import codes
+from runtime.models.quantization_schemes import Codes, Fp8, Int8
 
 PIECES = (128, 64, 32, 16)  # inputs that a product may take at a time
 # what groups that suit none of them are filled up to a multiple of; tensor cores take no fewer numbers of 8

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.base import Ops
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.models.mla import Latent
+from runtime.models.mla_config import Latent
 
 Join = Callable[[Tensor], Tensor]  # of the ranks' parts: [P, ...] -> [T, ...]
 Caches = tuple[Tensor, Tensor]  # latents [num_locations, 1, R] and rotary key parts [num_locations, 1, P]

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Batch, Device, Ops
-from runtime.layers.fused import fused_of, turned_heads
-from runtime.models.mla import Latent
+from runtime.layers.fused_ops import fused_of, turned_heads
+from runtime.models.mla_config import Latent
 
 
 class Attention:

@@ -20,11 +20,11 @@ from runtime.devices.base import Batch, Device
 from runtime.errors import ModelError
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
-from runtime.layers.parallel.sequence import Parts
-from runtime.layers.quantization.storage import Storage, allocate, completed
+from runtime.layers.parallel.sequence_parallel import Parts
+from runtime.layers.quantization.quantized_weight import Storage, allocate, completed
 from runtime.layers.weight import Held, Layer, Lookup, Part, Place, Share, Weight, even_share
-from runtime.models.moe import MoeConfig, Routing
-from runtime.models.schemes import Int8, Stored
+from runtime.models.moe_config import MoeConfig, Routing
+from runtime.models.quantization_schemes import Int8, Stored
 
 
 class Router(Layer):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.errors import ModelError
 from runtime.layers.weight import FLOATS, Part, Share
-from runtime.models.schemes import Codes, Fp8, Int8, Stored
+from runtime.models.quantization_schemes import Codes, Fp8, Int8, Stored
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place among the eight codes of a word of column 0, 1, ...
 Shapes = list[tuple[int, ...]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.operands import Seen
-from runtime.layers.fused import penalise
+from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.sampler import FAR, clean
 from runtime.layers.upload import floats, integers, to_device
 from runtime.messages.steps import Admit, SlotSampling

@@ -7,7 +7,7 @@ All failures are shown at once. What options cannot mean together, whatever the 
 from collections.abc import Callable
 
 from runtime.cache.pool_sizes import has_two_pools
-from runtime.models.schemes import check_supported
+from runtime.models.quantization_schemes import check_supported
 from runtime.options.attention_backends import BACKENDS, why_not, why_unsuited
 from runtime.options.facts import DeviceFacts, ModelFacts
 from runtime.options.plan import Plan

@@ -22,8 +22,8 @@ from runtime.devices.cuda.page_copies import copy
 from runtime.devices.cuda.weights import Packed, plain
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import Seen
-from runtime.models.moe import Routing
-from runtime.models.schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.moe_config import Routing
+from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
 
 # A100, RTX 4090, H200
 CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}

@@ -12,7 +12,7 @@ from runtime.devices.cuda.gemm import linear, product, takes_torch, torch_produc
 from runtime.devices.cuda.gemm_tiles import Numbers, choose_splits, choose_tile
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Card, card_of
 from runtime.devices.cuda.weights import interleaved, lined_up, pack
-from runtime.models.schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
 from tests.devices.cuda.torch_device import CARD, DTYPES, HAS_CARD, PLACE, near
 
 HERE = card_of(PLACE) if HAS_CARD else INTERPRETER

@@ -25,7 +25,7 @@ from runtime.devices.cuda.lora import CudaAdapters
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
 from runtime.messages.ranks import StartRank
-from runtime.models.schemes import SCHEMES
+from runtime.models.quantization_schemes import SCHEMES
 from runtime.ranks.executor import TorchExecutor
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_CARD

@@ -12,7 +12,7 @@ from runtime.devices.cuda.kernels.moe_permute import NOBODY, spread
 from runtime.devices.cuda.kernels.moe_routing import route
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.layers.moe.routing import route as wanted_route
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 from tests.devices.cuda.torch_device import DTYPES, HAS_CARD, PLACE, near
 
 EXPERTS = CudaExperts(card_of(PLACE) if HAS_CARD else INTERPRETER)

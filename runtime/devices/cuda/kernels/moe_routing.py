@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.devices.cuda.kernels.launch import power
-from runtime.models.moe import Routing
+from runtime.models.moe_config import Routing
 
 OUT: tl.constexpr = tl.constexpr(float("-inf"))
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.models.schemes import Codes, Fp8, Int8, Layout, Scheme, Stored
+from runtime.models.quantization_schemes import Codes, Fp8, Int8, Layout, Scheme, Stored
 
 Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"

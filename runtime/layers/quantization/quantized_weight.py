@@ -17,7 +17,7 @@ from runtime.devices.base import Quantized
 from runtime.errors import ModelError
 from runtime.layers.quantization.layouts import Piece, layout
 from runtime.layers.weight import Layer, Part, Share, Weight
-from runtime.models.schemes import Codes, Fp8, Int8, Scheme, Stored
+from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme, Stored
 
 # sign and the rest of a float8_e4m3 where float32 has its own, but for NaN
 FLOAT_BITS, FLOAT_REBASE = -0x78100000, 2.0**120
