@@ -1,0 +1,114 @@
+"""One word for one thing, and it is the field's: words of this project that were retired stay away.
+
+docs/glossary.md holds the words that are in use. A retired word is refused as a part of an identifier, and as a word
+of a docstring, a comment or a page of docs where plain English has no use for it either.
+"""
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from tests.shape import source
+
+# retired word -> what to write; parts of identifiers, singular and plural
+IN_NAMES = {
+    "wish": "request, params, spec or command",
+    "wishes": "requests, params or specs",
+    "wished": "requested",
+    "residence": "memory saver",
+    "occupy": "resume",
+    "renew": "update weights",
+    "rehearse": "profile run",
+    "rehearsal": "profile run",
+    "hosted": "offloaded",
+    "parked": "offloaded",
+    "seat": "LoRA slot",
+    "seats": "LoRA slots",
+    "seated": "in a LoRA slot",
+    "seating": "LoRA assignment",
+    "moves": "page copies",
+    "mixture": "MoE",
+    "dialect": "API or answer format",
+    "dialects": "APIs",
+    "doors": "auth",
+    "thoughts": "reasoning",
+    "spelling": "alias",
+    "spellings": "aliases",
+    "trail": "resumable stream",
+    "trails": "resumable streams",
+    "told": "given or reported",
+    "said": "options, or what was reported",
+    "hear": "handle or receive",
+    "heard": "received",
+    "keeping": "request log",
+    "beside": "side stream",
+    "meeting": "rendezvous",
+    "guides": "grammar masks",
+    "guided": "with a grammar mask",
+    "adjuster": "penalties",
+    "drawn": "sampled",
+    "rounding": "activation quantization",
+    "spreading": "MoE permute",
+}
+IN_PROSE = (
+    *("wish", "wishes", "wished", "nobody", "whoever", "somebody", "rehearsal", "residence", "seated", "seats"),
+    *("dialect", "dialects", "mixture of ranks", "doors", "thoughts", "hears"),
+)
+ALLOWED = {
+    # names of other systems that clients send, see their own documentation
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+}
+FOLDERS = ("runtime", "tests", "bench", "docs")
+CODE = [path for folder in FOLDERS for path in source.files(folder) if path != Path("tests/shape/test_words.py")]
+PAGES = sorted([*(source.ROOT / "docs").glob("*.md"), source.ROOT / "README.md"])
+
+_PART = re.compile(r"[A-Z]?[a-z]+")
+_PROSE = re.compile(rf"\b({'|'.join(IN_PROSE)})\b", re.IGNORECASE)
+
+
+def names(path: Path) -> list[tuple[int, str]]:
+    """Identifiers of a file that have a retired word in them, with their lines."""
+    found: list[tuple[int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO((source.ROOT / path).read_text("utf-8")).readline):
+        if token.type == tokenize.NAME and token.string not in ALLOWED and not token.string.startswith("test_"):
+            found += [
+                (token.start[0], f"{token.string}: write {IN_NAMES[part.lower()]}")
+                for part in _PART.findall(token.string)
+                if part.lower() in IN_NAMES
+            ]
+    return found
+
+
+def prose(path: Path) -> list[tuple[int, str]]:
+    """Retired words in the docstrings and comments of a file, with their lines."""
+    found: list[tuple[int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO((source.ROOT / path).read_text("utf-8")).readline):
+        is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
+        if is_docstring or token.type == tokenize.COMMENT:
+            found += [(token.start[0], word) for word in _PROSE.findall(token.string)]
+    return found
+
+
+@pytest.mark.parametrize("path", CODE, ids=str)
+def test_no_retired_words_in_code(path: Path) -> None:
+    assert not names(path), f"{path}: {names(path)}"
+    assert not prose(path), f"{path}: {prose(path)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_retired_words_in_docs(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text("utf-8"), flags=re.DOTALL)
+    assert not _PROSE.findall(text), f"{page.name}: {_PROSE.findall(text)}"
+
+
+def test_a_retired_word_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "case.py").write_text('def take_wishes() -> None:\n    """Whoever comes."""\n')
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    assert names(Path("case.py")) and prose(Path("case.py"))
