@@ -90,7 +90,7 @@ async def test_ranks_that_die_meanwhile_come_back_when_all_is_wanted() -> None:
         kill(engine, 1)
         supervisor = engine._core._supervisor
         with anyio.fail_after(30):
-            while not supervisor.rest.is_asleep:
+            while not supervisor.sleep_state.is_asleep:
                 await anyio.sleep(0.005)
         assert engine._core.health().state == "released" and supervisor.generation == 1
         assert await engine.release_memory_occupation(["weights"]) == ("kv_cache", "weights")
@@ -136,7 +136,7 @@ async def test_a_start_that_is_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) 
         await engine.release_memory_occupation()
         kill(engine)
         with anyio.fail_after(30):
-            while not engine._core._supervisor.rest.is_asleep:
+            while not engine._core._supervisor.sleep_state.is_asleep:
                 await anyio.sleep(0.005)
 
         async def refuse(self: Ranks, _: Any) -> Any:
