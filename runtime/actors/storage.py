@@ -279,7 +279,7 @@ class StorageActor:
         if self._tasks is None or not self.fetching.aim(fetch):
             return
         if self._policy != BEST_EFFORT:
-            self._scheduler.roster.waiting.hold(sequence)
+            self._scheduler.roster.waiting.suspend(sequence)
         self._tasks.start_soon(self._fetch, fetch)
 
     async def clear(self) -> int:

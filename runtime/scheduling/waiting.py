@@ -137,7 +137,7 @@ class WaitingQueue:
         """The sequence waits for something else than its turn, until `add`."""
         self._parked[sequence.id] = sequence
 
-    def hold(self, sequence: Sequence) -> None:
+    def suspend(self, sequence: Sequence) -> None:
         """A sequence that waits for its turn waits for something else first, until `release`."""
         if sequence.id in self._places:
             self.remove(sequence)

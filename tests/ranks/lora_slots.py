@@ -15,10 +15,11 @@ from tests.models.reference import Reference
 PROMPT = [5, 9, 100, 7]
 
 
-def seated(**seats: int) -> LoraAssignment:
-    """Adapter by seat, as `s0=2`."""
+def assigned(**adapters: int) -> LoraAssignment:
+    """Adapter ids by LoRA slot, as `s0=2`."""
     pairs = [
-        np.array(column, np.int32) for column in ([int(seat[1:]) for seat in seats], list(seats.values()))
+        np.array(column, np.int32)
+        for column in ([int(slot[1:]) for slot in adapters], list(adapters.values()))
     ]
     return LoraAssignment(*pairs, np.empty(0, np.int32))
 
@@ -42,14 +43,14 @@ def decode_with_adapters(
         assert executor.capture(size).error == ""
     planner, done = Planner(executor, ready, page_size), []
 
-    def admit(slot: int, seat: int, adapter: int) -> Row:
+    def admit(slot: int, lora_slot: int, adapter: int) -> Row:
         row = planner.row(slot, PROMPT, sampling())
-        row.seat = seat
+        row.lora_slot = lora_slot
         done.append((row, adapter))
         return row
 
     for turn, (first, second) in enumerate(((1, 2), (2, 1))):
-        planner.lora_assignment = seated(s0=first, s1=second)
+        planner.lora_assignment = assigned(s0=first, s1=second)
         rows = [admit(4 * turn, 0, first), admit(4 * turn + 1, -1, 0), admit(4 * turn + 2, 1, second)]
         planner.run([], [(row, len(PROMPT)) for row in rows])
         for batch in (rows, rows[1:2], rows[1:]):

@@ -35,9 +35,9 @@ def by_the_book(
 def test_penalties(penalties: tuple[float, float, float]) -> None:
     """From the history at admission, then token by token; the row beside it is left alone."""
     frequency, presence, repetition = penalties
-    penalties = LogitsPenalties(VOCAB, PLACE)
+    logits_penalties = LogitsPenalties(VOCAB, PLACE)
     prompt, generated = [1, 2, 2], [3, 3]
-    penalties.admit(
+    logits_penalties.admit(
         admit(
             5,
             prompt,
@@ -47,17 +47,17 @@ def test_penalties(penalties: tuple[float, float, float]) -> None:
             repetition_penalty=repetition,
         )
     )
-    penalties.admit(admit(2, [], []))
+    logits_penalties.admit(admit(2, [], []))
     for token in (3, 7, 1):
         logits = torch.randn(2, VOCAB)
         before = logits.clone()
-        out = penalties.apply(logits, [2, 5], [9, 9])
+        out = logits_penalties.apply(logits, [2, 5], [9, 9])
         assert torch.equal(logits, before)
         assert torch.equal(out[0], logits[0])
         assert out[1].tolist() == pytest.approx(
             by_the_book(logits[1].tolist(), prompt, generated, penalties), abs=1e-5
         )
-        penalties.add([2, 5], torch.tensor([0, token]))
+        logits_penalties.add([2, 5], torch.tensor([0, token]))
         generated.append(token)
 
 
