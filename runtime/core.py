@@ -82,33 +82,33 @@ class Core:
         """Reads config.json. Raises ModelError, OptionsError."""
         self.plan = plan
         self.model: ModelConfig = read_config(
-            plan.model_path,
-            is_embedding=plan.is_embedding,
-            pooling=plan.pooling,
-            quantization=plan.quantization,
-            overrides=plan.json_model_override_args,
+            plan.model.model_path,
+            is_embedding=plan.model.is_embedding,
+            pooling=plan.model.pooling,
+            quantization=plan.precision.quantization,
+            overrides=plan.model.json_model_override_args,
         )
         self._metrics = Metrics(buckets(plan))
         self._request_logs = RequestLogs(plan, self._metrics)
         self.adapters: Loras | None = open_loras(plan, self.model)
         preferred = preferred_sampling(plan)
-        self._warmups = warmup.named(plan.warmups)
+        self._warmups = warmup.named(plan.http.warmups)
         self.failure: RuntimeFault | None = None  # why it ended, if not because it was told to
         self.card = ModelCard(
-            name=plan.served_model_name,
+            name=plan.api.served_model_name,
             created=int(time.time()),
-            limits=limits(plan, self.model, plan.context_length),
-            sampling_defaults=(self.model.sampling_defaults if plan.sampling_defaults == "model" else {})
+            limits=limits(plan, self.model, plan.model.context_length),
+            sampling_defaults=(self.model.sampling_defaults if plan.api.sampling_defaults == "model" else {})
             | preferred,
             preferred=preferred,
             pooling=self.model.pooling,
             formats=answer_formats(plan),
-            has_tags=plan.grammar_backend == "xgrammar",
-            weight_version=plan.weight_version,
-            storage=plan.hicache_storage_backend,
-            has_cache_report=plan.enable_cache_report,
+            has_tags=plan.kernels.grammar_backend == "xgrammar",
+            weight_version=plan.weights.weight_version,
+            storage=plan.tiers.hicache_storage_backend,
+            has_cache_report=plan.api.enable_cache_report,
             adapters={} if self.adapters is None else self.adapters.cards,
-            reads_items_apart=plan.multi_item_scoring_delimiter is not None,
+            reads_items_apart=plan.api.multi_item_scoring_delimiter is not None,
         )
         self._state: State = "loading"
         self._meter = Meter(self._metrics)
@@ -125,8 +125,8 @@ class Core:
         self._supervisor = Supervisor(
             start_rank(plan, self.model, self.adapters),
             self._metrics,
-            plan.watchdog_timeout,
-            plan.soft_watchdog_timeout or 0.0,
+            plan.schedule.watchdog_timeout,
+            plan.schedule.soft_watchdog_timeout or 0.0,
             None if self.adapters is None else self.adapters.setup,
         )
         self.control = Control(
@@ -137,8 +137,8 @@ class Core:
             Balance(
                 partial(count_experts, self._supervisor),
                 self._metrics,
-                num_groups=plan.expert_parallel_size,
-                records=plan.expert_distribution_recorder_mode is not None,
+                num_groups=plan.experts.expert_parallel_size,
+                records=plan.experts.expert_distribution_recorder_mode is not None,
             ),
         )
         self.memory_saver = MemorySaver(
@@ -146,8 +146,8 @@ class Core:
             self.control.ask,
             self._to_scheduler.send_nowait,
             partial(name_weights, self),
-            can_release=plan.enable_memory_saver,
-            has_storage=plan.hicache_storage_backend is not None,
+            can_release=plan.weights.enable_memory_saver,
+            has_storage=plan.tiers.hicache_storage_backend is not None,
         )
         self._outputs.on_close(self.control.sessions.ended)
         self._outputs.on_close(self._request_logs.records.left)
@@ -157,10 +157,10 @@ class Core:
                 self._supervisor, lambda adapter: self._to_scheduler.send_nowait(Unload(adapter))
             )
             self._outputs.on_close(self.adapters.ended)
-        self._draw_seed = random_seeds(plan.random_seed)
+        self._draw_seed = random_seeds(plan.schedule.random_seed)
         setup = grammar_setup(plan, self.model)
         self._grammars = (
-            None if setup is None else Grammars(setup, plan.grammar_timeout, self._supervisor.prepare)
+            None if setup is None else Grammars(setup, plan.api.grammar_timeout, self._supervisor.prepare)
         )
         self._vocabulary: Vocabulary | None = None
         self._scheduler: Scheduler | None = None
@@ -174,7 +174,7 @@ class Core:
         `failure`."""
         try:
             try:
-                with long_collections(self.plan.gc_warning_threshold_secs):
+                with long_collections(self.plan.logs.gc_warning_threshold_secs):
                     await self._live()
             except BaseExceptionGroup as group:
                 fault, rest = group.split(RuntimeFault)
@@ -216,8 +216,8 @@ class Core:
 
     async def _live(self) -> None:
         begin = time.monotonic()
-        if self.plan.kv_events_config is not None and self.plan.kv_events_config.is_on:
-            self._events = EventsActor(self.plan.kv_events_config, self._metrics)
+        if self.plan.observe.kv_events_config is not None and self.plan.observe.kv_events_config.is_on:
+            self._events = EventsActor(self.plan.observe.kv_events_config, self._metrics)
         events = self._events
 
         async def get_ready() -> None:
@@ -239,7 +239,7 @@ class Core:
             tasks.start_soon(self._start_text, tasks)
             await check_model(self.plan)
             await self._supervisor.start()
-            if self.plan.enable_hierarchical_cache and self._supervisor.num_host_pages < 2:
+            if self.plan.tiers.enable_hierarchical_cache and self._supervisor.num_host_pages < 2:
                 raise StartError("there is no room for host pages; raise --hicache-size or --hicache-ratio")
             for ready in self._supervisor.readies:
                 for phase, seconds in ready.phases_s.items():
@@ -264,18 +264,18 @@ class Core:
                 self._to_detokenizer,
                 meter=self._meter,
                 limits=limits(self.plan, self.model, config.pool_tokens),
-                depth=1 if self.plan.disable_overlap_schedule else DEPTH,
+                depth=1 if self.plan.schedule.disable_overlap_schedule else DEPTH,
                 publish=None if events is None else events.offer,
                 look=looks(self.plan, self.model, self._metrics, self.load),
             )
-            if self.plan.hicache_storage_backend is not None:
+            if self.plan.tiers.hicache_storage_backend is not None:
                 self._storage = await open_storage(
                     self.plan, self.model, self._scheduler, self._supervisor.open_hosts(), actor.wake
                 )
                 self.control.clear_storage = self._storage.clear
                 actor.attach(self._storage)
                 tasks.start_soon(self._storage.run)
-            if self.plan.enable_expert_distribution_metrics:
+            if self.plan.observe.enable_expert_distribution_metrics:
                 tasks.start_soon(self.control.experts.run, lambda: scheduler.totals.steps)
             tasks.start_soon(actor.run)
             tasks.start_soon(get_ready)
@@ -284,13 +284,15 @@ class Core:
     async def _start_text(self, tasks: TaskGroup) -> None:
         """Loads the tokenizer while the ranks load the weights."""
         begin = time.monotonic()
-        folder = Path(self.plan.tokenizer_path)
+        folder = Path(self.plan.model.tokenizer_path)
         vocabulary = self._vocabulary = await anyio.to_thread.run_sync(
             Vocabulary.load, folder, self.model.vocab_size
         )
-        templates = chat_templates(vocabulary, self.plan.chat_template, self.plan.hf_chat_template_name)
+        templates = chat_templates(
+            vocabulary, self.plan.api.chat_template, self.plan.api.hf_chat_template_name
+        )
         infill_format = find_format(
-            self.plan.completion_template, lambda token: vocabulary.token_id(token) is not None
+            self.plan.api.completion_template, lambda token: vocabulary.token_id(token) is not None
         )
         tokenizer = TokenizerActor(
             vocabulary,
@@ -300,8 +302,8 @@ class Core:
             self._to_scheduler.send_nowait,
             limits=self.card.limits,
             seed=self._draw_seed,
-            isolates_tenants=self.plan.isolate_tenants,
-            weight_version=self.plan.weight_version,
+            isolates_tenants=self.plan.memory.isolate_tenants,
+            weight_version=self.plan.weights.weight_version,
             infill_format=infill_format,
             eos_ids=self.model.eos_ids,
             check_grammar=None if self._grammars is None else self._grammars.check,
@@ -333,7 +335,11 @@ class Core:
 
     def submit(self, ask: Ask, sink: Sink) -> None:
         plan = self.plan
-        if ask.priority is not None and plan.abort_on_priority_when_disabled and not has_priorities(plan):
+        if (
+            ask.priority is not None
+            and plan.schedule.abort_on_priority_when_disabled
+            and not has_priorities(plan)
+        ):
             raise InvalidRequest(
                 "priorities are off on this server (--enable-priority-scheduling); leave priority out",
                 param="priority",
@@ -360,9 +366,9 @@ class Core:
         if (shut := SHUT.get(self._state)) is not None:
             raise Unavailable(shut)
         running = self._scheduler.roster.num_running_requests if self._scheduler is not None else 0
-        if self._router.num_open - running >= self.plan.max_queued_requests:
+        if self._router.num_open - running >= self.plan.schedule.max_queued_requests:
             raise Overloaded(
-                f"{self.plan.max_queued_requests} requests are waiting already (--max-queued-requests); try again later"
+                f"{self.plan.schedule.max_queued_requests} requests are waiting already (--max-queued-requests); try again later"
             )
 
     def abort(self, request_id: str) -> None:
@@ -392,7 +398,7 @@ class Core:
                 used_pages=0,
                 cached_pages=0,
                 total_pages=0,
-                page_size=self.plan.page_size,
+                page_size=self.plan.memory.page_size,
                 steps=0,
                 tokens_per_s=0.0,
             )
@@ -411,7 +417,7 @@ class Core:
             total_window_pages=window.pool.num_pages if window else 0,
             steps=scheduler.totals.steps,
             tokens_per_s=self._meter.tokens_per_s(time.monotonic()),
-            max_running=self.plan.max_running_requests,
+            max_running=self.plan.schedule.max_running_requests,
             waiting_tokens=scheduler.roster.waiting.num_tokens,
             prompt_tokens=scheduler.totals.prompt_tokens,
             cached_tokens=scheduler.totals.cached_tokens,
@@ -426,7 +432,7 @@ class Core:
             "model": self.card.name,
             "architecture": self.model.architecture,
             "state": self.health().state,
-            "context_length": self.plan.context_length,
+            "context_length": self.plan.model.context_length,
             "vocab_size": self.model.vocab_size,
             "options": options,
             "generation": self._supervisor.generation,
@@ -475,7 +481,9 @@ class Core:
                 metrics.of_lora_slots(len(self.adapters.cards), self._scheduler.roster.lora_slots)
         if self._storage is not None:
             self._storage.report(metrics)
-        return metrics.render(dict(enumerate(self._supervisor.ranks.pids)), self.plan.extra_metric_labels)
+        return metrics.render(
+            dict(enumerate(self._supervisor.ranks.pids)), self.plan.observe.extra_metric_labels
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         assert self._vocabulary is not None, "a token, but no tokenizer"
@@ -501,9 +509,11 @@ def name_weights(core: Core, version: str) -> None:
 
 async def check_model(plan: Plan) -> None:
     """Before anything is read of it. Raises StartError."""
-    if plan.model_checksum is not None:
+    if plan.model.model_checksum is not None:
         begin = time.monotonic()
-        count = await anyio.to_thread.run_sync(check_files, Path(plan.model_path), Path(plan.model_checksum))
+        count = await anyio.to_thread.run_sync(
+            check_files, Path(plan.model.model_path), Path(plan.model.model_checksum)
+        )
         log.get("start").info("checksums", files=count, seconds=round(time.monotonic() - begin, 3))
 
 
@@ -515,8 +525,8 @@ def looks(
     kinds = {"sequences": graph_sizes(plan, model), "tokens": piecewise_sizes(plan)}
     captures = [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]
     found = [Capturing(captures, metrics).look] if captures else []
-    if plan.decode_log_interval is not None:
-        found.append(StepLog(plan.decode_log_interval, load).look)
+    if plan.logs.decode_log_interval is not None:
+        found.append(StepLog(plan.logs.decode_log_interval, load).look)
 
     def look(scheduler: Scheduler, ranks: Any) -> None:
         for each in found:

@@ -24,7 +24,7 @@ from runtime.options.plan import Plan
 def run(plan: Plan) -> int:
     """Serves until a signal, or until a rank dies. -> exit code. Raises StartError for what the user can
     mend."""
-    log.setup(plan.log_level, plan.log_format)
+    log.setup(plan.logs.log_level, plan.logs.log_format)
     for notice in plan.notices:
         log.get("options").warning(notice)
     return uvloop.run(main(plan))
@@ -32,15 +32,20 @@ def run(plan: Plan) -> int:
 
 async def main(plan: Plan) -> int:
     tls = None
-    if plan.ssl_certfile is not None:
-        tls = tls_context(plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs)
+    if plan.http.ssl_certfile is not None:
+        tls = tls_context(
+            plan.http.ssl_certfile,
+            plan.http.ssl_keyfile,
+            plan.http.ssl_keyfile_password,
+            plan.http.ssl_ca_certs,
+        )
     core = Core(plan)
     kept = open_kept(core, plan)
     stop = anyio.Event()  # the HTTP server closes
     # listens from here on
-    door = _grpc_door(core, plan, tls) if plan.grpc_mode else _http_door(core, plan, kept, tls)
+    door = _grpc_door(core, plan, tls) if plan.http.grpc_mode else _http_door(core, plan, kept, tls)
     async with anyio.create_task_group() as tasks:
-        await tasks.start(_watch_signals, core, stop, plan.shutdown_timeout)
+        await tasks.start(_watch_signals, core, stop, plan.http.shutdown_timeout)
         tasks.start_soon(_run_core, core, stop)
         tasks.start_soon(kept.run)
         await door(stop)
@@ -55,9 +60,11 @@ Door = Callable[[anyio.Event], Awaitable[None]]  # serves until the event
 
 def _http_door(core: Core, plan: Plan, kept: Kept, tls: ssl.SSLContext | None) -> Door:
     app = http_app(core, http_settings(plan), kept)
-    sockets = listen(plan.host, plan.port)
+    sockets = listen(plan.http.host, plan.http.port)
     _tell("http", plan, sockets[0].getsockname()[1])
-    return lambda stop: serve(app, sockets=sockets, shutdown=stop, tls=tls, root_path=plan.fastapi_root_path)
+    return lambda stop: serve(
+        app, sockets=sockets, shutdown=stop, tls=tls, root_path=plan.http.fastapi_root_path
+    )
 
 
 def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
@@ -66,16 +73,20 @@ def _grpc_door(core: Core, plan: Plan, tls: ssl.SSLContext | None) -> Door:
     except ImportError:
         raise OptionsError(["--grpc-mode needs grpcio and protobuf; install runtime[grpc]"]) from None
     credentials = rpc.credentials_of(
-        plan.ssl_certfile, plan.ssl_keyfile, plan.ssl_keyfile_password, plan.ssl_ca_certs, tls
+        plan.http.ssl_certfile,
+        plan.http.ssl_keyfile,
+        plan.http.ssl_keyfile_password,
+        plan.http.ssl_ca_certs,
+        tls,
     )
-    server = rpc.Rpc(core, http_settings(plan), plan.host, plan.port, credentials)
+    server = rpc.Rpc(core, http_settings(plan), plan.http.host, plan.http.port, credentials)
     _tell("grpc", plan, server.port)
     return server.serve
 
 
 def _tell(scheme: str, plan: Plan, port: int) -> None:
     log.get("server").info(
-        "listening", url=f"{scheme}{'s' if plan.ssl_certfile else ''}://{plan.host}:{port}"
+        "listening", url=f"{scheme}{'s' if plan.http.ssl_certfile else ''}://{plan.http.host}:{port}"
     )
 
 

@@ -37,17 +37,17 @@ from runtime.text.vocabulary import Vocabulary
 
 def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
     """Reads the adapters of --lora-paths. Raises OptionsError, ModelError."""
-    if not plan.enable_lora:
+    if not plan.lora.enable_lora:
         return None
     return Loras(
         model,
-        plan.served_model_name,
-        adapter_specs_of(plan.lora_paths),
+        plan.api.served_model_name,
+        adapter_specs_of(plan.lora.lora_paths),
         LoraLimits(
-            num_lora_slots=plan.max_loras_per_batch,
-            max_rank=plan.max_lora_rank,
-            targets=plan.lora_target_modules,
-            max_loaded=plan.max_loaded_loras,
+            num_lora_slots=plan.lora.max_loras_per_batch,
+            max_rank=plan.lora.max_lora_rank,
+            targets=plan.lora.lora_target_modules,
+            max_loaded=plan.lora.max_loaded_loras,
         ),
     )
 
@@ -55,62 +55,62 @@ def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
 def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> StartRank:
     """What the ranks must know of the plan."""
     return StartRank(
-        device=plan.device,
-        model_path=plan.model_path,
-        dtype=plan.dtype,
-        load_format=plan.load_format,
-        tp_size=plan.tensor_parallel_size,
-        ep_size=plan.expert_parallel_size,
-        page_size=plan.page_size,
-        exchange=plan.moe_a2a_backend,
-        exchange_mode=plan.deepep_mode,
-        max_slots=plan.max_running_requests,
-        max_len=plan.context_length,
-        max_step_tokens=plan.max_step_tokens + plan.max_running_requests,
-        memory_fraction=plan.mem_fraction_static,
-        max_total_tokens=plan.max_total_tokens,
-        num_threads=plan.num_threads,
+        device=plan.parallel.device,
+        model_path=plan.model.model_path,
+        dtype=plan.precision.dtype,
+        load_format=plan.model.load_format,
+        tp_size=plan.parallel.tensor_parallel_size,
+        ep_size=plan.experts.expert_parallel_size,
+        page_size=plan.memory.page_size,
+        exchange=plan.experts.moe_a2a_backend,
+        exchange_mode=plan.experts.deepep_mode,
+        max_slots=plan.schedule.max_running_requests,
+        max_len=plan.model.context_length,
+        max_step_tokens=plan.schedule.max_step_tokens + plan.schedule.max_running_requests,
+        memory_fraction=plan.memory.mem_fraction_static,
+        max_total_tokens=plan.memory.max_total_tokens,
+        num_threads=plan.parallel.num_threads,
         rendezvous="",
-        seed=plan.random_seed,
+        seed=plan.schedule.random_seed,
         device_options=plan.device_options,
-        environment=plan.rank_environment,
-        numa_nodes=plan.numa_node or (),
-        window_ratio=plan.window_ratio,
-        state_ratio=plan.mamba_full_memory_ratio,
-        num_states=plan.max_mamba_cache_size,
-        host_bytes=plan.hicache_size * 10**9 if plan.enable_hierarchical_cache else 0,
-        host_ratio=plan.hicache_ratio if plan.enable_hierarchical_cache else 0.0,
-        host_layout=plan.hicache_mem_layout,
-        host_copies=plan.hicache_io_backend,
-        kv_dtype=plan.kv_cache_dtype,
+        environment=plan.ascend.rank_environment,
+        numa_nodes=plan.parallel.numa_node or (),
+        window_ratio=plan.memory.window_ratio,
+        state_ratio=plan.states.mamba_full_memory_ratio,
+        num_states=plan.states.max_mamba_cache_size,
+        host_bytes=plan.tiers.hicache_size * 10**9 if plan.tiers.enable_hierarchical_cache else 0,
+        host_ratio=plan.tiers.hicache_ratio if plan.tiers.enable_hierarchical_cache else 0.0,
+        host_layout=plan.tiers.hicache_mem_layout,
+        host_copies=plan.tiers.hicache_io_backend,
+        kv_dtype=plan.precision.kv_cache_dtype,
         grammar=grammar_setup(plan, model),
-        processors=plan.logit_processors if plan.enable_custom_logit_processor else [],
+        processors=plan.api.logit_processors if plan.api.enable_custom_logit_processor else [],
         graph_sizes=graph_sizes(plan, model),
-        graph_pads=not plan.disable_cuda_graph_padding,
+        graph_pads=not plan.graphs.disable_cuda_graph_padding,
         piecewise_sizes=piecewise_sizes(plan),
         compiled=compiled(plan),
-        trace_folder=mkdtemp(prefix="runtime-captures-") if plan.enable_profile_cuda_graph else "",
+        trace_folder=mkdtemp(prefix="runtime-captures-") if plan.graphs.enable_profile_cuda_graph else "",
         adapters=None if loras is None else loras.setup(),
-        offload_setup=WeightOffload(plan.offload, plan.enable_weights_cpu_backup),
+        offload_setup=WeightOffload(plan.memory.offload, plan.weights.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps,
-        config_overrides=plan.json_model_override_args,
-        has_wide_head=plan.enable_fp32_lm_head,
-        is_embedding=plan.is_embedding,
-        pooling=plan.pooling,
-        quantization=plan.quantization,
+        config_overrides=plan.model.json_model_override_args,
+        has_wide_head=plan.precision.enable_fp32_lm_head,
+        is_embedding=plan.model.is_embedding,
+        pooling=plan.model.pooling,
+        quantization=plan.precision.quantization,
     )
 
 
 def buckets(plan: Plan) -> Buckets:
     """Of the histograms."""
     return Buckets(
-        delay_steps=plan.prefill_delayer_forward_passes_buckets,
-        delay_s=plan.prefill_delayer_wait_seconds_buckets,
-        ttft_s=plan.bucket_time_to_first_token,
-        itl_s=plan.bucket_inter_token_latency,
-        e2e_s=plan.bucket_e2e_request_latency,
-        prompt_length=bounds_of(plan.prompt_tokens_buckets),
-        answer_length=bounds_of(plan.generation_tokens_buckets),
+        delay_steps=plan.schedule.prefill_delayer_forward_passes_buckets,
+        delay_s=plan.schedule.prefill_delayer_wait_seconds_buckets,
+        ttft_s=plan.observe.bucket_time_to_first_token,
+        itl_s=plan.observe.bucket_inter_token_latency,
+        e2e_s=plan.observe.bucket_e2e_request_latency,
+        prompt_length=bounds_of(plan.observe.prompt_tokens_buckets),
+        answer_length=bounds_of(plan.observe.generation_tokens_buckets),
     )
 
 
@@ -130,35 +130,38 @@ def bounds_of(words: tuple[str, ...] | None) -> tuple[float, ...] | None:
 
 def graph_sizes(plan: Plan, model: ModelConfig) -> list[int]:
     """Numbers of sequences whose decode steps are to be captured; none where nothing decodes."""
-    return [] if plan.disable_cuda_graph or model.pooling is not None else list(plan.cuda_graph_bs)
+    return (
+        [] if plan.graphs.disable_cuda_graph or model.pooling is not None else list(plan.graphs.cuda_graph_bs)
+    )
 
 
 def piecewise_sizes(plan: Plan) -> list[int]:
     """Numbers of tokens for which steps with prompts are to be captured, between their attentions."""
-    return list(plan.piecewise_cuda_graph_tokens) if plan.enable_piecewise_cuda_graph else []
+    return list(plan.graphs.piecewise_cuda_graph_tokens) if plan.graphs.enable_piecewise_cuda_graph else []
 
 
 def compiled(plan: Plan) -> Compiled:
     """What runs through torch.compile."""
     return Compiled(
-        max_rows=plan.torch_compile_max_bs if plan.enable_torch_compile else 0,
-        is_piecewise=plan.enable_piecewise_cuda_graph and plan.piecewise_cuda_graph_compiler == "inductor",
-        explains=plan.enable_torch_compile_debug_mode,
+        max_rows=plan.graphs.torch_compile_max_bs if plan.graphs.enable_torch_compile else 0,
+        is_piecewise=plan.graphs.enable_piecewise_cuda_graph
+        and plan.graphs.piecewise_cuda_graph_compiler == "inductor",
+        explains=plan.graphs.enable_torch_compile_debug_mode,
     )
 
 
 def grammar_setup(plan: Plan, model: ModelConfig) -> GrammarSetup | None:
     """None: no structured outputs."""
-    if plan.grammar_backend == "none":
+    if plan.kernels.grammar_backend == "none":
         return None
     return GrammarSetup(
-        backend=plan.grammar_backend,
-        tokenizer_path=plan.tokenizer_path,
+        backend=plan.kernels.grammar_backend,
+        tokenizer_path=plan.model.tokenizer_path,
         vocab_size=model.vocab_size,
         eos_ids=model.eos_ids,
-        whitespace_pattern=plan.constrained_json_whitespace_pattern,
-        is_compact=plan.constrained_json_disable_any_whitespace,
-        jumps=not plan.disable_jump_forward,
+        whitespace_pattern=plan.api.constrained_json_whitespace_pattern,
+        is_compact=plan.api.constrained_json_disable_any_whitespace,
+        jumps=not plan.api.disable_jump_forward,
     )
 
 
@@ -172,10 +175,14 @@ def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> Cha
 def answer_formats(plan: Plan) -> Formats:
     """Raises OptionsError, ModelError."""
     sources = template_sources(
-        read_files(Path(plan.tokenizer_path)).templates, plan.chat_template, plan.hf_chat_template_name
+        read_files(Path(plan.model.tokenizer_path)).templates,
+        plan.api.chat_template,
+        plan.api.hf_chat_template_name,
     )
     return choose(
-        plan.tool_call_parser, plan.reasoning_parser, sources.get("tool_use", "") + sources.get("default", "")
+        plan.api.tool_call_parser,
+        plan.api.reasoning_parser,
+        sources.get("tool_use", "") + sources.get("default", ""),
     )
 
 
@@ -189,59 +196,65 @@ def scheduler_config(
 ) -> SchedulerConfig:
     """What the scheduler must know of the plan; the numbers of pages are what the smallest rank holds."""
     return SchedulerConfig(
-        max_running=plan.max_running_requests,
-        max_step_tokens=plan.max_step_tokens,
-        max_len=plan.context_length,
-        page_size=plan.page_size,
+        max_running=plan.schedule.max_running_requests,
+        max_step_tokens=plan.schedule.max_step_tokens,
+        max_len=plan.model.context_length,
+        page_size=plan.memory.page_size,
         num_pages=num_pages,
         eos_ids=model.eos_ids,
         pools=model.pooling is not None,
         lora_slots=LoraSlotConfig(
-            num_lora_slots=plan.max_loras_per_batch if plan.enable_lora else 0,
-            eviction=plan.lora_eviction_policy,
+            num_lora_slots=plan.lora.max_loras_per_batch if plan.lora.enable_lora else 0,
+            eviction=plan.lora.lora_eviction_policy,
         ),
         cache=CacheConfig(
-            shares=not (plan.disable_radix_cache or model.needs_whole_texts),
-            eviction=plan.radix_eviction_policy,
+            shares=not (plan.memory.disable_radix_cache or model.needs_whole_texts),
+            eviction=plan.memory.radix_eviction_policy,
             window=WindowConfig(
-                num_pages=num_window_pages, window=max(1, *model.windows), step_tokens=plan.max_step_tokens
+                num_pages=num_window_pages,
+                window=max(1, *model.windows),
+                step_tokens=plan.schedule.max_step_tokens,
             ),
             states=StateConfig(
-                num_slots=num_state_slots, shares=not plan.disable_radix_cache, interval=plan.state_interval
+                num_slots=num_state_slots,
+                shares=not plan.memory.disable_radix_cache,
+                interval=plan.states.state_interval,
             ),
             host=HostConfig(
                 num_pages=num_host_pages,
-                write_policy=plan.hicache_write_policy,
-                has_storage=plan.hicache_storage_backend is not None,
+                write_policy=plan.tiers.hicache_write_policy,
+                has_storage=plan.tiers.hicache_storage_backend is not None,
             ),
         ),
-        conservativeness=plan.schedule_conservativeness,
-        limit=Limit(queue_s=plan.queue_timeout, total_s=plan.request_timeout),
+        conservativeness=plan.schedule.schedule_conservativeness,
+        limit=Limit(queue_s=plan.schedule.queue_timeout, total_s=plan.schedule.request_timeout),
         order=OrderConfig(
-            policy=plan.schedule_policy,
+            policy=plan.schedule.schedule_policy,
             has_priorities=has_priorities(plan),
-            low_first=plan.schedule_low_priority_values_first,
-            preemption_threshold=plan.priority_scheduling_preemption_threshold,
-            patience=plan.max_overtakes,
-            fair=plan.fair_share != "off",
-            weights=plan.fair_share_weights,
+            low_first=plan.schedule.schedule_low_priority_values_first,
+            preemption_threshold=plan.schedule.priority_scheduling_preemption_threshold,
+            patience=plan.schedule.max_overtakes,
+            fair=plan.schedule.fair_share != "off",
+            weights=plan.schedule.fair_share_weights,
         ),
         admission=Admission(
-            max_step_tokens=plan.max_step_tokens,
-            max_prompts=plan.prefill_max_requests,
-            has_chunks=plan.chunked_prefill_size > 0,
-            has_dynamic_chunks=plan.enable_dynamic_chunking,
-            long_share=plan.long_prompt_share,
-            decode_steps=plan.num_continuous_decode_steps,
-            delay_steps=plan.prefill_delayer_max_delay_passes if plan.enable_prefill_delayer else 0,
-            delay_watermark=plan.prefill_delayer_token_usage_low_watermark,
+            max_step_tokens=plan.schedule.max_step_tokens,
+            max_prompts=plan.schedule.prefill_max_requests,
+            has_chunks=plan.schedule.chunked_prefill_size > 0,
+            has_dynamic_chunks=plan.schedule.enable_dynamic_chunking,
+            long_share=plan.schedule.long_prompt_share,
+            decode_steps=plan.schedule.num_continuous_decode_steps,
+            delay_steps=plan.schedule.prefill_delayer_max_delay_passes
+            if plan.schedule.enable_prefill_delayer
+            else 0,
+            delay_watermark=plan.schedule.prefill_delayer_token_usage_low_watermark,
         ),
     )
 
 
 def preferred_sampling(plan: Plan) -> dict[str, Any]:
     """Fields of SamplingParams. Raises OptionsError."""
-    preferred = plan.preferred_sampling_params or {}
+    preferred = plan.api.preferred_sampling_params or {}
     try:
         msgspec.convert(preferred, SamplingParams)
     except msgspec.ValidationError as error:
@@ -252,27 +265,27 @@ def preferred_sampling(plan: Plan) -> dict[str, Any]:
 
 
 def has_priorities(plan: Plan) -> bool:
-    return plan.enable_priority_scheduling or plan.schedule_policy == "priority"
+    return plan.schedule.enable_priority_scheduling or plan.schedule.schedule_policy == "priority"
 
 
 def limits(plan: Plan, model: ModelConfig, pool_tokens: int) -> Limits:
     return Limits(
         vocab_size=model.vocab_size,
-        context_len=plan.context_length,
+        context_len=plan.model.context_length,
         pool_tokens=pool_tokens,
-        cuts=plan.allow_auto_truncate,
+        cuts=plan.api.allow_auto_truncate,
         processors=processor_names(plan),
         min_new=1 if model.pooling is None else 0,
         hidden_size=model.hidden_size,
-        shows_hidden=plan.enable_return_hidden_states,
+        shows_hidden=plan.api.enable_return_hidden_states,
     )
 
 
 def processor_names(plan: Plan) -> tuple[str, ...]:
     """What requests call the logit processors: by their class."""
     return (
-        tuple(place.rpartition(":")[2] for place in plan.logit_processors)
-        if plan.enable_custom_logit_processor
+        tuple(place.rpartition(":")[2] for place in plan.api.logit_processors)
+        if plan.api.enable_custom_logit_processor
         else ()
     )
 

@@ -332,14 +332,14 @@ async def open_storage(
     plan: Plan, model: ModelConfig, scheduler: Scheduler, ranks: list[HostPages], wake: Callable[[], None]
 ) -> StorageActor:
     """The storage tier that the options ask for, over the host memory of all ranks. Raises StartError."""
-    assert plan.hicache_storage_backend is not None
-    said = plan.hicache_storage_backend_extra_config
+    assert plan.tiers.hicache_storage_backend is not None
+    said = plan.tiers.hicache_storage_backend_extra_config
     settings, page_bytes = tier_settings(said), sum(rank.page_bytes for rank in ranks)
     identity = await to_thread.run_sync(
         cache_identity, plan, model, settings.model, [rank.part_bytes for rank in ranks]
     )
     store = await to_thread.run_sync(
-        open_store, plan.hicache_storage_backend, backend_settings(said), identity, page_bytes
+        open_store, plan.tiers.hicache_storage_backend, backend_settings(said), identity, page_bytes
     )
     log.get("start").info("storage", identity=identity.hex(), page_bytes=page_bytes, **store.stats())
 
@@ -353,7 +353,7 @@ async def open_storage(
         identity=identity,
         page_bytes=page_bytes,
         settings=settings,
-        policy=plan.hicache_storage_prefetch_policy,
+        policy=plan.tiers.hicache_storage_prefetch_policy,
         wake=wake,
     )
 
@@ -368,20 +368,20 @@ def cache_identity(
         for key, value in msgspec.to_builtins(model).items()
         if key not in ("bos_id", "eos_ids", "sampling_defaults")
     }
-    if plan.load_format == "dummy":
-        facts["weights"] = ["dummy", plan.random_seed]
+    if plan.model.load_format == "dummy":
+        facts["weights"] = ["dummy", plan.schedule.random_seed]
     else:
-        facts["weights"] = weights(Path(plan.model_path), name)
+        facts["weights"] = weights(Path(plan.model.model_path), name)
     return identity_of(
         model=facts,
-        device=plan.device,
+        device=plan.parallel.device,
         device_options=plan.device_options,
-        dtype=plan.dtype,
-        kv_dtype=plan.kv_cache_dtype,
-        page_size=plan.page_size,
-        num_ranks=plan.tensor_parallel_size,
+        dtype=plan.precision.dtype,
+        kv_dtype=plan.precision.kv_cache_dtype,
+        page_size=plan.memory.page_size,
+        num_ranks=plan.parallel.tensor_parallel_size,
         part_bytes=part_bytes,
-        attention=plan.attention_backend,
+        attention=plan.kernels.attention_backend,
     )
 
 

@@ -1,8 +1,9 @@
 """`runtime check`: what would happen, before anything does.
 
-explain   every value in force with its source and reason
-memory    what each rank will hold, from config.json and file headers
-doctor    what this machine has, and what it should have
+aspects:
+    explain   every value in force with its source and reason
+    memory    what each rank will hold, from config.json and file headers
+    doctor    what this machine has, and what it should have
 """
 
 import argparse
@@ -94,24 +95,26 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     from runtime.settings import open_loras  # imports numpy, which --help need not wait for
 
     plan = plan_for(from_argv(options))
-    stored = stored_weights(Path(plan.model_path))
+    stored = stored_weights(Path(plan.model.model_path))
     machine = this_machine()
     model = read_config(
-        plan.model_path,
-        is_embedding=plan.is_embedding,
-        pooling=plan.pooling,
-        quantization=plan.quantization,
-        overrides=plan.json_model_override_args,
+        plan.model.model_path,
+        is_embedding=plan.model.is_embedding,
+        pooling=plan.model.pooling,
+        quantization=plan.precision.quantization,
+        overrides=plan.model.json_model_override_args,
     )
     loras = open_loras(plan, model)
     found = footprint(plan, model, machine, stored, None if loras is None else loras.setup())
-    fits = found.num_pages > 1 and found.total_bytes * plan.tensor_parallel_size <= machine.memory_bytes
+    fits = (
+        found.num_pages > 1 and found.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
+    )
     if arguments.json:
         print(
             _json(
                 {
                     "rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes},
-                    "ranks": plan.tensor_parallel_size,
+                    "ranks": plan.parallel.tensor_parallel_size,
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
                     "fits": fits,
@@ -125,21 +128,25 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
 
 def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
     """The table of `runtime check memory`."""
-    ranks, stored_as = plan.tensor_parallel_size, stored.dtype or "nothing"
+    ranks, stored_as = plan.parallel.tensor_parallel_size, stored.dtype or "nothing"
     windows = f", {found.num_window_pages} for layers with a window" if found.num_window_pages else ""
     rows = [
         (
             "weights",
             found.weights_bytes,
-            f"{plan.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}",
+            f"{plan.precision.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}",
         ),
         (
             "pages",
             found.pages_bytes,
-            f"{found.num_pages} of {plan.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
+            f"{found.num_pages} of {plan.memory.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
             f"bounded by {found.bound}",
         ),
-        ("activations", found.activations_bytes, f"at most, for a step of {plan.max_step_tokens} tokens"),
+        (
+            "activations",
+            found.activations_bytes,
+            f"at most, for a step of {plan.schedule.max_step_tokens} tokens",
+        ),
         (
             "graphs",
             found.graphs_bytes,
@@ -148,7 +155,7 @@ def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: 
             else "none are captured",
         ),
         *[
-            ("adapters", found.adapters_bytes, f"{plan.max_loras_per_batch} seats")
+            ("adapters", found.adapters_bytes, f"{plan.lora.max_loras_per_batch} seats")
             for _ in range(found.adapters_bytes > 0)
         ],
         (
@@ -161,11 +168,11 @@ def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: 
     if found.host_bytes:
         when = (
             "of weights, while the device's memory is given back"
-            if plan.enable_weights_cpu_backup
+            if plan.weights.enable_weights_cpu_backup
             else "of weights, page-locked"
         )
         lines.append(f"{'host memory':<12} {_size(found.host_bytes):>10}  {when}")
-    if plan.enable_memory_saver:
+    if plan.weights.enable_memory_saver:
         lines.append(
             f"{'given back':<12} {_size(found.returned_bytes):>10}  weights, pages and graphs, by /release_memory_occupation"
         )
@@ -183,7 +190,9 @@ def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
     measured = None
     if arguments.bench:
         plan = plan_for(given)
-        measured = bench(plan.device, plan.num_ranks, plan.rank_environment, arguments.shrink)
+        measured = bench(
+            plan.parallel.device, plan.parallel.num_ranks, plan.ascend.rank_environment, arguments.shrink
+        )
     if arguments.json:
         print(_json({"findings": findings, "measured": measured} if arguments.bench else findings))
     else:

@@ -24,15 +24,17 @@ DEFAULT = HttpSettings()
 
 def http_settings(plan: Plan, *, is_local: bool | None = None) -> HttpSettings:
     """`is_local`: only programs on this machine can connect; unless told, --host says it."""
-    user = (plan.api_key,) if isinstance(plan.api_key, str) else plan.api_key or ()
-    keys = Keys(user, plan.admin_api_key, is_local=is_loopback(plan.host) if is_local is None else is_local)
+    user = (plan.api.api_key,) if isinstance(plan.api.api_key, str) else plan.api.api_key or ()
+    keys = Keys(
+        user, plan.api.admin_api_key, is_local=is_loopback(plan.http.host) if is_local is None else is_local
+    )
     return HttpSettings(
-        max_body_bytes=plan.max_body_bytes,
-        tenant_is=plan.fair_share,
-        stream_interval=plan.stream_interval,
-        stream_output=plan.stream_output,
+        max_body_bytes=plan.http.max_body_bytes,
+        tenant_is=plan.schedule.fair_share,
+        stream_interval=plan.http.stream_interval,
+        stream_output=plan.http.stream_output,
         keys=keys,
-        cors_origins=plan.cors_origins or (),
-        access_level=plan.log_level_http,
-        unlogged_paths=plan.uvicorn_access_log_exclude_prefixes,
+        cors_origins=plan.http.cors_origins or (),
+        access_level=plan.logs.log_level_http,
+        unlogged_paths=plan.logs.uvicorn_access_log_exclude_prefixes,
     )

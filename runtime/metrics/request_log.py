@@ -185,28 +185,32 @@ class RequestLogs:
         """Raises StartError."""
         self.crash = (
             None
-            if plan.crash_dump_folder is None
-            else CrashDump(Path(plan.crash_dump_folder), plan.log_requests_level)
+            if plan.logs.crash_dump_folder is None
+            else CrashDump(Path(plan.logs.crash_dump_folder), plan.logs.log_requests_level)
         )
         keepers: list[RequestObserver] = [] if self.crash is None else [self.crash]
-        if plan.log_requests:
+        if plan.logs.log_requests:
             keepers.append(
                 RequestLog(
-                    plan.log_requests_level,
+                    plan.logs.log_requests_level,
                     [
-                        Lines(target, "requests", "%Y%m%d", is_json=plan.log_requests_format == "json").write
-                        for target in plan.log_requests_target or ("stderr",)
+                        Lines(
+                            target, "requests", "%Y%m%d", is_json=plan.logs.log_requests_format == "json"
+                        ).write
+                        for target in plan.logs.log_requests_target or ("stderr",)
                     ],
                 )
             )
-        if plan.export_metrics_to_file:
-            assert plan.export_metrics_to_file_dir is not None  # a conflict says so
+        if plan.observe.export_metrics_to_file:
+            assert plan.observe.export_metrics_to_file_dir is not None  # a conflict says so
             keepers.append(
                 Figures(
-                    Lines(plan.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True).write
+                    Lines(
+                        plan.observe.export_metrics_to_file_dir, "request-metrics", "%Y%m%d-%H", is_json=True
+                    ).write
                 )
             )
-        if plan.enable_request_time_stats_logging:
+        if plan.logs.enable_request_time_stats_logging:
             keepers.append(
                 Figures(
                     lambda fields: log.get("requests").info(
@@ -219,11 +223,12 @@ class RequestLogs:
                     )
                 )
             )
-        if plan.collect_tokens_histogram:
+        if plan.observe.collect_tokens_histogram:
             keepers.append(Lengths(metrics))
         self.records = Records(
             keepers,
-            keeps_texts=plan.log_requests_level >= 2 and (plan.log_requests or self.crash is not None),
+            keeps_texts=plan.logs.log_requests_level >= 2
+            and (plan.logs.log_requests or self.crash is not None),
         )
 
     def died(self, died: RankDied) -> None:

@@ -109,38 +109,45 @@ def footprint(
 ) -> Footprint:
     """What one rank of `plan` takes, with these adapters. All ranks take the same, but for a few rows of the
     vocabulary. Raises StartError where the wished part of the weights cannot lie in host memory."""
-    dtype = plan.dtype if plan.dtype != "auto" else STORED.get(stored.dtype, "float32")
+    dtype = plan.precision.dtype if plan.precision.dtype != "auto" else STORED.get(stored.dtype, "float32")
     item = DTYPE_BYTES[dtype]
     sizes = (
-        plan.tensor_parallel_size,
-        plan.expert_parallel_size,
-        1 if plan.exchanges_tokens else plan.tensor_parallel_size,
+        plan.parallel.tensor_parallel_size,
+        plan.experts.expert_parallel_size,
+        1 if plan.experts.uses_all_to_all else plan.parallel.tensor_parallel_size,
     )
     weights = weight_count(model, *sizes) * item + float_bytes(model) - saved_bytes(model, *sizes, item)
-    adapters = 0 if setup is None else adapter_count(model, setup, plan.tensor_parallel_size) * item
-    hosted, buffers = offloaded_bytes(plan.offload, model, sizes, item)
+    adapters = 0 if setup is None else adapter_count(model, setup, plan.parallel.tensor_parallel_size) * item
+    hosted, buffers = offloaded_bytes(plan.memory.offload, model, sizes, item)
     whole, weights = weights, weights - hosted + buffers
-    layer_bytes = cached_count(model, plan.tensor_parallel_size) * KV_BYTES.get(plan.kv_cache_dtype, item)
+    layer_bytes = cached_count(model, plan.parallel.tensor_parallel_size) * KV_BYTES.get(
+        plan.precision.kv_cache_dtype, item
+    )
     num_full = sum(window == 0 for window in model.windows)
     full_bytes, window_bytes = num_full * layer_bytes, (model.num_layers - num_full) * layer_bytes
-    budget = int(machine.memory_bytes // plan.tensor_parallel_size * plan.mem_fraction_static)
+    budget = int(machine.memory_bytes // plan.parallel.tensor_parallel_size * plan.memory.mem_fraction_static)
     pools, bound = _pages(
-        plan, model, budget - weights - adapters, (full_bytes * plan.page_size, window_bytes * plan.page_size)
+        plan,
+        model,
+        budget - weights - adapters,
+        (full_bytes * plan.memory.page_size, window_bytes * plan.memory.page_size),
     )
-    pool = pools.full * plan.page_size
+    pool = pools.full * plan.memory.page_size
     room = (pools.full + 1, pools.window + 1 if pools.window else pools.full + 1)
     return Footprint(
         weights_bytes=weights,
-        pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.page_size,
+        pages_bytes=(room[0] * full_bytes + room[1] * window_bytes) * plan.memory.page_size,
         graphs_bytes=_graphs(plan, model, item),
         adapters_bytes=adapters,
-        host_bytes=whole if plan.enable_weights_cpu_backup else hosted,
-        activations_bytes=_activations(plan, model, item, plan.max_step_tokens, plan.max_running_requests),
+        host_bytes=whole if plan.weights.enable_weights_cpu_backup else hosted,
+        activations_bytes=_activations(
+            plan, model, item, plan.schedule.max_step_tokens, plan.schedule.max_running_requests
+        ),
         num_pages=room[0],
         token_bytes=full_bytes + window_bytes,
         num_window_pages=room[1] if pools.window else 0,
         pool_tokens=pool,
-        longest_tokens=min(pool, plan.context_length),
+        longest_tokens=min(pool, plan.model.context_length),
         budget_bytes=budget,
         bound=bound,
     )
@@ -314,18 +321,22 @@ def float_bytes(model: ModelConfig) -> int:
 def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int, int]) -> tuple[Pools, str]:
     """Usable pages, and the option or memory that bounds them. `page_bytes`: of full layers, and of those
     with a window."""
-    longest = -(-plan.context_length // plan.page_size)
+    longest = -(-plan.model.context_length // plan.memory.page_size)
     bounds = [
         (
-            plan.max_running_requests * longest,
-            f"{plan.max_running_requests} sequences of {plan.context_length} tokens (--max-running-requests, --context-length)",
+            plan.schedule.max_running_requests * longest,
+            f"{plan.schedule.max_running_requests} sequences of {plan.model.context_length} tokens (--max-running-requests, --context-length)",
         )
     ]
-    if plan.max_total_tokens is not None:
-        bounds.append((plan.max_total_tokens // plan.page_size, "--max-total-tokens"))
+    if plan.memory.max_total_tokens is not None:
+        bounds.append((plan.memory.max_total_tokens // plan.memory.page_size, "--max-total-tokens"))
     most, bound = min(bounds)
-    ratio = plan.window_ratio if has_two_pools(plan.window_ratio, model.windows, plan.context_length) else 0.0
-    step_tokens = plan.max_step_tokens + plan.max_running_requests
+    ratio = (
+        plan.memory.window_ratio
+        if has_two_pools(plan.memory.window_ratio, model.windows, plan.model.context_length)
+        else 0.0
+    )
+    step_tokens = plan.schedule.max_step_tokens + plan.schedule.max_running_requests
     pools = share(
         Room(
             num_bytes=num_bytes,
@@ -334,20 +345,27 @@ def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int
             most=most,
             longest=longest,
             ratio=ratio,
-            least=least_pages(max(model.windows), plan.page_size, step_tokens),
+            least=least_pages(max(model.windows), plan.memory.page_size, step_tokens),
         )
     )
     if pools.full < most:
-        bound = f"{plan.mem_fraction_static:g} of the available memory (--mem-fraction-static)"
+        bound = f"{plan.memory.mem_fraction_static:g} of the available memory (--mem-fraction-static)"
     return pools, bound
 
 
 def _graphs(plan: Plan, model: ModelConfig, item: int) -> int:
     """What the largest captured step computes with, decode or not, and what it leaves; the others are within
     it."""
-    rows = 0 if plan.disable_cuda_graph or model.pooling is not None else max(plan.cuda_graph_bs, default=0)
+    rows = (
+        0
+        if plan.graphs.disable_cuda_graph or model.pooling is not None
+        else max(plan.graphs.cuda_graph_bs, default=0)
+    )
     tokens = max(
-        rows, max(plan.piecewise_cuda_graph_tokens, default=0) if plan.enable_piecewise_cuda_graph else 0
+        rows,
+        max(plan.graphs.piecewise_cuda_graph_tokens, default=0)
+        if plan.graphs.enable_piecewise_cuda_graph
+        else 0,
     )
     return _activations(plan, model, item, tokens, rows) + tokens * model.hidden_size * item if tokens else 0
 
@@ -355,7 +373,7 @@ def _graphs(plan: Plan, model: ModelConfig, item: int) -> int:
 def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: int) -> int:
     """The widest moment of a step: residual, normed input, and what the wider half of a layer makes; then
     float32 logits of the rows."""
-    ranks = plan.tensor_parallel_size
+    ranks = plan.parallel.tensor_parallel_size
     # of all tokens in one expert
     inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)
     heads, latent = model.num_heads // ranks, model.latent
@@ -365,5 +383,7 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
         attention = 2 * heads * (latent.kv_rank + latent.rope_dim + latent.nope_dim + latent.value_dim)
     widest = max(3 * inner // ranks, attention)
     # and what it is made from
-    made = 0 if latent is None else 2 * EXPANDED + plan.context_length * (latent.kv_rank + latent.rope_dim)
+    made = (
+        0 if latent is None else 2 * EXPANDED + plan.model.context_length * (latent.kv_rank + latent.rope_dim)
+    )
     return (tokens * (2 * model.hidden_size + widest) + made) * item + rows * model.vocab_size * 4

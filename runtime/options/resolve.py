@@ -12,6 +12,7 @@ from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options import derive
 from runtime.options.compat.environment import RANK_VARIABLES
+from runtime.options.declare import Group
 from runtime.options.derive import Derived
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
 from runtime.options.parse import ParsedOptions
@@ -115,13 +116,21 @@ def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machin
     for name in RANK_VARIABLES:
         c.auto(name, derive.rank_variable, name, device, machine)
     c.auto("null_vocab_size", derive.null_vocab_size, model)
-    values = {
-        field.name: c[field.name] for field in structs.fields(Plan) if field.name not in ("why", "notices")
+    groups = {
+        field.name: _group(field.type, c)
+        for field in structs.fields(Plan)
+        if field.name not in ("why", "notices")
     }
-    plan = Plan(**values, why=c.why, notices=given.notices)
+    plan = Plan(**groups, why=c.why, notices=given.notices)
     if problems := [problem for rule in RULES if (problem := rule(plan, model, device))]:
         raise OptionsError(problems)
     return plan
+
+
+def _group(kind: type[Group], choice: Choice) -> Group:
+    """One group of the plan; an option that is not implemented keeps its default."""
+    names = kind.__struct_fields__
+    return kind(**{name: choice[name] for name in names if name in choice.why})
 
 
 def plan_for(given: ParsedOptions, machine: MachineFacts | None = None) -> Plan:

@@ -67,7 +67,7 @@ def test_what_is_not_as_listed_is_said(text: str, reason: str, folder: Path) -> 
 @pytest.mark.anyio
 async def test_a_server_checks_before_it_loads(tmp_path: Path) -> None:
     plan: dict[str, Any] = {"device": "null", "model_checksum": str(tmp_path / "sums")}
-    folder = Path(plan_for(from_values({"device": "null"})).model_path)
+    folder = Path(plan_for(from_values({"device": "null"})).model.model_path)
     sums = {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
     (tmp_path / "sums").write_text(json.dumps(sums))
     async with running(**plan) as core:

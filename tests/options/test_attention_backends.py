@@ -63,8 +63,8 @@ def card(words: str, **changes: Any) -> Plan:
 def test_decodes_without_graphs() -> None:
     """What cannot be captured is launched, and who asks for captures is told."""
     made = card("--decode-attention-backend torch_native")
-    assert made.cuda_graph_max_bs == 0 and "not captured" in made.why["cuda_graph_max_bs"].reason
-    assert card("--prefill-attention-backend flex_attention").cuda_graph_max_bs > 0
+    assert made.graphs.cuda_graph_max_bs == 0 and "not captured" in made.why["cuda_graph_max_bs"].reason
+    assert card("--prefill-attention-backend flex_attention").graphs.cuda_graph_max_bs > 0
     with pytest.raises(
         OptionsError, match="--cuda-graph-bs: decodes of --attention-backend flex_attention are not captured"
     ):
@@ -81,7 +81,7 @@ def test_models_that_kernels_do_not_know() -> None:
         ({"score_cap": 50.0}, "caps its attention scores"),
         ({"has_sinks": True}, "has sinks"),
     ):
-        assert card("", **changes).attention_backend == "triton"
+        assert card("", **changes).kernels.attention_backend == "triton"
         with pytest.raises(OptionsError, match=f"{reason}.* npu"):
             resolve(
                 from_argv(["--device", "npu"]), type("Changed", (Model,), changes), DEVICES["npu"], MACHINE

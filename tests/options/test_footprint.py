@@ -127,7 +127,7 @@ def test_windows_have_their_own_pages(
         pools.full + 1,
         pools.window + 1 if pools.window else 0,
     )
-    assert (found.num_window_pages == 0) == plan.disable_hybrid_swa_memory
+    assert (found.num_window_pages == 0) == plan.memory.disable_hybrid_swa_memory
     assert found.weights_bytes + found.pages_bytes <= found.budget_bytes
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given as examples
 from hypothesis import settings
@@ -28,6 +29,7 @@ class Model:
     head_dim, score_cap, has_sinks = 128, 0.0, False
 
 
+PLAN_ONLY = {"num_ranks": "parallel", "max_step_tokens": "schedule"}  # values that are no options
 MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)
 
 
@@ -59,20 +61,32 @@ def plan(words: str = "") -> Plan:
 )
 def test_values_and_sources(words: str, name: str, value: Any, source: str) -> None:
     made = plan(words)
-    assert getattr(made, name) == value and made.why[name].value == value and made.why[name].source == source
+    group = by_name()[name].group if name in by_name() else PLAN_ONLY[name]
+    assert getattr(getattr(made, group), name) == value
+    assert made.why[name].value == value and made.why[name].source == source
 
 
 def test_every_value_is_explained() -> None:
     made = plan()
-    fields = {field.name for field in structs.fields(Plan)} - {"why", "notices"}
-    assert fields | {"config"} == made.why.keys()
+    works = {row.name for row in rows() if row.status == "works"}
+    assert works | {"num_ranks", "max_step_tokens"} == made.why.keys()
     assert all(origin.reason for origin in made.why.values() if origin.source == "derived")
 
 
 def test_every_option_that_works_reaches_the_plan() -> None:
-    assert {row.name for row in rows() if row.status == "works"} - {"config"} <= {
-        field.name for field in structs.fields(Plan)
-    }
+    made = plan()
+    for name, origin in made.why.items():
+        group = by_name()[name].group if name in by_name() else PLAN_ONLY[name]
+        assert getattr(getattr(made, group), name) == origin.value, name
+
+
+def test_what_auto_stands_for_has_the_type_of_its_value() -> None:
+    """A group with an "auto" that is always derived narrows its type in the plan."""
+    kinds = {field.name: field.type for field in structs.fields(Plan)}
+    for name, origin in plan().why.items():
+        if origin.source == "derived" and name in by_name():
+            kind = kinds[by_name()[name].group]
+            msgspec.convert(origin.value, {field.name: field.type for field in structs.fields(kind)}[name])
 
 
 def test_nothing_is_left_to_choose() -> None:
@@ -89,8 +103,8 @@ def test_nothing_is_left_to_choose() -> None:
 
 def test_the_embedded_model_is_a_word() -> None:
     made = plan()
-    assert made.model_path.endswith("/pocket") and made.model_path.startswith("/")
-    assert plan("-m ./pocket").model_path == "./pocket"
+    assert made.model.model_path.endswith("/pocket") and made.model.model_path.startswith("/")
+    assert plan("-m ./pocket").model.model_path == "./pocket"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,7 @@ class Sparse(Model):
 def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
     given = from_argv(words.split())
     if not sentence:
-        assert resolve(given, model, DEVICES["cpu"], MACHINE).expert_parallel_size == 2
+        assert resolve(given, model, DEVICES["cpu"], MACHINE).experts.expert_parallel_size == 2
         return
     with pytest.raises(OptionsError) as caught:
         resolve(given, model, device_facts(given.options.parallel.device), MACHINE)
@@ -178,7 +192,7 @@ def test_latents_have_pages_of_their_own() -> None:
     )
     with pytest.raises(OptionsError, match=sentence):
         resolve(from_argv(["--device", "npu", "--page-size", "256"]), Latents, DEVICES["npu"], MACHINE)
-    assert resolve(from_argv(["--device", "npu"]), Latents, DEVICES["npu"], MACHINE).page_size == 128
+    assert resolve(from_argv(["--device", "npu"]), Latents, DEVICES["npu"], MACHINE).memory.page_size == 128
 
 
 class Recurrent(Model):
@@ -193,9 +207,12 @@ def test_states_need_recurrent_layers() -> None:
         plan(" ".join(words))
     facts = device_facts("auto")
     made = resolve(from_argv(words), Recurrent, facts, MACHINE)
-    assert (made.max_mamba_cache_size, made.state_interval) == (8, 256)
-    assert resolve(from_argv([]), Recurrent, facts, MACHINE).mamba_scheduler_strategy == "extra_buffer"
-    assert resolve(from_argv(["--mamba-track-interval", "40"]), Recurrent, facts, MACHINE).state_interval == 0
+    assert (made.states.max_mamba_cache_size, made.states.state_interval) == (8, 256)
+    assert resolve(from_argv([]), Recurrent, facts, MACHINE).states.mamba_scheduler_strategy == "extra_buffer"
+    assert (
+        resolve(from_argv(["--mamba-track-interval", "40"]), Recurrent, facts, MACHINE).states.state_interval
+        == 0
+    )
     for wrong, sentence in (
         (
             ["--mamba-track-interval", "40", "--mamba-scheduler-strategy", "extra_buffer"],
@@ -281,4 +298,4 @@ def test_any_flags_give_a_plan_or_sentences(pairs: list[tuple[str, str]]) -> Non
     except OptionsError as error:
         assert error.problems and all(error.problems)
     else:
-        assert made.max_step_tokens >= 1 and made.num_threads >= 1
+        assert made.schedule.max_step_tokens >= 1 and made.parallel.num_threads >= 1

@@ -45,7 +45,7 @@ def test_what_a_profile_sets_works_and_what_it_leaves_is_not_here(name: str) -> 
 
 def test_a_profile_sets_values_with_their_reasons() -> None:
     found = plan_for(from_argv("--profile cpu-edge".split()), MACHINE)
-    assert found.max_running_requests == 8
+    assert found.schedule.max_running_requests == 8
     assert found.public()["max_running_requests"] == {
         "value": 8,
         "source": "profile cpu-edge",
@@ -56,7 +56,11 @@ def test_a_profile_sets_values_with_their_reasons() -> None:
 def test_a_file_wins_over_a_profile_and_flags_over_both(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("profile: cpu-edge\nmax-running-requests: 3\nmax-queued-requests: 5\n")
     found = plan_for(from_argv(["--config", str(tmp_path / "a.yaml"), "--max-queued-requests", "6"]), MACHINE)
-    assert (found.max_running_requests, found.max_queued_requests, found.chunked_prefill_size) == (3, 6, 128)
+    assert (
+        found.schedule.max_running_requests,
+        found.schedule.max_queued_requests,
+        found.schedule.chunked_prefill_size,
+    ) == (3, 6, 128)
     assert (
         found.why["max_running_requests"].source == "file a.yaml"
         and found.why["max_running_requests"].reason == ""
@@ -103,11 +107,13 @@ def test_an_unknown_profile_is_refused(name: str) -> None:
 
 def test_ranks_on_npu_devices_get_the_variables_of_their_libraries() -> None:
     usual = {variable: value for variable, value, _ in RANK_VARIABLES.values()}
-    assert plan("", NPU).rank_environment == usual
-    assert plan("", DEVICES["cpu"]).rank_environment == {}
+    assert plan("", NPU).ascend.rank_environment == usual
+    assert plan("", DEVICES["cpu"]).ascend.rank_environment == {}
     machine = msgspec.structs.replace(MACHINE, environment={"HCCL_BUFFSIZE": "123"})
-    assert plan("", NPU, machine).rank_environment == usual | {"HCCL_BUFFSIZE": "123"}
-    assert plan("--hccl-buffer-mb 1600", NPU, machine).rank_environment == usual | {"HCCL_BUFFSIZE": "1600"}
+    assert plan("", NPU, machine).ascend.rank_environment == usual | {"HCCL_BUFFSIZE": "123"}
+    assert plan("--hccl-buffer-mb 1600", NPU, machine).ascend.rank_environment == usual | {
+        "HCCL_BUFFSIZE": "1600"
+    }
 
 
 def test_options_of_one_device_are_refused_on_others() -> None:

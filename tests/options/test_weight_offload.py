@@ -22,7 +22,7 @@ def cuda(words: str) -> Plan:
     ],
 )
 def test_what_ranks_are_told(words: str, wish: OffloadSpec | None) -> None:
-    assert cuda(words).offload == wish
+    assert cuda(words).memory.offload == wish
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_what_cannot_be_is_refused(words: str, sentence: str) -> None:
 
 def test_giving_back_is_for_every_device() -> None:
     for device in ("cpu", "cuda", "npu", "null"):
-        assert plan(f"--device {device} --enable-memory-saver").enable_memory_saver
+        assert plan(f"--device {device} --enable-memory-saver").weights.enable_memory_saver

@@ -166,8 +166,8 @@ def open_kept(service: Service, plan: Plan) -> Kept:
     """Raises StartError when the folder that the options name can't be used."""
     return Kept(
         service,
-        None if plan.file_storage_path is None else Path(plan.file_storage_path),
-        plan.file_storage_bytes,
+        None if plan.api.file_storage_path is None else Path(plan.api.file_storage_path),
+        plan.api.file_storage_bytes,
     )
 
 

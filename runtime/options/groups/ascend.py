@@ -4,6 +4,7 @@ variables."""
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.declare import Auto, Count, Group, option
 
 
@@ -52,3 +53,19 @@ class Ascend(Group, frozen=True, kw_only=True):
             devices=("npu",),
         ),
     ] = False
+
+
+class AscendPlan(Ascend, frozen=True, kw_only=True):
+    """Settings of Ascend in force. The first five are environment variables of the ranks; None: not set."""
+
+    npu_alloc_conf: str | None
+    npu_streams: str | int | None
+    npu_task_queue: str | int | None
+    hccl_buffer_mb: str | int | None
+    hccl_expansion_mode: str | None
+
+    @property
+    def rank_environment(self) -> dict[str, str]:
+        """Environment variables that the libraries of a rank read, by name."""
+        values = {variable: getattr(self, option) for option, (variable, _, _) in RANK_VARIABLES.items()}
+        return {variable: str(value) for variable, value in values.items() if value is not None}

@@ -121,3 +121,15 @@ class Experts(Group, frozen=True, kw_only=True):
     kt_max_deferred_experts_per_token: A[
         Count | None, on_device("cuda", "Experts of a token that may be added a layer later.")
     ] = None
+
+
+class ExpertsPlan(Experts, frozen=True, kw_only=True):
+    """Expert parallelism in force."""
+
+    moe_runner_backend: str
+
+    @property
+    def uses_all_to_all(self) -> bool:
+        """Whether ranks exchange tokens around the experts: then each holds a shard of a step's tokens
+        between attention layers, and shared experts whole."""
+        return self.moe_a2a_backend != "none"

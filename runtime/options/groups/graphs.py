@@ -63,3 +63,12 @@ class Graphs(Group, frozen=True, kw_only=True):
     torch_compile_max_bs: A[Count, option("Most sequences of a compiled decode step.", devices=("cuda",))] = (
         32
     )
+
+
+class GraphsPlan(Graphs, frozen=True, kw_only=True):
+    """Captured graphs and compilation in force."""
+
+    cuda_graph_max_bs: int  # sequences; 0: no decode step is captured
+    cuda_graph_bs: tuple[int, ...]  # numbers of sequences that decode steps are captured for
+    piecewise_cuda_graph_tokens: tuple[int, ...]  # numbers of tokens that piecewise graphs are captured for
+    piecewise_cuda_graph_max_tokens: int  # 0: no piecewise graphs

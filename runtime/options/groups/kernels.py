@@ -128,3 +128,14 @@ class Kernels(Group, frozen=True, kw_only=True):
     hierarchical_sparse_attention_extra_config: A[
         str | None, planned("Settings of sparse attention over a tiered cache, as JSON.")
     ] = None
+
+
+class KernelsPlan(Kernels, frozen=True, kw_only=True):
+    """Kernels in force."""
+
+    attention_backend: str
+    prefill_attention_backend: str
+    decode_attention_backend: str
+    sampling_backend: str
+    grammar_backend: str  # none: no structured outputs
+    fp8_gemm_backend: str  # by_rows, triton or cutlass on CUDA; own elsewhere

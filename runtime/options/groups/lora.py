@@ -52,3 +52,10 @@ class Lora(Group, frozen=True, kw_only=True):
     max_lora_chunk_size: A[
         Literal[16, 32, 64, 128], on_device("cuda", "Tokens in one chunk of the chunked adapter kernels.")
     ] = 16
+
+
+class LoraPlan(Lora, frozen=True, kw_only=True):
+    """LoRA settings in force."""
+
+    enable_lora: bool
+    lora_backend: str

@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Meta
 
+from runtime.messages.memory import OffloadSpec
 from runtime.options.declare import Auto, Count, Fraction, Group, Whole, on_device, option
 
 GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
@@ -77,3 +78,28 @@ class Memory(Group, frozen=True, kw_only=True):
         Literal["cpu", "meta", "shm_cpu", "sharded_gpu"],
         option("Where offloaded weights lie.", later=("meta", "shm_cpu", "sharded_gpu")),
     ] = "cpu"
+
+
+class MemoryPlan(Memory, frozen=True, kw_only=True):
+    """Memory and cache settings in force."""
+
+    mem_fraction_static: float
+    max_total_tokens: int | None  # None: as many as mem_fraction_static allows
+    page_size: int  # tokens
+
+    @property
+    def offload(self) -> OffloadSpec | None:
+        """Which weights stay in host memory; None: all weights are on the device."""
+        if not self.cpu_offload_gb and self.offload_group_size <= 0:
+            return None
+        return OffloadSpec(
+            self.cpu_offload_gb * 2**30,
+            self.offload_group_size,
+            self.offload_num_in_group,
+            self.offload_prefetch_step,
+        )
+
+    @property
+    def window_ratio(self) -> float:
+        """Cached tokens of sliding-window layers for each cached token of full layers; 0: both share pages."""
+        return 0.0 if self.disable_hybrid_swa_memory else self.swa_full_tokens_ratio

@@ -158,3 +158,10 @@ class Model(Group, frozen=True, kw_only=True):
             "short prompts are encoded at once, which is faster than waiting for company.",
         ),
     ] = 0.002
+
+
+class ModelPlan(Model, frozen=True, kw_only=True):
+    """Model and tokenizer in force."""
+
+    context_length: int  # tokens, prompt and output together
+    pooling: str  # last, mean or cls; none: the model generates text

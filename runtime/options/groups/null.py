@@ -25,3 +25,9 @@ class Null(Group, frozen=True, kw_only=True):
         Literal["raise", "kill", "hang"],
         option("How it fails: an exception, the end of its process, or no answer."),
     ] = "raise"
+
+
+class NullPlan(Null, frozen=True, kw_only=True):
+    """Settings of the null device in force."""
+
+    null_vocab_size: int

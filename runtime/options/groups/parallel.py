@@ -116,3 +116,11 @@ class Parallel(Group, frozen=True, kw_only=True):
     enable_p2p_check: A[
         bool, on_device("cuda", "Test the access of accelerators to each other before using it.")
     ] = False
+
+
+class ParallelPlan(Parallel, frozen=True, kw_only=True):
+    """Devices and parallelism in force."""
+
+    device: str
+    num_ranks: int
+    num_threads: int  # CPU threads of each rank

@@ -98,3 +98,10 @@ class Precision(Group, frozen=True, kw_only=True):
         str | None, on_device("cuda", "Quantization profile of the weights that a trainer sends.")
     ] = None
     torchao_config: A[str, on_device("cuda", "Quantization by torchao to apply while loading.")] = ""
+
+
+class PrecisionPlan(Precision, frozen=True, kw_only=True):
+    """Number formats in force."""
+
+    dtype: str  # float32, bfloat16 or float16; auto: that of the weights, where config.json names none
+    kv_cache_dtype: str  # bfloat16, fp8_e4m3 or fp8_e5m2; otherwise the dtype of the activations

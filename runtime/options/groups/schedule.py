@@ -163,3 +163,13 @@ class Schedule(Group, frozen=True, kw_only=True):
     soft_watchdog_timeout: A[
         Amount | None, option("Seconds without a finished step after which stacks are dumped to the log.")
     ] = None
+
+
+class SchedulePlan(Schedule, frozen=True, kw_only=True):
+    """Scheduling settings in force."""
+
+    max_running_requests: int
+    max_queued_requests: int
+    chunked_prefill_size: int  # tokens; -1: prompts are not split into chunks
+    max_step_tokens: int  # most prompt tokens of one step
+    random_seed: int

@@ -34,3 +34,14 @@ class States(Group, frozen=True, kw_only=True):
     mamba_backend: A[Literal["triton", "flashinfer"], planned("Kernels of state-space layers.")] = "triton"
     dllm_algorithm: A[str | None, planned("How a diffusion model fills its tokens in.")] = None
     dllm_algorithm_config: A[str | None, planned("YAML file with its settings.")] = None
+
+
+class StatesPlan(States, frozen=True, kw_only=True):
+    """Sequence states in force."""
+
+    mamba_scheduler_strategy: Literal["no_buffer", "extra_buffer"]
+
+    @property
+    def state_interval(self) -> int:
+        """Tokens between two kept states while a sequence decodes; 0: decoding keeps none."""
+        return self.mamba_track_interval if self.mamba_scheduler_strategy == "extra_buffer" else 0

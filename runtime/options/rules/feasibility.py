@@ -18,7 +18,7 @@ Rule = Callable[[Plan, ModelFacts, DeviceFacts], str | None]
 
 def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Each rank computes whole attention heads."""
-    size = plan.tensor_parallel_size
+    size = plan.parallel.tensor_parallel_size
     if model.num_heads % size:
         return f"--tensor-parallel-size {size} does not divide the model's {model.num_heads} attention heads; choose a divisor"
     return None
@@ -26,7 +26,7 @@ def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | No
 
 def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Ranks hold whole key/value heads, or copies of one."""
-    size, heads = plan.tensor_parallel_size, model.num_kv_heads
+    size, heads = plan.parallel.tensor_parallel_size, model.num_kv_heads
     if heads % size and size % heads:
         return f"--tensor-parallel-size {size} and the model's {heads} key/value heads are no multiples of one another; choose one"
     return None
@@ -34,7 +34,7 @@ def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str |
 
 def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Ranks hold whole experts, or equal slices of them."""
-    size, moe = plan.expert_parallel_size, model.moe
+    size, moe = plan.experts.expert_parallel_size, model.moe
     if moe is None:
         return (
             None
@@ -45,10 +45,10 @@ def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
         return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
     if moe.num_experts % size:
         return f"--expert-parallel-size {size} does not divide the model's {moe.num_experts} experts; choose a divisor"
-    split = plan.tensor_parallel_size // size
+    split = plan.parallel.tensor_parallel_size // size
     if moe.intermediate_size % split:
         return (
-            f"--tensor-parallel-size {plan.tensor_parallel_size} with --expert-parallel-size {size} splits each expert over {split} "
+            f"--tensor-parallel-size {plan.parallel.tensor_parallel_size} with --expert-parallel-size {size} splits each expert over {split} "
             f"ranks, which does not divide its inner size {moe.intermediate_size}; raise --expert-parallel-size"
         )
     return None
@@ -56,15 +56,15 @@ def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | 
 
 def exchanges_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Tokens travel from rank to rank."""
-    if not plan.exchanges_tokens:
+    if not plan.experts.uses_all_to_all:
         return None
     if model.moe is None:
-        return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to experts, and this model has none; leave it out"
+        return f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens to experts, and this model has none; leave it out"
     if model.moe.is_stacked:
-        return f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens to whole experts, and this model's are split; leave it out"
-    if plan.tensor_parallel_size == 1:
+        return f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens to whole experts, and this model's are split; leave it out"
+    if plan.parallel.tensor_parallel_size == 1:
         return (
-            f"--moe-a2a-backend {plan.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
+            f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens from rank to rank, and there is one; leave it out, or raise "
             "--tensor-parallel-size"
         )
     return None
@@ -78,7 +78,7 @@ def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
         return None
     flag = (
         "--expert-distribution-recorder-mode"
-        if plan.expert_distribution_recorder_mode is not None
+        if plan.experts.expert_distribution_recorder_mode is not None
         else "--enable-expert-distribution-metrics"
     )
     what = "this model" if model.moe is None or model.moe.is_stacked else "the null device"
@@ -87,8 +87,8 @@ def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> s
 
 def dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     possible = (*device.dtypes, *device.other_dtypes)
-    if plan.dtype not in ("auto", *possible):
-        return f"--dtype {plan.dtype} is not possible on {device.name}; choose one of {', '.join(possible)}"
+    if plan.precision.dtype not in ("auto", *possible):
+        return f"--dtype {plan.precision.dtype} is not possible on {device.name}; choose one of {', '.join(possible)}"
     return None
 
 
@@ -98,9 +98,9 @@ def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
         if model.latent is not None and device.latent_page_sizes
         else (device.page_sizes, "")
     )
-    if sizes and plan.page_size not in sizes:
+    if sizes and plan.memory.page_size not in sizes:
         return (
-            f"--page-size {plan.page_size} is not possible on {device.name}{why}; choose "
+            f"--page-size {plan.memory.page_size} is not possible on {device.name}{why}; choose "
             f"{'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes))}, or leave it out"
         )
     return None
@@ -111,28 +111,28 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     said = [
         by_name()[name].flag
         for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q")
-        if getattr(plan, name)
+        if plan.why[name].value
     ]
     if said and model.latent is None:
         return f"{' and '.join(said)} needs latent attention (MLA), which this model has not; leave it out"
     low = [flag for flag in said if flag != "--npu-nz-cache"]
     if low and model.latent is not None and model.latent.q_rank is None:
         return f"{' and '.join(low)} needs queries of low rank (q_lora_rank), which this model has not; leave it out"
-    if plan.npu_gather_after_q and not plan.exchanges_tokens:
+    if plan.ascend.npu_gather_after_q and not plan.experts.uses_all_to_all:
         return "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend, or leave it out"
     return None
 
 
 def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.npu_multi_stream and (model.moe is None or not model.moe.shared_size):
+    if plan.ascend.npu_multi_stream and (model.moe is None or not model.moe.shared_size):
         return "--npu-multi-stream computes shared experts beside routed ones, and this model has none; leave it out"
     return None
 
 
 def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if not device.has_kv_dtypes and plan.kv_cache_dtype != plan.dtype:
+    if not device.has_kv_dtypes and plan.precision.kv_cache_dtype != plan.precision.dtype:
         return (
-            f"--kv-cache-dtype {plan.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.dtype}; "
+            f"--kv-cache-dtype {plan.precision.kv_cache_dtype} is not possible on {device.name}, which keeps keys and values in {plan.precision.dtype}; "
             "leave it out"
         )
     return None
@@ -144,12 +144,12 @@ def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) 
         ("prefill_attention_backend", "prefill"),
         ("decode_attention_backend", "decode"),
     ):
-        said = getattr(plan, name)
+        said = plan.why[name].value
         if (reason := why_not(said, phase, device)) is not None:
             return f"{by_name()[name].flag} {said} {reason}; leave it out"
-    if plan.sampling_backend not in device.sampling_backends:
+    if plan.kernels.sampling_backend not in device.sampling_backends:
         return (
-            f"{by_name()['sampling_backend'].flag} {plan.sampling_backend} is not possible on {device.name}, which has "
+            f"{by_name()['sampling_backend'].flag} {plan.kernels.sampling_backend} is not possible on {device.name}, which has "
             f"{' and '.join(device.sampling_backends)}; leave it out"
         )
     return None
@@ -157,14 +157,16 @@ def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) 
 
 def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     for phase, said in (
-        ("prefill", plan.prefill_attention_backend),
-        ("decode", plan.decode_attention_backend),
+        ("prefill", plan.kernels.prefill_attention_backend),
+        ("decode", plan.kernels.decode_attention_backend),
     ):
         if said == device.attention_backend or why_not(said, phase, device) is not None:
             continue
         head_dim = None if model.latent is not None else model.head_dim
         if (
-            reason := why_unsuited(said, plan.page_size, plan.dtype, plan.kv_cache_dtype, head_dim)
+            reason := why_unsuited(
+                said, plan.memory.page_size, plan.precision.dtype, plan.precision.kv_cache_dtype, head_dim
+            )
         ) is not None:
             return f"--{phase}-attention-backend {said} (or --attention-backend) {reason}; take {device.attention_backend}"
     return None
@@ -201,18 +203,18 @@ def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | N
 
 def context_within_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Positions beyond those the model was made for give noise."""
-    if plan.context_length > model.context_len:
+    if plan.model.context_length > model.context_len:
         return (
-            f"--context-length {plan.context_length} is beyond the model's {model.context_len} tokens; "
+            f"--context-length {plan.model.context_length} is beyond the model's {model.context_len} tokens; "
             "lower it, or extend the model's rotary positions in config.json"
         )
     return None
 
 
 def pages_hold_a_sequence(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.max_total_tokens is not None and plan.max_total_tokens < 2 * plan.page_size:
+    if plan.memory.max_total_tokens is not None and plan.memory.max_total_tokens < 2 * plan.memory.page_size:
         return (
-            f"--max-total-tokens {plan.max_total_tokens} is less than two pages of --page-size {plan.page_size}; "
+            f"--max-total-tokens {plan.memory.max_total_tokens} is less than two pages of --page-size {plan.memory.page_size}; "
             "raise it or take smaller pages"
         )
     return None
@@ -220,8 +222,8 @@ def pages_hold_a_sequence(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
 
 def windows_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """Host pages are copies of whole pages, of all layers."""
-    if plan.enable_hierarchical_cache and has_two_pools(
-        plan.window_ratio, model.windows, plan.context_length
+    if plan.tiers.enable_hierarchical_cache and has_two_pools(
+        plan.memory.window_ratio, model.windows, plan.model.context_length
     ):
         return (
             "--enable-hierarchical-cache cannot keep the separate pages of this model's sliding-window layers; "
@@ -231,9 +233,9 @@ def windows_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFact
 
 
 def copies_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.hicache_io_backend not in device.host_copies:
+    if plan.tiers.hicache_io_backend not in device.host_copies:
         return (
-            f"--hicache-io-backend {plan.hicache_io_backend} is not possible on {device.name}; "
+            f"--hicache-io-backend {plan.tiers.hicache_io_backend} is not possible on {device.name}; "
             f"choose one of {', '.join(device.host_copies)}"
         )
     return None
@@ -256,8 +258,11 @@ def options_suit_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) 
 
 
 def nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.numa_node is not None and len(plan.numa_node) not in (1, plan.num_ranks):
-        return f"--numa-node names {len(plan.numa_node)} nodes for {plan.num_ranks} ranks; give one for all of them, or one for each"
+    if plan.parallel.numa_node is not None and len(plan.parallel.numa_node) not in (
+        1,
+        plan.parallel.num_ranks,
+    ):
+        return f"--numa-node names {len(plan.parallel.numa_node)} nodes for {plan.parallel.num_ranks} ranks; give one for all of them, or one for each"
     return None
 
 
@@ -280,9 +285,9 @@ def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> st
 
 def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """States are kept beside pages of the prefix tree."""
-    if model.num_recurrent_layers and plan.state_interval % plan.page_size:
+    if model.num_recurrent_layers and plan.states.state_interval % plan.memory.page_size:
         return (
-            f"--mamba-track-interval {plan.mamba_track_interval} is no multiple of --page-size {plan.page_size}; choose one, or "
+            f"--mamba-track-interval {plan.states.mamba_track_interval} is no multiple of --page-size {plan.memory.page_size}; choose one, or "
             "--mamba-scheduler-strategy no_buffer"
         )
     return None
@@ -291,7 +296,7 @@ def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
 def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """The state at the end of a prefix is nowhere but on the device, so nobody could go on from pages that
     come from storage."""
-    if model.num_recurrent_layers and plan.hicache_storage_backend is not None:
+    if model.num_recurrent_layers and plan.tiers.hicache_storage_backend is not None:
         return (
             "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
         )
@@ -301,7 +306,7 @@ def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts
 def weights_are_positive(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     wrong = [
         name
-        for name, weight in plan.fair_share_weights.items()
+        for name, weight in plan.schedule.fair_share_weights.items()
         if not (isinstance(weight, int | float) and 0 < weight < 1e9)
     ]
     if wrong:
@@ -310,9 +315,12 @@ def weights_are_positive(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
 
 
 def grammars_can_be_kept(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.grammar_backend != "none" and not device.has_logits:
-        return f"--grammar-backend {plan.grammar_backend} needs logits, which --device {device.name} does not compute; leave it out"
-    if plan.constrained_json_whitespace_pattern is not None and plan.grammar_backend == "xgrammar":
+    if plan.kernels.grammar_backend != "none" and not device.has_logits:
+        return f"--grammar-backend {plan.kernels.grammar_backend} needs logits, which --device {device.name} does not compute; leave it out"
+    if (
+        plan.api.constrained_json_whitespace_pattern is not None
+        and plan.kernels.grammar_backend == "xgrammar"
+    ):
         return (
             "--constrained-json-whitespace-pattern is not possible with --grammar-backend xgrammar; take llguidance or outlines, or "
             "--constrained-json-disable-any-whitespace"
@@ -321,7 +329,7 @@ def grammars_can_be_kept(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
 
 
 def processors_have_logits(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.enable_custom_logit_processor and device.name == "null":
+    if plan.api.enable_custom_logit_processor and device.name == "null":
         return (
             "--enable-custom-logit-processor needs logits, and --device null has none; choose another device"
         )
@@ -329,9 +337,9 @@ def processors_have_logits(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 
 
 def hidden_states_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if plan.enable_return_hidden_states and not device.has_logits:
+    if plan.api.enable_return_hidden_states and not device.has_logits:
         return f"--enable-return-hidden-states is not possible: --device {device.name} computes none; choose another device"
-    if plan.enable_return_hidden_states and model.pooling is not None:
+    if plan.api.enable_return_hidden_states and model.pooling is not None:
         return "--enable-return-hidden-states is for models that generate; this one makes vectors of texts by itself"
     return None
 
@@ -340,12 +348,12 @@ def texts_stay_whole(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str 
     """What a token's vector is depends on tokens behind it, or all of them are needed at once."""
     if model.pooling is None or not model.pooling.is_whole:
         return None
-    if plan.chunked_prefill_size > 0:
+    if plan.schedule.chunked_prefill_size > 0:
         return (
-            f"--chunked-prefill-size {plan.chunked_prefill_size} is not possible: this model must see all of a text in one step; "
+            f"--chunked-prefill-size {plan.schedule.chunked_prefill_size} is not possible: this model must see all of a text in one step; "
             "leave it out, or set it to -1"
         )
-    if plan.enable_hierarchical_cache:
+    if plan.tiers.enable_hierarchical_cache:
         return "--enable-hierarchical-cache is not possible: this model uses no cached prefixes; leave it out"
     return None
 
@@ -367,32 +375,35 @@ def graphs_have_a_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> 
         return None
     if device.graph_max_running == 0:
         return f"{' and '.join(said)}: {device.name} captures no graphs; leave out what says how"
-    if plan.disable_cuda_graph:
+    if plan.graphs.disable_cuda_graph:
         return f"{' and '.join(said)} and --disable-cuda-graph contradict each other; leave one out"
     if (
-        plan.decode_attention_backend != device.attention_backend
-        and not BACKENDS[plan.decode_attention_backend].has_graphs
+        plan.kernels.decode_attention_backend != device.attention_backend
+        and not BACKENDS[plan.kernels.decode_attention_backend].has_graphs
     ):
         return (
-            f"{' and '.join(said)}: decodes of --attention-backend {plan.decode_attention_backend} are not captured; "
+            f"{' and '.join(said)}: decodes of --attention-backend {plan.kernels.decode_attention_backend} are not captured; "
             "take --decode-attention-backend triton, or leave out what says how"
         )
-    if plan.exchanges_tokens and plan.deepep_mode == "normal":
+    if plan.experts.uses_all_to_all and plan.experts.deepep_mode == "normal":
         return f"{' and '.join(said)}: no graph can hold the exchange of --deepep-mode normal; take auto or low_latency"
     return None
 
 
 def pieces_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    if not plan.enable_piecewise_cuda_graph:
+    if not plan.graphs.enable_piecewise_cuda_graph:
         return None
-    if plan.disable_cuda_graph:
+    if plan.graphs.disable_cuda_graph:
         return "--enable-piecewise-cuda-graph and --disable-cuda-graph contradict each other; leave one out"
-    if plan.exchanges_tokens:
+    if plan.experts.uses_all_to_all:
         return (
             "--enable-piecewise-cuda-graph: in steps with prompts --moe-a2a-backend counts on the host how many tokens travel, which "
             "no graph can hold; leave one out"
         )
-    largest, most = plan.max_step_tokens + plan.max_running_requests, max(plan.piecewise_cuda_graph_tokens)
+    largest, most = (
+        plan.schedule.max_step_tokens + plan.schedule.max_running_requests,
+        max(plan.graphs.piecewise_cuda_graph_tokens),
+    )
     if most > largest:
         return (
             f"--piecewise-cuda-graph-tokens {most} is more than any step has ({largest}: --chunked-prefill-size, and a token for each "
@@ -404,19 +415,21 @@ def pieces_can_be_captured(plan: Plan, model: ModelFacts, device: DeviceFacts) -
 def compiled_steps_are_plain(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
     """What follows an attention must be products, norms and an activation, which is all that is tried through
     the compiler."""
-    is_piecewise = plan.piecewise_cuda_graph_compiler == "inductor"
-    if not plan.enable_torch_compile and not is_piecewise:
+    is_piecewise = plan.graphs.piecewise_cuda_graph_compiler == "inductor"
+    if not plan.graphs.enable_torch_compile and not is_piecewise:
         return None
     said = (
-        "--enable-torch-compile" if plan.enable_torch_compile else "--piecewise-cuda-graph-compiler inductor"
+        "--enable-torch-compile"
+        if plan.graphs.enable_torch_compile
+        else "--piecewise-cuda-graph-compiler inductor"
     )
-    if plan.disable_cuda_graph:
+    if plan.graphs.disable_cuda_graph:
         return f"{said} and --disable-cuda-graph contradict each other, as only captured steps are compiled; leave one out"
     lacks = {
         "experts": model.moe is not None,
         "weights in few bits": model.quantization is not None,
-        "adapters": plan.enable_lora,
-        "several ranks": plan.num_ranks > 1,
+        "adapters": plan.lora.enable_lora,
+        "several ranks": plan.parallel.num_ranks > 1,
     }
     if any(lacks.values()):
         return f"{said} is not possible with {' and '.join(name for name, has in lacks.items() if has)}; leave it out"
@@ -427,15 +440,18 @@ HOSTED = {"cpu_offload_gb": 0, "offload_group_size": -1, "enable_weights_cpu_bac
 
 
 def weights_have_a_host(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
-    said = [by_name()[name].flag for name, off in HOSTED.items() if getattr(plan, name) != off]
+    said = [by_name()[name].flag for name, off in HOSTED.items() if plan.why[name].value != off]
     if said and device.offload_problem:
         return f"{' and '.join(said)}: weights of {device.name} cannot lie in host memory, as {device.offload_problem}; leave it out"
-    if plan.offload_group_size == 0 or 0 < plan.offload_group_size < plan.offload_num_in_group:
+    if (
+        plan.memory.offload_group_size == 0
+        or 0 < plan.memory.offload_group_size < plan.memory.offload_num_in_group
+    ):
         return (
-            f"--offload-group-size {plan.offload_group_size} has no room for --offload-num-in-group {plan.offload_num_in_group}; "
+            f"--offload-group-size {plan.memory.offload_group_size} has no room for --offload-num-in-group {plan.memory.offload_num_in_group}; "
             "raise it, or leave both out"
         )
-    if said and (plan.enable_torch_compile or plan.piecewise_cuda_graph_compiler == "inductor"):
+    if said and (plan.graphs.enable_torch_compile or plan.graphs.piecewise_cuda_graph_compiler == "inductor"):
         return f"{' and '.join(said)} and compiled steps do not go together, as weights come and go; leave one out"
     return None
 
