@@ -1,4 +1,4 @@
-"""What all tests share: the event loop, Triton's interpreter where there is no GPU, and samples of big matrices."""
+"""What all tests share: the event loop, Triton's interpreter where there is no GPU, samples of big matrices."""
 
 import os
 from collections import defaultdict
@@ -17,28 +17,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all cases of the tests that are marked `sampled`")
 
 
+@pytest.hookimpl(trylast=True)  # after cases of devices that this run does not test have gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the cases of sampled tests that this run does not take."""
-    if config.getoption("--full") or any("::" in argument and "[" in argument for argument in config.args):
-        return
-    matrices: dict[str, list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled") is not None:
-            matrices[item.nodeid.split("[")[0]].append(item)
-    left_out: set[pytest.Item] = set()
-    for cases in matrices.values():
-        marker = cases[0].get_closest_marker("sampled")
+    """Leaves out cases that do not exist (`where`), and those of big matrices that this run does not take."""
+    cases = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    left_out = {
+        case
+        for case in cases
+        if not all(m.kwargs["holds"](**case.callspec.params) for m in case.iter_markers("where"))
+    }
+    is_sampled = not config.getoption("--full") and not any("[" in argument for argument in config.args)
+    matrices: dict[tuple[str, object], list[pytest.Function]] = defaultdict(list)
+    for case in cases:
+        if is_sampled and case not in left_out and (marker := case.get_closest_marker("sampled")) is not None:
+            matrices[case.nodeid.split("[")[0], case.callspec.params.get(marker.kwargs.get("by"))].append(
+                case
+            )
+    for matrix in matrices.values():
+        marker = matrix[0].get_closest_marker("sampled")
         assert marker is not None
-        kept = sample([_parameters(case) for case in cases], marker.args[0])
-        left_out |= {case for i, case in enumerate(cases) if i not in kept}
+        kept = sample([{**case.callspec.indices} for case in matrix], marker.args[0])
+        left_out |= {case for i, case in enumerate(matrix) if i not in kept}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-
-
-def _parameters(case: pytest.Function) -> dict[str, str]:
-    """The parameters of a case by name, each as the text that tells its values apart."""
-    return {name: repr(value) for name, value in case.callspec.indices.items()}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.devices.test_conformance import DEVICES, MARKS, TOLERANCE, Bench
 pytestmark = [
     pytest.mark.parametrize("device", [pytest.param(name, marks=MARKS.get(name, [])) for name in DEVICES]),
     pytest.mark.parametrize("dtype", TOLERANCE, ids=str),
+    pytest.mark.where(holds=lambda **case: multiplies(**case)),
 ]
 
 CASES: list[Scheme] = [
@@ -40,29 +41,29 @@ SAME = {"interpreter": "cuda"}
 SCHEME = pytest.mark.parametrize("scheme", CASES, ids=str)
 
 
-def refuses(device: str, scheme: Scheme, *, in_experts: bool) -> bool:
+def refuses(device: str, scheme: Scheme) -> bool:
     """Shapes that a device's kernels lack, though it has the scheme: it says so while it loads them
     (tests/ascend/test_quantised.py)."""
-    return (
-        device == "npu"
-        and isinstance(scheme, Codes)
-        and (
-            scheme.group % 32 > 0
-            or scheme.is_ordered
-            or (in_experts and scheme.bits == 8 and scheme.group > 0)
-        )
-    )
+    return device == "npu" and isinstance(scheme, Codes) and (scheme.group % 32 > 0 or scheme.is_ordered)
 
 
 @pytest.fixture
-def bench(device: str, dtype: torch.dtype, scheme: Scheme, request: pytest.FixtureRequest) -> Bench:
-    if scheme.name not in FACTS[SAME.get(device, device)].schemes:
-        pytest.skip(f"{device} refuses {scheme.name} at start")
-    if refuses(device, scheme, in_experts=request.function.__name__ == "test_experts"):
-        pytest.skip(f"{device} refuses such weights when it loads them")
-    if device == "interpreter" and dtype != torch.float32:
-        pytest.skip("the interpreter is slow; tests/devices/cuda/test_gemm.py has other types")
+def bench(device: str, dtype: torch.dtype) -> Bench:
     return Bench(device, dtype)
+
+
+def multiplies(device: str, dtype: torch.dtype, scheme: Scheme | None = None, **_: object) -> bool:
+    """Whether the device takes such weights at all; the interpreter, which is slow, has other dtypes in
+    tests/devices/cuda/test_gemm.py."""
+    if scheme is None:
+        return True
+    has_it = scheme.name in FACTS[SAME.get(device, device)].schemes
+    return has_it and not refuses(device, scheme) and (device != "interpreter" or dtype == torch.float32)
+
+
+def multiplies_experts(device: str, scheme: Scheme, **_: object) -> bool:
+    """Whether the device takes experts with such weights."""
+    return not (device == "npu" and isinstance(scheme, Codes) and scheme.bits == 8 and scheme.group > 0)
 
 
 def random_weight(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int, ...] = ()) -> Quantized:
@@ -152,6 +153,7 @@ def test_every_scheme_has_a_case(device: str, dtype: torch.dtype) -> None:
 
 
 @SCHEME
+@pytest.mark.sampled(60, by="device")
 @pytest.mark.parametrize("rows", [1, 2, 17])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear(bench: Bench, scheme: Scheme, rows: int, has_bias: bool) -> None:
@@ -173,6 +175,7 @@ def test_no_input_is_no_output(bench: Bench, scheme: Scheme) -> None:
 
 
 @SCHEME
+@pytest.mark.where(holds=multiplies_experts)
 def test_experts(bench: Bench, scheme: Scheme) -> None:
     """Three experts of this rank, one of another."""
     x, gate_up, down = (

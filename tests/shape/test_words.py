@@ -54,7 +54,18 @@ IN_NAMES = {
     "spreading": "MoE permute",
 }
 IN_PROSE = (
-    *("wish", "wishes", "wished", "nobody", "whoever", "somebody", "rehearsal", "residence", "seated", "seats"),
+    *(
+        "wish",
+        "wishes",
+        "wished",
+        "nobody",
+        "whoever",
+        "somebody",
+        "rehearsal",
+        "residence",
+        "seated",
+        "seats",
+    ),
     *("dialect", "dialects", "mixture of ranks", "doors", "thoughts", "hears"),
 )
 ALLOWED = {
@@ -66,7 +77,9 @@ ALLOWED = {
     "guided_decoding_backend",
 }
 FOLDERS = ("runtime", "tests", "bench", "docs")
-CODE = [path for folder in FOLDERS for path in source.files(folder) if path != Path("tests/shape/test_words.py")]
+CODE = [
+    path for folder in FOLDERS for path in source.files(folder) if path != Path("tests/shape/test_words.py")
+]
 PAGES = sorted([*(source.ROOT / "docs").glob("*.md"), source.ROOT / "README.md"])
 
 _PART = re.compile(r"[A-Z]?[a-z]+")
@@ -77,7 +90,11 @@ def names(path: Path) -> list[tuple[int, str]]:
     """Identifiers of a file that have a retired word in them, with their lines."""
     found: list[tuple[int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO((source.ROOT / path).read_text("utf-8")).readline):
-        if token.type == tokenize.NAME and token.string not in ALLOWED and not token.string.startswith("test_"):
+        if (
+            token.type == tokenize.NAME
+            and token.string not in ALLOWED
+            and not token.string.startswith("test_")
+        ):
             found += [
                 (token.start[0], f"{token.string}: write {IN_NAMES[part.lower()]}")
                 for part in _PART.findall(token.string)
