@@ -325,7 +325,8 @@ def _pages(plan: Plan, model: ModelConfig, num_bytes: int, page_bytes: tuple[int
     bounds = [
         (
             plan.schedule.max_running_requests * longest,
-            f"{plan.schedule.max_running_requests} sequences of {plan.model.context_length} tokens (--max-running-requests, --context-length)",
+            f"{plan.schedule.max_running_requests} sequences of {plan.model.context_length} tokens "
+            "(--max-running-requests, --context-length)",
         )
     ]
     if plan.memory.max_total_tokens is not None:

@@ -32,7 +32,8 @@ def help_text(groups: Sequence[str] = ()) -> str:
     if not groups:
         parts.append(
             _wrap(
-                f"{others} further options of the reference systems are known; `runtime options` lists them with their status, "
+                f"{others} further options of the reference systems are known; `runtime options` lists "
+                "them with their status, "
                 f"`runtime serve --help GROUP` those of a group: {', '.join(known)}.",
                 indent="",
             )

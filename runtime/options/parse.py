@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from runtime.errors import OptionsError
 from runtime.options.profile import read_profile
-from runtime.options.rules.conflicts import broken
+from runtime.options.rules.checks import option_problems
 from runtime.options.table import Row, by_flag, by_name, canonical, rows
 from runtime.options.tree import Options
 
@@ -180,8 +180,8 @@ def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
             problems.append(problem)
         if _convert(meant, tree, problems):
             sources[meant.row.name], reasons[meant.row.name] = meant.source, setting.reason
-    said = {row.name: tree.get(row.group, {}).get(row.name, row.default) for row in rows()}
-    problems += broken(said)
+    values = {row.name: tree.get(row.group, {}).get(row.name, row.default) for row in rows()}
+    problems += option_problems(values)
     if problems:
         raise OptionsError(list(dict.fromkeys(problems)))
     return ParsedOptions(msgspec.convert(tree, Options), sources, reasons, list(dict.fromkeys(notices)))
@@ -222,12 +222,14 @@ def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[s
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         if row.takes == "json" and isinstance(error, msgspec.ValidationError):
             problems.append(
-                f"{setting.alias} {_show(row, value)} is not possible: {_first_lower(error)}; {_json_example(row)}"
+                f"{setting.alias} {_show(row, value)} is not possible: {_first_lower(error)}; "
+                f"{_json_example(row)}"
             )
             return False
         if row.takes == "json" and isinstance(error, msgspec.DecodeError):
             problems.append(
-                f"{setting.alias} {_show(row, value)} is not JSON: {_first_lower(error)}; {_json_example(row)}"
+                f"{setting.alias} {_show(row, value)} is not JSON: {_first_lower(error)}; "
+                f"{_json_example(row)}"
             )
             return False
         problems.append(f"{setting.alias} {_show(row, value)} is not possible; expected {row.type}")

@@ -1,4 +1,4 @@
-"""The values in force, in the groups of the options, each with its source and reason. resolve.py makes the plan.
+"""The values in force, in the groups of the options, each with its source and reason; see resolve.py.
 
 A group without "auto" is in force as it was given. The others have a Plan class next to the options of the
 group, which narrows what "auto" stood for, and may add values of its own.

@@ -17,7 +17,7 @@ from runtime.options.derive import Derived
 from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
 from runtime.options.parse import ParsedOptions
 from runtime.options.plan import Plan, Provenance
-from runtime.options.rules.feasibility import RULES
+from runtime.options.rules.checks import plan_problems
 from runtime.options.table import rows
 
 
@@ -122,7 +122,7 @@ def resolve(given: ParsedOptions, model: ModelFacts, device: DeviceFacts, machin
         if field.name not in ("why", "notices")
     }
     plan = Plan(**groups, why=c.why, notices=given.notices)
-    if problems := [problem for rule in RULES if (problem := rule(plan, model, device))]:
+    if problems := plan_problems(plan, model, device):
         raise OptionsError(problems)
     return plan
 

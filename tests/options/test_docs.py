@@ -8,9 +8,8 @@ import pytest
 import runtime
 from runtime.errors import OptionsError
 from runtime.options.compat.environment import ENVIRONMENT
-from runtime.options.docs import as_object, markdown, schema
+from runtime.options.docs import REMOVED, as_object, markdown, schema
 from runtime.options.help import help_text, markdown_table
-from runtime.options.rules.conflicts import REMOVED
 from runtime.options.table import foreign_rows, rows
 from tests.options.test_table import REFERENCE
 

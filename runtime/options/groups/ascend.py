@@ -19,7 +19,8 @@ class Ascend(Group, frozen=True, kw_only=True):
     npu_task_queue: A[
         Literal[0, 1, 2] | Auto,
         option(
-            "How kernels wait for their launch: 0 not at all, 1 in a queue, 2 in a queue that merges work, for prompts.",
+            "How kernels wait for their launch: 0 not at all, 1 in a queue, 2 in a queue that merges work, "
+            "for prompts.",
             devices=("npu",),
         ),
     ] = "auto"
@@ -36,7 +37,8 @@ class Ascend(Group, frozen=True, kw_only=True):
     npu_mla_prolog: A[
         bool,
         option(
-            "Prepare queries and latents of MLA in one fused operator, in steps whose rows are few tokens each.",
+            "Prepare queries and latents of MLA in one fused operator, in steps whose rows are few tokens "
+            "each.",
             devices=("npu",),
         ),
     ] = False

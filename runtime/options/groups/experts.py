@@ -25,14 +25,16 @@ class Experts(Group, frozen=True, kw_only=True):
     expert_parallel_size: A[
         Count,
         option(
-            "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group each expert is split.",
+            "Groups of the --tensor-parallel-size ranks that whole experts are spread over; within a group "
+            "each expert is split.",
             aliases=("--ep", "--ep-size"),
         ),
     ] = 1
     moe_a2a_backend: A[
         MoeExchange,
         option(
-            "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and one sum joins their parts.",
+            "Exchange of tokens between the ranks that hold experts; none: all ranks have all tokens, and "
+            "one sum joins their parts.",
             later=("mooncake", "mori", "ascend_fuseep", "flashinfer"),
         ),
     ] = "none"
@@ -58,7 +60,8 @@ class Experts(Group, frozen=True, kw_only=True):
     deepep_mode: A[
         Literal["normal", "low_latency", "auto"],
         option(
-            "Whether the host counts tokens that travel (normal), or shapes are fixed (low_latency; auto: in decode steps)."
+            "Whether the host counts tokens that travel (normal), or shapes are fixed (low_latency; auto: "
+            "in decode steps)."
         ),
     ] = "auto"
     ep_num_redundant_experts: A[Whole, planned("Copies of busy experts.")] = 0

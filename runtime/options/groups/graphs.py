@@ -14,7 +14,8 @@ class Graphs(Group, frozen=True, kw_only=True):
     cuda_graph_bs: A[
         tuple[Count, ...] | Auto,
         option(
-            "Numbers of sequences to capture decode steps for, the most used ones first, while nothing else is to do."
+            "Numbers of sequences to capture decode steps for, the most used ones first, while nothing "
+            "else is to do."
         ),
     ] = "auto"
     disable_cuda_graph_padding: A[bool, option("Use a graph only for exactly its number of sequences.")] = (
@@ -35,7 +36,8 @@ class Graphs(Group, frozen=True, kw_only=True):
     piecewise_cuda_graph_tokens: A[
         tuple[Count, ...] | Auto,
         option(
-            "Numbers of tokens to capture such steps for, the most used ones first, while nothing else is to do.",
+            "Numbers of tokens to capture such steps for, the most used ones first, while nothing else is "
+            "to do.",
             devices=("cuda", "npu"),
         ),
     ] = "auto"
@@ -46,7 +48,8 @@ class Graphs(Group, frozen=True, kw_only=True):
     piecewise_cuda_graph_max_tokens: A[
         Count | Auto,
         option(
-            "Most tokens of such a step; larger ones keep the device busy for longer than their launch takes.",
+            "Most tokens of such a step; larger ones keep the device busy for longer than their launch "
+            "takes.",
             devices=("cuda", "npu"),
         ),
     ] = "auto"

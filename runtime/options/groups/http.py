@@ -62,7 +62,8 @@ class Api(Group, frozen=True, kw_only=True):
     chat_template: A[
         str,
         option(
-            "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the tokenizer's own."
+            "Chat template: a name (chatml, llama-3, mistral, ...) or a Jinja file; auto takes the "
+            "tokenizer's own."
         ),
     ] = "auto"
     hf_chat_template_name: A[
@@ -72,7 +73,8 @@ class Api(Group, frozen=True, kw_only=True):
         str,
         option(
             "Format of prompts with a `suffix`: a name or a file.",
-            note="star_coder, deepseek_coder, qwen_coder, codestral, or a file with {prefix} and {suffix}; auto: by the tokens",
+            note="star_coder, deepseek_coder, qwen_coder, codestral, or a file with {prefix} and {suffix}; "
+            "auto: by the tokens",
         ),
     ] = "auto"
     file_storage_path: A[
@@ -108,15 +110,18 @@ class Api(Group, frozen=True, kw_only=True):
         str | None,
         planned(
             "MCP servers whose tools the server itself calls within an answer of /v1/responses, or demo.",
-            note="clients run tools here: the calls of a model are function_call items of /v1/responses, and their results come back as "
-            "function_call_output. The reference reaches these servers over plain HTTP without a key and runs what a model asks for with "
+            note="clients run tools here: the calls of a model are function_call items of /v1/responses, "
+            "and their results come back as "
+            "function_call_output. The reference reaches these servers over plain HTTP without a key and "
+            "runs what a model asks for with "
             "the server's own rights; its demo sends queries to a search service and code to Docker",
         ),
     ] = None
     sampling_defaults: A[
         Literal["openai", "model"],
         option(
-            "Take sampling values that a request leaves open from the model's generation_config.json, or from OpenAI's."
+            "Take sampling values that a request leaves open from the model's generation_config.json, or "
+            "from OpenAI's."
         ),
     ] = "model"
     preferred_sampling_params: A[
@@ -129,7 +134,8 @@ class Api(Group, frozen=True, kw_only=True):
         bool,
         option(
             "Let requests choose one of --logit-processors.",
-            note="the reference runs code that comes with the request, as a pickle; here requests name code of the server",
+            note="the reference runs code that comes with the request, as a pickle; here requests name code "
+            "of the server",
         ),
     ] = False
     logit_processors: A[list[str], option("Classes that change logits, as package.module:Class.")] = []
@@ -158,7 +164,9 @@ class Api(Group, frozen=True, kw_only=True):
     multi_item_scoring_delimiter: A[
         Whole | None,
         option(
-            "Any token id: /v1/score reads query and items apart, and computes the query once for all of them.",
-            note="the reference puts this token between them; here items share the pages of the query, and no token is needed",
+            "Any token id: /v1/score reads query and items apart, and computes the query once for all of "
+            "them.",
+            note="the reference puts this token between them; here items share the pages of the query, and "
+            "no token is needed",
         ),
     ] = None

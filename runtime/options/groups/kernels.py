@@ -45,7 +45,8 @@ class Kernels(Group, frozen=True, kw_only=True):
     sampling_backend: A[
         Literal["ascend", "flashinfer", "pytorch"] | Auto,
         option(
-            "Kernels of sampling: pytorch, our own, on CPU and CUDA; on NPUs ascend, or pytorch for the CPU's tokens by a whole sort.",
+            "Kernels of sampling: pytorch, our own, on CPU and CUDA; on NPUs ascend, or pytorch for the "
+            "CPU's tokens by a whole sort.",
             later=("flashinfer",),
         ),
     ] = "auto"
@@ -68,8 +69,10 @@ class Kernels(Group, frozen=True, kw_only=True):
             "auto", "deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "cutlass", "triton", "aiter"
         ],
         option(
-            "Kernels of fp8 matrix products: triton, or cutlass for those of torch (CUTLASS, cuBLASLt); auto: by the number of rows.",
-            note="squares of weights with scales of their own, and cards before Ada, have triton whatever is said",
+            "Kernels of fp8 matrix products: triton, or cutlass for those of torch (CUTLASS, cuBLASLt); "
+            "auto: by the number of rows.",
+            note="squares of weights with scales of their own, and cards before Ada, have triton whatever "
+            "is said",
             later=("deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "aiter"),
             devices=("cuda",),
         ),

@@ -16,7 +16,8 @@ class Logs(Group, frozen=True, kw_only=True):
     log_level_http: A[
         Literal["debug", "info", "warning", "error", "critical"] | None,
         option(
-            "Least severe line of the access log: info all requests, warning those that were refused, error those that failed.",
+            "Least severe line of the access log: info all requests, warning those that were refused, "
+            "error those that failed.",
             note="none unless it is said; the reference logs them as --log-level says",
         ),
     ] = None

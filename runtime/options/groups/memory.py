@@ -25,7 +25,8 @@ class Memory(Group, frozen=True, kw_only=True):
         Count | Auto,
         option(
             "Tokens in one page of the cache.",
-            note="auto is 16 on CPU, where the reference has 1: whole pages gather faster, and a prefix hit loses 15 tokens at most",
+            note="auto is 16 on CPU, where the reference has 1: whole pages gather faster, and a prefix hit "
+            "loses 15 tokens at most",
         ),
     ] = "auto"
     disable_radix_cache: A[
@@ -34,7 +35,8 @@ class Memory(Group, frozen=True, kw_only=True):
     radix_eviction_policy: A[
         Literal["lru", "lfu"],
         option(
-            "Which cached pages go first when room is needed: the least recently used, or the least often found again."
+            "Which cached pages go first when room is needed: the least recently used, or the least often "
+            "found again."
         ),
     ] = "lru"
     isolate_tenants: A[
@@ -56,7 +58,8 @@ class Memory(Group, frozen=True, kw_only=True):
     cpu_offload_gb: A[
         Whole,
         option(
-            "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come layer by layer in each step.",
+            "Gigabytes (2^30 bytes) of each rank's weights that stay in host memory, and come layer by "
+            "layer in each step.",
             note="spread evenly over the layers",
         ),
     ] = 0
@@ -71,7 +74,8 @@ class Memory(Group, frozen=True, kw_only=True):
     offload_prefetch_step: A[
         Count,
         option(
-            "Offloaded layers that are fetched before they are needed; each takes room on the device, as does the one that computes."
+            "Offloaded layers that are fetched before they are needed; each takes room on the device, as "
+            "does the one that computes."
         ),
     ] = 1
     offload_mode: A[
@@ -101,5 +105,5 @@ class MemoryPlan(Memory, frozen=True, kw_only=True):
 
     @property
     def window_ratio(self) -> float:
-        """Cached tokens of sliding-window layers for each cached token of full layers; 0: both share pages."""
+        """Cached tokens of sliding-window layers for each cached token of full layers; 0: shared pages."""
         return 0.0 if self.disable_hybrid_swa_memory else self.swa_full_tokens_ratio

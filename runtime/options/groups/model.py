@@ -88,7 +88,8 @@ class Model(Group, frozen=True, kw_only=True):
     pooling: A[
         Literal["auto", "last", "mean", "cls"],
         option(
-            "Which tokens an embedding is made of: the last, all, the first; auto: as the model's 1_Pooling/config.json says."
+            "Which tokens an embedding is made of: the last, all, the first; auto: as the model's "
+            "1_Pooling/config.json says."
         ),
     ] = "auto"
     enable_multimodal: A[bool | Auto, planned("Serve the image, video and audio parts of the model.")] = (
@@ -103,7 +104,8 @@ class Model(Group, frozen=True, kw_only=True):
         str | None,
         option(
             "Check the files of the model against a list of SHA-256 checksums before they are loaded.",
-            note="a file as sha256sum writes it, or JSON of names and checksums; every weight file must be in it; see models.md",
+            note="a file as sha256sum writes it, or JSON of names and checksums; every weight file must be "
+            "in it; see models.md",
         ),
     ] = None
     json_model_override_args: A[
@@ -112,7 +114,8 @@ class Model(Group, frozen=True, kw_only=True):
     profile: A[
         str | None,
         option(
-            "Settings for a known model on known hardware, by name or as a YAML file; --config and flags win over it."
+            "Settings for a known model on known hardware, by name or as a YAML file; --config and flags "
+            "win over it."
         ),
     ] = None
     config: A[str | None, option("YAML file of options, one `name: value` a line; flags win over it.")] = None

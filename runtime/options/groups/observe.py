@@ -45,7 +45,8 @@ class Observe(Group, frozen=True, kw_only=True):
     kv_events_config: A[
         KVEvents | None,
         option(
-            "Publish over ZeroMQ what enters and leaves the prefix cache, for routers; JSON, see docs/kv_events.md."
+            "Publish over ZeroMQ what enters and leaves the prefix cache, for routers; JSON, see "
+            "docs/kv_events.md."
         ),
     ] = None
     enable_trace: A[bool, planned("Trace requests with OpenTelemetry.")] = False

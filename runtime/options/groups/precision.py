@@ -60,7 +60,8 @@ class Precision(Group, frozen=True, kw_only=True):
                 "auto-round",
                 "quark_int4fp8_moe",
             ),
-            note="fp8, w8a8_fp8 and w8a8_int8 quantise a plain checkpoint while it is loaded; the others, and these with a quantised one, "
+            note="fp8, w8a8_fp8 and w8a8_int8 quantise a plain checkpoint while it is loaded; the others, "
+            "and these with a quantised one, "
             "only check that the checkpoint is what they say; see quantization.md",
         ),
     ] = None
@@ -78,7 +79,8 @@ class Precision(Group, frozen=True, kw_only=True):
     enable_fp32_lm_head: A[
         bool,
         option(
-            "Compute logits in float32 whatever the dtype; the head takes twice the memory, and a tied one has a copy of its own."
+            "Compute logits in float32 whatever the dtype; the head takes twice the memory, and a tied one "
+            "has a copy of its own."
         ),
     ] = False
     modelopt_quant: A[str | None, on_device("cuda", "ModelOpt quantization to apply while loading.")] = None

@@ -30,7 +30,8 @@ class Schedule(Group, frozen=True, kw_only=True):
         Whole | Auto,
         option(
             "Requests that may wait; above it the answer is 429.",
-            note="auto is 16384 instead of no bound: enough for a benchmark that sends all at once, and memory stays bounded",
+            note="auto is 16384 instead of no bound: enough for a benchmark that sends all at once, and "
+            "memory stays bounded",
         ),
     ] = "auto"
     chunked_prefill_size: A[
@@ -42,7 +43,8 @@ class Schedule(Group, frozen=True, kw_only=True):
     max_prefill_tokens: A[
         Count,
         option(
-            "Most prompt tokens of one step; without chunks at least the context length, so that every prompt fits."
+            "Most prompt tokens of one step; without chunks at least the context length, so that every "
+            "prompt fits."
         ),
     ] = 16384
     prefill_max_requests: A[Count | None, option("Most prompts of one step.")] = None
@@ -61,14 +63,17 @@ class Schedule(Group, frozen=True, kw_only=True):
         Literal["lpm", "random", "fcfs", "dfs-weight", "lof", "priority", "routing-key"],
         option(
             "Order in which waiting requests are taken.",
-            note="fcfs: first come, first served; lpm: longest cached prefix; dfs-weight: along the tree of prefixes; lof: longest output; "
-            "priority: fcfs with --enable-priority-scheduling; routing-key: the key that most running ones have",
+            note="fcfs: first come, first served; lpm: longest cached prefix; dfs-weight: along the tree of "
+            "prefixes; lof: longest output; "
+            "priority: fcfs with --enable-priority-scheduling; routing-key: the key that most running ones "
+            "have",
         ),
     ] = "fcfs"
     max_overtakes: A[
         Whole,
         option(
-            "Later requests that may overtake a waiting one; then its turn comes, by whatever policy. 0: any number."
+            "Later requests that may overtake a waiting one; then its turn comes, by whatever policy. 0: "
+            "any number."
         ),
     ] = 256
     fair_share: A[
@@ -94,7 +99,8 @@ class Schedule(Group, frozen=True, kw_only=True):
     schedule_conservativeness: A[
         Amount,
         option(
-            "How much room to keep for the growth of running sequences: 1 is what recent ones took, 0 is none."
+            "How much room to keep for the growth of running sequences: 1 is what recent ones took, 0 is "
+            "none."
         ),
     ] = 1.0
     queue_timeout: A[
@@ -103,13 +109,15 @@ class Schedule(Group, frozen=True, kw_only=True):
     request_timeout: A[
         Above | None,
         option(
-            "Seconds from a request's arrival to its end; then it ends with what it has, or with 503 if that is nothing."
+            "Seconds from a request's arrival to its end; then it ends with what it has, or with 503 if "
+            "that is nothing."
         ),
     ] = None
     enable_prefill_delayer: A[
         bool,
         option(
-            "Hold prompts back while others decode, until they fill a step or all data-parallel replicas have some.",
+            "Hold prompts back while others decode, until they fill a step or all data-parallel replicas "
+            "have some.",
             note="fewer and fuller prompt steps, so smoother streams, for a later first token",
         ),
     ] = False
@@ -157,7 +165,8 @@ class Schedule(Group, frozen=True, kw_only=True):
     watchdog_timeout: A[
         Seconds,
         option(
-            "Seconds with a step in flight and none done after which ranks count as dead and are started again; 0: never."
+            "Seconds with a step in flight and none done after which ranks count as dead and are started "
+            "again; 0: never."
         ),
     ] = 300.0
     soft_watchdog_timeout: A[

@@ -24,7 +24,8 @@ class States(Group, frozen=True, kw_only=True):
     mamba_scheduler_strategy: A[
         Literal["auto", "no_buffer", "extra_buffer"],
         option(
-            "Where states are kept for prefixes: in prompts only, or with a second one of each sequence also while it decodes.",
+            "Where states are kept for prefixes: in prompts only, or with a second one of each sequence "
+            "also while it decodes.",
             note=f"both go with overlap and with pages of any size; {RECURRENT}",
         ),
     ] = "auto"

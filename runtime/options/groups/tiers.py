@@ -18,7 +18,8 @@ class Tiers(Group, frozen=True, kw_only=True):
         Literal["write_back", "write_through", "write_through_selective"],
         option(
             "When pages are copied to the host.",
-            note="write_through: when they are computed; write_through_selective: when a second request uses them; write_back: when they "
+            note="write_through: when they are computed; write_through_selective: when a second request "
+            "uses them; write_back: when they "
             "must leave the device",
         ),
     ] = "write_through"
@@ -34,7 +35,8 @@ class Tiers(Group, frozen=True, kw_only=True):
         option(
             "Order of pages and layers in host memory.",
             later=("page_head",),
-            note="page_first suits storage: a page is one piece; page_first_direct means the same here; page_first_kv_split keeps all keys "
+            note="page_first suits storage: a page is one piece; page_first_direct means the same here; "
+            "page_first_kv_split keeps all keys "
             "before all values",
         ),
     ] = "layer_first"

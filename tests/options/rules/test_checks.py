@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
-from runtime.options.rules import conflicts
-from runtime.options.rules.conflicts import broken, is_set
+from runtime.options.rules import tables
+from runtime.options.rules.base import is_set
+from runtime.options.rules.checks import OPTION_RULES, option_problems
 from runtime.options.table import by_name, rows
 
 
-def said(**values: Any) -> dict[str, Any]:
-    assert values.keys() <= by_name().keys()
-    return {row.name: row.default for row in rows()} | values
+def values(**changes: Any) -> dict[str, Any]:
+    assert changes.keys() <= by_name().keys()
+    return {row.name: row.default for row in rows()} | changes
 
 
 def test_the_defaults_go_together() -> None:
-    assert broken(said()) == []
+    assert option_problems(values()) == []
 
 
 # wrong values, part of the sentence, what mends them
@@ -160,14 +161,14 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("wrong", "sentence", "mended"), CASES, ids=[case[1] for case in CASES])
 def test_rules(wrong: dict[str, Any], sentence: str, mended: dict[str, Any]) -> None:
-    problems = broken(said(**wrong))
+    problems = option_problems(values(**wrong))
     assert len(problems) == 1 and sentence in problems[0], problems
-    assert broken(said(**wrong | mended)) == []
+    assert option_problems(values(**wrong | mended)) == []
 
 
 def test_every_rule_has_a_case() -> None:
-    fired = {rule.__name__ for rule in conflicts.RULES for wrong, _, _ in CASES if rule(said(**wrong))}
-    assert fired | {"bounds_have_a_form"} == {rule.__name__ for rule in conflicts.RULES}
+    fired = {rule.__name__ for rule in OPTION_RULES for wrong, _, _ in CASES if rule(values(**wrong))}
+    assert fired | {"bounds_have_a_form"} == {rule.__name__ for rule in OPTION_RULES}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_every_rule_has_a_case() -> None:
     ],
 )
 def test_bounds(words: tuple[str, ...], problem: str | None) -> None:
-    problems = broken(said(prompt_tokens_buckets=words, collect_tokens_histogram=True))
+    problems = option_problems(values(prompt_tokens_buckets=words, collect_tokens_histogram=True))
     assert (problem is None) == (not problems) and (problem or "") in "".join(problems)
 
 
@@ -208,39 +209,41 @@ def other_value(name: str) -> Any:
     )
 
 
-@pytest.mark.parametrize(("pattern", "switches"), conflicts.NEEDS, ids=lambda x: str(x))
+@pytest.mark.parametrize(("pattern", "switches"), tables.NEEDS, ids=lambda x: str(x))
 def test_what_needs_another(pattern: str, switches: tuple[str, ...]) -> None:
-    names = [row.name for row in rows() if conflicts._matches(row.name, pattern) and row.name not in switches]
+    names = [row.name for row in rows() if tables._matches(row.name, pattern) and row.name not in switches]
     assert names, "the pattern names nothing"
     for name in names:
-        values = said(**{name: other_value(name)})
-        assert is_set(values, name)
+        given = values(**{name: other_value(name)})
+        assert is_set(given, name)
         sentence = f"{by_name()[name].flag} does nothing without {by_name()[switches[0]].flag}"
-        assert any(problem.startswith(sentence) for problem in broken(values))
+        assert any(problem.startswith(sentence) for problem in option_problems(given))
         for switch in switches:
             assert not any(
-                problem.startswith(sentence) for problem in broken(values | {switch: other_value(switch)})
+                problem.startswith(sentence)
+                for problem in option_problems(given | {switch: other_value(switch)})
             )
 
 
-@pytest.mark.parametrize(("name", "required"), conflicts.REQUIRES)
+@pytest.mark.parametrize(("name", "required"), tables.REQUIRES)
 def test_what_requires_another(name: str, required: str) -> None:
-    lacking = said(**{name: other_value(name)}) | {required: None}
+    lacking = values(**{name: other_value(name)}) | {required: None}
     sentence = f"{by_name()[name].flag} requires {by_name()[required].flag}; add it"
-    assert sentence in broken(lacking)
-    assert sentence not in broken(lacking | {required: other_value(required)})
+    assert sentence in option_problems(lacking)
+    assert sentence not in option_problems(lacking | {required: other_value(required)})
 
 
-@pytest.mark.parametrize(("one", "other"), conflicts.EXCLUDES)
+@pytest.mark.parametrize(("one", "other"), tables.EXCLUDES)
 def test_what_excludes_another(one: str, other: str) -> None:
-    both = said(**{one: other_value(one), other: other_value(other)})
-    assert any("exclude one another" in problem for problem in broken(both))
+    both = values(**{one: other_value(one), other: other_value(other)})
+    assert any("exclude one another" in problem for problem in option_problems(both))
     assert not any(
-        "exclude one another" in problem for problem in broken(both | {other: by_name()[other].default})
+        "exclude one another" in problem
+        for problem in option_problems(both | {other: by_name()[other].default})
     )
 
 
-@pytest.mark.parametrize(("name", "word", "other", "allowed"), conflicts.ALLOWS, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(("name", "word", "other", "allowed"), tables.ALLOWS, ids=lambda x: str(x)[:30])
 def test_what_goes_with_what(name: str, word: str, other: str, allowed: tuple[Any, ...]) -> None:
     chosen: Any = {"True": True, "": 7}.get(word, word)
     row = by_name()[other]
@@ -249,14 +252,16 @@ def test_what_goes_with_what(name: str, word: str, other: str, allowed: tuple[An
         choice in (row.choices or (choice,)) for choice in allowed if choice
     )
     assert any(
-        "does not go with" in problem for problem in broken(said(**{name: chosen, other: strangers[-1]}))
+        "does not go with" in problem
+        for problem in option_problems(values(**{name: chosen, other: strangers[-1]}))
     )
     assert not any(
-        "does not go with" in problem for problem in broken(said(**{name: chosen, other: allowed[-1]}))
+        "does not go with" in problem
+        for problem in option_problems(values(**{name: chosen, other: allowed[-1]}))
     )
 
 
-@pytest.mark.parametrize(("name", "whole"), conflicts.DIVIDES)
+@pytest.mark.parametrize(("name", "whole"), tables.DIVIDES)
 def test_what_divides_what(name: str, whole: str) -> None:
-    assert any("does not divide" in problem for problem in broken(said(**{name: 3, whole: 4})))
-    assert not any("does not divide" in problem for problem in broken(said(**{name: 2, whole: 4})))
+    assert any("does not divide" in problem for problem in option_problems(values(**{name: 3, whole: 4})))
+    assert not any("does not divide" in problem for problem in option_problems(values(**{name: 2, whole: 4})))

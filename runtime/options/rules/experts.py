@@ -1,0 +1,136 @@
+"""Rules on mixture-of-experts models: how experts and tokens are spread over ranks."""
+
+from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values
+
+
+def experts_fit_ranks(options: Values) -> str | None:
+    """Experts are spread over all tensor-parallel ranks, or over those of one MoE replica."""
+    experts, replicas, ranks = (
+        options["expert_parallel_size"],
+        options["moe_data_parallel_size"],
+        options["tensor_parallel_size"],
+    )
+    if experts > 1 and replicas > 1 and experts * replicas != ranks:
+        return (
+            f"--expert-parallel-size {experts} times --moe-data-parallel-size {replicas} must be "
+            f"--tensor-parallel-size {ranks}; change one of them"
+        )
+    if experts > 1 and ranks % experts:
+        return (
+            f"--expert-parallel-size {experts} does not divide --tensor-parallel-size {ranks}; choose a "
+            "divisor"
+        )
+    if options["moe_a2a_backend"] != "none" and experts not in (1, ranks):
+        return (
+            f"--moe-a2a-backend {options['moe_a2a_backend']} spreads experts over all ranks; leave "
+            "--expert-parallel-size out "
+            f"or give {ranks}"
+        )
+    if (
+        options["moe_runner_backend"] == "cutlass"
+        and options["quantization"] in ("fp8", "mxfp8")
+        and experts > 1
+    ):
+        return (
+            f"--moe-runner-backend cutlass has no {options['quantization']} with --expert-parallel-size "
+            "above 1; choose another runner"
+        )
+    return None
+
+
+def balancing_needs_spread_experts(options: Values) -> str | None:
+    """Balancing experts needs experts that are spread over ranks."""
+    if (
+        options["enable_eplb"]
+        and options["expert_parallel_size"] == 1
+        and options["moe_a2a_backend"] == "none"
+    ):
+        return "--enable-eplb has nothing to balance on one rank; give --expert-parallel-size above 1"
+    return None
+
+
+def experts_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Ranks hold whole experts, or equal slices of them."""
+    size, moe = plan.experts.expert_parallel_size, model.moe
+    if moe is None:
+        return (
+            None
+            if size == 1
+            else f"--expert-parallel-size {size} spreads experts, and this model has none; leave it out"
+        )
+    if moe.is_stacked and size > 1:
+        return f"--expert-parallel-size {size}: this model's experts are on all ranks, split; leave it out"
+    if moe.num_experts % size:
+        return (
+            f"--expert-parallel-size {size} does not divide the model's {moe.num_experts} experts; choose "
+            "a divisor"
+        )
+    split = plan.parallel.tensor_parallel_size // size
+    if moe.intermediate_size % split:
+        return (
+            f"--tensor-parallel-size {plan.parallel.tensor_parallel_size} with --expert-parallel-size "
+            f"{size} splits each expert over {split} "
+            f"ranks, which does not divide its inner size {moe.intermediate_size}; raise "
+            "--expert-parallel-size"
+        )
+    return None
+
+
+def all_to_all_has_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """An all-to-all backend needs a mixture-of-experts model with unsplit experts, and several ranks."""
+    if not plan.experts.uses_all_to_all:
+        return None
+    if model.moe is None:
+        return (
+            f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens to experts, and this model "
+            "has none; leave it out"
+        )
+    if model.moe.is_stacked:
+        return (
+            f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens to whole experts, and this "
+            "model's are split; leave it out"
+        )
+    if plan.parallel.tensor_parallel_size == 1:
+        return (
+            f"--moe-a2a-backend {plan.experts.moe_a2a_backend} brings tokens from rank to rank, and there "
+            "is one; leave it out, or raise "
+            "--tensor-parallel-size"
+        )
+    return None
+
+
+def counts_have_experts(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Counting the tokens of experts needs experts that are computed."""
+    if plan.expert_steps is None or (
+        model.moe is not None and not model.moe.is_stacked and device.name != "null"
+    ):
+        return None
+    flag = (
+        "--expert-distribution-recorder-mode"
+        if plan.experts.expert_distribution_recorder_mode is not None
+        else "--enable-expert-distribution-metrics"
+    )
+    what = "this model" if model.moe is None or model.moe.is_stacked else "the null device"
+    return f"{flag} counts the tokens of experts, and {what} has none that it could; leave it out"
+
+
+def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """A second stream for shared experts needs a model with shared experts."""
+    if plan.ascend.npu_multi_stream and (model.moe is None or not model.moe.shared_size):
+        return (
+            "--npu-multi-stream computes shared experts beside routed ones, and this model has none; leave "
+            "it out"
+        )
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (experts_fit_ranks, balancing_needs_spread_experts)
+
+PLAN_RULES: tuple[PlanRule, ...] = (
+    experts_divide,
+    all_to_all_has_experts,
+    counts_have_experts,
+    shared_experts_have_others,
+)

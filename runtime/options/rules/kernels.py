@@ -1,0 +1,162 @@
+"""Rules on data types and kernels: what a device computes, and what of it suits a model."""
+
+from runtime.models.quantization_schemes import check_supported
+from runtime.options.attention_backends import why_not, why_unsuited
+from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import PlanRule, flag
+from runtime.options.table import by_name
+
+
+def options_are_of_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Options of some devices only are not set on another one."""
+    wrong = [
+        row
+        for name, row in by_name().items()
+        if row.devices
+        and device.name not in row.devices
+        and plan.why[name].source not in ("default", "derived")
+        and plan.why[name].value != row.default
+    ]
+    if not wrong:
+        return None
+    wanted = " or ".join(wrong[0].devices)
+    return (
+        f"{', '.join(row.flag for row in wrong)} does nothing on --device {device.name}; leave it out, or "
+        f"take --device {wanted}"
+    )
+
+
+def dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device computes in the wanted dtype."""
+    possible = (*device.dtypes, *device.other_dtypes)
+    if plan.precision.dtype not in ("auto", *possible):
+        return (
+            f"--dtype {plan.precision.dtype} is not possible on {device.name}; choose one of "
+            f"{', '.join(possible)}"
+        )
+    return None
+
+
+def kv_dtype_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device can keep keys and values in the wanted dtype."""
+    if not device.has_kv_dtypes and plan.precision.kv_cache_dtype != plan.precision.dtype:
+        return (
+            f"--kv-cache-dtype {plan.precision.kv_cache_dtype} is not possible on {device.name}, which "
+            f"keeps keys and values in {plan.precision.dtype}; "
+            "leave it out"
+        )
+    return None
+
+
+def schemes_known(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device has kernels for the model's quantization schemes."""
+    return (
+        None
+        if model.quantization is None
+        else check_supported(model.quantization.schemes, device.schemes, device.name)
+    )
+
+
+def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device's attention kernels take pages of the wanted size."""
+    sizes, why = (
+        (device.latent_page_sizes, " with latent attention (MLA)")
+        if model.latent is not None and device.latent_page_sizes
+        else (device.page_sizes, "")
+    )
+    if sizes and plan.memory.page_size not in sizes:
+        return (
+            f"--page-size {plan.memory.page_size} is not possible on {device.name}{why}; choose "
+            f"{'one of ' if len(sizes) > 1 else ''}{', '.join(map(str, sizes))}, or leave it out"
+        )
+    return None
+
+
+def kernels_are_the_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device has the chosen kernels of attention and sampling."""
+    for name, phase in (
+        ("attention_backend", None),
+        ("prefill_attention_backend", "prefill"),
+        ("decode_attention_backend", "decode"),
+    ):
+        backend = plan.why[name].value
+        if (reason := why_not(backend, phase, device)) is not None:
+            return f"{flag(name)} {backend} {reason}; leave it out"
+    if plan.kernels.sampling_backend not in device.sampling_backends:
+        return (
+            f"{flag('sampling_backend')} {plan.kernels.sampling_backend} is not possible on {device.name}, "
+            "which has "
+            f"{' and '.join(device.sampling_backends)}; leave it out"
+        )
+    return None
+
+
+def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The chosen attention kernels can compute this model with these pages and dtypes."""
+    for phase, backend in (
+        ("prefill", plan.kernels.prefill_attention_backend),
+        ("decode", plan.kernels.decode_attention_backend),
+    ):
+        if backend == device.attention_backend or why_not(backend, phase, device) is not None:
+            continue
+        head_dim = None if model.latent is not None else model.head_dim
+        if (
+            reason := why_unsuited(
+                backend, plan.memory.page_size, plan.precision.dtype, plan.precision.kv_cache_dtype, head_dim
+            )
+        ) is not None:
+            return (
+                f"--{phase}-attention-backend {backend} (or --attention-backend) {reason}; take "
+                f"{device.attention_backend}"
+            )
+    return None
+
+
+def attention_scores_are_supported(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Models that cap attention scores, or have sinks, need a device whose attention does that."""
+    if model.score_cap and not device.has_score_caps:
+        return (
+            "this model caps its attention scores (attn_logit_softcapping), which no operator of "
+            f"{device.name} does; take --device cuda"
+        )
+    if model.has_sinks and not device.has_sinks:
+        return f"this model's attention has sinks, which have no adapter on {device.name}; take --device cuda"
+    return None
+
+
+def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Options of latent attention (MLA) need a model with it. Shapes are checked by the ranks when they
+    start."""
+    given = [
+        flag(name)
+        for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q")
+        if plan.why[name].value
+    ]
+    if given and model.latent is None:
+        return f"{' and '.join(given)} needs latent attention (MLA), which this model has not; leave it out"
+    low = [name for name in given if name != "--npu-nz-cache"]
+    if low and model.latent is not None and model.latent.q_rank is None:
+        return (
+            f"{' and '.join(low)} needs queries of low rank (q_lora_rank), which this model has not; leave "
+            "it out"
+        )
+    if plan.ascend.npu_gather_after_q and not plan.experts.uses_all_to_all:
+        return (
+            "--npu-gather-after-q needs ranks that have parts of a step's tokens; add --moe-a2a-backend, "
+            "or leave it out"
+        )
+    return None
+
+
+PLAN_RULES: tuple[PlanRule, ...] = (
+    options_are_of_the_device,
+    dtype_known,
+    kv_dtype_known,
+    schemes_known,
+    pages_fit_the_kernels,
+    kernels_are_the_devices,
+    kernels_suit_the_model,
+    attention_scores_are_supported,
+    latents_have_attention,
+)

@@ -1,0 +1,53 @@
+"""Rules on LoRA adapters."""
+
+from runtime.options.rules.base import OptionRule, Values
+
+
+def adapters_are_described(options: Values) -> str | None:
+    """The size of adapters is known at start, by --lora-paths or by rank and target modules."""
+    if options["lora_paths"] and options["enable_lora"] is False:
+        return "--lora-paths does nothing with --no-enable-lora; leave one out"
+    if (
+        options["enable_lora"] is True
+        and not options["lora_paths"]
+        and not (options["max_lora_rank"] and options["lora_target_modules"])
+    ):
+        return (
+            "--enable-lora without --lora-paths requires --max-lora-rank and --lora-target-modules, to "
+            "know how much room adapters take"
+        )
+    if (
+        options["lora_target_modules"]
+        and "all" in options["lora_target_modules"]
+        and len(options["lora_target_modules"]) > 1
+    ):
+        return "--lora-target-modules all stands alone; leave the other names out"
+    return None
+
+
+def adapters_fit(options: Values) -> str | None:
+    """Host memory has room for the adapters of --lora-paths and of one step."""
+    loaded, mixed, paths = (
+        options["max_loaded_loras"],
+        options["max_loras_per_batch"],
+        options["lora_paths"] or (),
+    )
+    if loaded is None:
+        return None
+    if loaded < mixed:
+        return f"--max-loaded-loras {loaded} is below --max-loras-per-batch {mixed}; raise it"
+    if len(paths) > loaded:
+        return f"--lora-paths names {len(paths)} adapters, but --max-loaded-loras is {loaded}; raise it"
+    return None
+
+
+def adapters_see_all_tokens(options: Values) -> str | None:
+    """Adapters are not supported together with an all-to-all backend, where ranks compute shared experts for
+    a shard of the tokens."""
+    if options["lora_paths"] or options["enable_lora"] is True:
+        if options["moe_a2a_backend"] != "none":
+            return f"adapters do not go with --moe-a2a-backend {options['moe_a2a_backend']}; leave one out"
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (adapters_are_described, adapters_fit, adapters_see_all_tokens)

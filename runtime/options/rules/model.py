@@ -1,0 +1,116 @@
+"""Rules on what a model and a device can give: context, logits, hidden states, embeddings."""
+
+from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values, flag, is_set
+
+
+def null_timing_needs_the_null_device(options: Values) -> str | None:
+    """Options of the null device are set with --device null only."""
+    given = [
+        name
+        for name in (
+            "null_step_s",
+            "null_token_s",
+            "null_vocab_size",
+            "null_first_token",
+            "null_poison_token",
+            "null_poison",
+        )
+        if is_set(options, name)
+    ]
+    if given and options["device"] != "null":
+        return f"{', '.join(map(flag, given))} does nothing without --device null; add it, or leave it out"
+    return None
+
+
+def context_within_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The context is no longer than the positions that the model was trained for."""
+    if plan.model.context_length > model.context_len:
+        return (
+            f"--context-length {plan.model.context_length} is beyond the model's {model.context_len} tokens; "
+            "lower it, or extend the model's rotary positions in config.json"
+        )
+    return None
+
+
+def grammars_can_be_masked(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """The device computes logits that a grammar can mask, and the grammar library takes the wanted
+    whitespace."""
+    if plan.kernels.grammar_backend != "none" and not device.has_logits:
+        return (
+            f"--grammar-backend {plan.kernels.grammar_backend} needs logits, which --device {device.name} "
+            "does not compute; leave it out"
+        )
+    if (
+        plan.api.constrained_json_whitespace_pattern is not None
+        and plan.kernels.grammar_backend == "xgrammar"
+    ):
+        return (
+            "--constrained-json-whitespace-pattern is not possible with --grammar-backend xgrammar; take "
+            "llguidance or outlines, or "
+            "--constrained-json-disable-any-whitespace"
+        )
+    return None
+
+
+def processors_have_logits(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Logit processors need a device that computes logits."""
+    if plan.api.enable_custom_logit_processor and device.name == "null":
+        return (
+            "--enable-custom-logit-processor needs logits, and --device null has none; choose another device"
+        )
+    return None
+
+
+def hidden_states_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Hidden states need a device that computes them, and a model that generates text."""
+    if plan.api.enable_return_hidden_states and not device.has_logits:
+        return (
+            f"--enable-return-hidden-states is not possible: --device {device.name} computes none; choose "
+            "another device"
+        )
+    if plan.api.enable_return_hidden_states and model.pooling is not None:
+        return (
+            "--enable-return-hidden-states is for models that generate; this one makes vectors of texts by "
+            "itself"
+        )
+    return None
+
+
+def pooled_texts_stay_whole(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """A model whose pooling needs all tokens of a text at once computes each text in one step, without cached
+    prefixes."""
+    if model.pooling is None or not model.pooling.is_whole:
+        return None
+    if plan.schedule.chunked_prefill_size > 0:
+        return (
+            f"--chunked-prefill-size {plan.schedule.chunked_prefill_size} is not possible: this model must "
+            "see all of a text in one step; "
+            "leave it out, or set it to -1"
+        )
+    if plan.tiers.enable_hierarchical_cache:
+        return "--enable-hierarchical-cache is not possible: this model uses no cached prefixes; leave it out"
+    return None
+
+
+def embeddings_are_computed(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Embedding models need a device that computes."""
+    if model.pooling is not None and not device.has_logits:
+        return (
+            f"--device {device.name} computes nothing, so it has no vectors; serve a model that generates, "
+            "or take --device cpu"
+        )
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (null_timing_needs_the_null_device,)
+
+PLAN_RULES: tuple[PlanRule, ...] = (
+    context_within_model,
+    grammars_can_be_masked,
+    processors_have_logits,
+    hidden_states_are_computed,
+    pooled_texts_stay_whole,
+    embeddings_are_computed,
+)

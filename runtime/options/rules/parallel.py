@@ -1,0 +1,140 @@
+"""Rules on ranks and nodes: how a model is divided among them."""
+
+from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
+
+
+def nodes_divide_ranks(options: Values) -> str | None:
+    """All nodes have the same number of ranks."""
+    ranks = options["tensor_parallel_size"] * options["pipeline_parallel_size"]
+    if ranks % options["nnodes"]:
+        return (
+            f"--nnodes {options['nnodes']} does not divide the {ranks} ranks of --tensor-parallel-size "
+            "times --pipeline-parallel-size; "
+            "each node takes as many"
+        )
+    return None
+
+
+def node_is_one_of_them(options: Values) -> str | None:
+    """--node-rank is one of the nodes, and several nodes have an address for their rendezvous."""
+    if options["node_rank"] >= options["nnodes"]:
+        return (
+            f"--node-rank {options['node_rank']} is none of the {options['nnodes']} nodes of --nnodes; "
+            "they are numbered from 0"
+        )
+    if options["nnodes"] > 1 and options["dist_init_addr"] is None:
+        return (
+            "--nnodes above 1 requires --dist-init-addr, where the nodes meet; give the address of the "
+            "first one"
+        )
+    return None
+
+
+def attention_replicas_divide_ranks(options: Values) -> str | None:
+    """With data-parallel attention the tensor-parallel ranks are divided among attention replicas and
+    sequence shards."""
+    replicas, parts, ranks = (
+        options["data_parallel_size"],
+        options["attention_context_parallel_size"],
+        options["tensor_parallel_size"],
+    )
+    if not options["enable_dp_attention"]:
+        return None
+    if replicas == 1:
+        return (
+            "--enable-dp-attention does nothing with one replica; give --data-parallel-size above 1, or "
+            "leave it out"
+        )
+    if ranks % (replicas * parts):
+        return (
+            f"--data-parallel-size {replicas} times --attention-context-parallel-size {parts} does not "
+            "divide "
+            f"--tensor-parallel-size {ranks}; choose sizes that do"
+        )
+    return None
+
+
+def transfer_sizes_divide(options: Values) -> str | None:
+    """Pages move between prefill and decode ranks whose shares of the heads nest."""
+    here, there = options["tensor_parallel_size"], options["disaggregation_decode_tp"]
+    if options["disaggregation_mode"] == "prefill" and there is not None and here % there and there % here:
+        return (
+            f"--disaggregation-decode-tp {there} and --tensor-parallel-size {here} must be multiples of "
+            "one another; change one"
+        )
+    return None
+
+
+def multiplexing_stands_alone(options: Values) -> str | None:
+    """--enable-pdmux goes with neither pipeline parallelism nor disaggregation."""
+    if not options["enable_pdmux"]:
+        return None
+    if options["pipeline_parallel_size"] > 1 or options["disaggregation_mode"] != "null":
+        return (
+            "--enable-pdmux goes with neither --pipeline-parallel-size above 1 nor --disaggregation-mode; "
+            "leave one out"
+        )
+    return None
+
+
+def heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Each rank computes whole attention heads."""
+    size = plan.parallel.tensor_parallel_size
+    if model.num_heads % size:
+        return (
+            f"--tensor-parallel-size {size} does not divide the model's {model.num_heads} attention heads; "
+            "choose a divisor"
+        )
+    return None
+
+
+def kv_heads_divide(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Ranks hold whole key/value heads, or copies of one."""
+    size, heads = plan.parallel.tensor_parallel_size, model.num_kv_heads
+    if heads % size and size % heads:
+        return (
+            f"--tensor-parallel-size {size} and the model's {heads} key/value heads are no multiples of "
+            "one another; choose one"
+        )
+    return None
+
+
+def device_numbers_have_devices(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Device numbers need a device of which a machine has several."""
+    given = [flag(name) for name in ("base_gpu_id", "gpu_id_step") if plan.why[name].source != "default"]
+    if given and not device.is_numbered:
+        return (
+            f"{', '.join(given)} chooses among accelerators, and --device {device.name} is none; leave it out"
+        )
+    return None
+
+
+def numa_nodes_are_of_ranks(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """--numa-node names one node for all ranks, or one for each."""
+    if plan.parallel.numa_node is not None and len(plan.parallel.numa_node) not in (
+        1,
+        plan.parallel.num_ranks,
+    ):
+        return (
+            f"--numa-node names {len(plan.parallel.numa_node)} nodes for {plan.parallel.num_ranks} ranks; "
+            "give one for all of them, or one for each"
+        )
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (
+    nodes_divide_ranks,
+    node_is_one_of_them,
+    attention_replicas_divide_ranks,
+    transfer_sizes_divide,
+    multiplexing_stands_alone,
+)
+
+PLAN_RULES: tuple[PlanRule, ...] = (
+    heads_divide,
+    kv_heads_divide,
+    device_numbers_have_devices,
+    numa_nodes_are_of_ranks,
+)

@@ -1,0 +1,158 @@
+"""Rules on the interface of the server: keys, names, paths, tenants, labels and histograms of metrics."""
+
+from re import fullmatch
+
+from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
+from runtime.options.table import by_name
+
+# options of HTTP that gRPC does not serve: web pages, proxies, files, metrics, chats and other routes
+HTTP_ONLY = (
+    "fastapi_root_path",
+    "cors_origins",
+    "file_storage_path",
+    "stream_interval",
+    "stream_output",
+    "enable_cache_report",
+    "chat_template",
+    "hf_chat_template_name",
+    "completion_template",
+    "reasoning_parser",
+    "tool_call_parser",
+    "sampling_defaults",
+    "multi_item_scoring_delimiter",
+    "ssl_keyfile_password",
+)
+
+# labels of metrics/table.py
+OWN_LABELS = frozenset(
+    {"le", "layer", "label", "limit", "process", "reason", "status", "tenant", "event", "way"}
+)
+
+
+def served_name_has_no_colon(options: Values) -> str | None:
+    """The served model name has no colon: requests name an adapter as MODEL:ADAPTER."""
+    if ":" in options["served_model_name"]:
+        return (
+            f"--served-model-name {options['served_model_name']} holds a colon, which stands between model "
+            "and adapter; choose another name"
+        )
+    return None
+
+
+def keys_fit_a_header(options: Values) -> str | None:
+    """API keys can be sent in a header. The sentence does not contain the key."""
+    for name in ("api_key", "admin_api_key"):
+        keys = (options[name],) if isinstance(options[name], str) else options[name] or ()
+        if any(not key or not all("!" <= char <= "~" for char in key) for key in keys):
+            return (
+                f"{flag(name)} is empty, or has spaces or characters beyond ASCII, which headers can't "
+                "carry; choose another key"
+            )
+    return None
+
+
+def root_path_is_a_path(options: Values) -> str | None:
+    """--fastapi-root-path begins with a slash and does not end with one."""
+    path = options["fastapi_root_path"]
+    if path and (not path.startswith("/") or path.endswith("/")):
+        return f"--fastapi-root-path {path} must begin with / and not end with it; give a path like /llm"
+    return None
+
+
+def grpc_serves_no_http(options: Values) -> str | None:
+    """Options that only HTTP has are not set together with --grpc-mode."""
+    table = by_name()
+    idle = [
+        table[name].flag
+        for name in HTTP_ONLY
+        if options["grpc_mode"] and options[name] != table[name].default
+    ]
+    return f"{', '.join(idle)}: no effect on gRPC; leave that out, or --grpc-mode" if idle else None
+
+
+def limits_name_media(options: Values) -> str | None:
+    """--limit-mm-data-per-request has known media only."""
+    unknown = sorted(set(options["limit_mm_data_per_request"] or ()) - {"image", "video", "audio"})
+    if unknown:
+        return (
+            f"--limit-mm-data-per-request knows image, video and audio, not {', '.join(unknown)}; leave it "
+            "out"
+        )
+    return None
+
+
+def labels_have_names(options: Values) -> str | None:
+    """Labels of --extra-metric-labels are valid Prometheus names, do not clash with ours, and have string
+    values."""
+    labels = options["extra_metric_labels"] or {}
+    wrong = [
+        name
+        for name in labels
+        if not fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name in OWN_LABELS or name.startswith("__")
+    ]
+    if wrong:
+        return (
+            f"--extra-metric-labels: {', '.join(wrong)} cannot be a label (letters, digits and _, and none "
+            f"of {', '.join(sorted(OWN_LABELS))})"
+        )
+    if words := [name for name, value in labels.items() if not isinstance(value, str)]:
+        return f"--extra-metric-labels: the value of {', '.join(words)} must be a string"
+    return None
+
+
+def bounds_have_a_form(options: Values) -> str | None:
+    """Histogram bounds of token counts have one of the three forms."""
+    problems = [
+        f"{flag(name)} {problem}"
+        for name in ("prompt_tokens_buckets", "generation_tokens_buckets")
+        if (problem := _bounds_problem(options[name] or ("default",)))
+    ]
+    return "; ".join(problems) or None
+
+
+def _bounds_problem(words: tuple[str, ...]) -> str | None:
+    """`default`, `tse MIDDLE BASE COUNT` (exponential on both sides of the middle) or `custom BOUND ...`."""
+    form, rest = words[0], words[1:]
+    try:
+        numbers = [float(word) for word in rest]
+    except ValueError:
+        return f"takes numbers after {form}, not {' '.join(rest)}"
+    if form == "default":
+        return "takes nothing after default" if rest else None
+    if form == "tse":
+        is_right = len(numbers) == 3 and numbers[0] > 0 and numbers[1] > 1 and numbers[2] >= 1
+        return None if is_right else "takes a middle above 0, a base above 1 and a count after tse"
+    if form == "custom":
+        is_right = bool(numbers) and len(set(numbers)) == len(numbers) and min(numbers) >= 0
+        return None if is_right else "takes different bounds of 0 and above after custom"
+    return f"begins with default, tse or custom, not with {form}"
+
+
+def tenant_weights_are_positive(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Weights of tenants are positive numbers."""
+    wrong = [
+        name
+        for name, weight in plan.schedule.fair_share_weights.items()
+        if not (isinstance(weight, int | float) and 0 < weight < 1e9)
+    ]
+    if wrong:
+        return (
+            f"--fair-share-weights gives {wrong[0]!r} no positive number; give each tenant a weight like 2 "
+            "or 0.5"
+        )
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (
+    served_name_has_no_colon,
+    keys_fit_a_header,
+    root_path_is_a_path,
+    grpc_serves_no_http,
+    limits_name_media,
+    labels_have_names,
+    bounds_have_a_form,
+)
+
+PLAN_RULES: tuple[PlanRule, ...] = (tenant_weights_are_positive,)

@@ -1,0 +1,61 @@
+"""Rules on the states of recurrent layers."""
+
+from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.options.plan import Plan
+from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
+
+STATE_OPTIONS = (
+    "max_mamba_cache_size",
+    "mamba_full_memory_ratio",
+    "mamba_scheduler_strategy",
+    "mamba_track_interval",
+)
+
+
+def states_align_with_pages(options: Values) -> str | None:
+    """Kept states lie at page boundaries, and no closer together than a draft is long."""
+    interval, page, drafts = (
+        options["mamba_track_interval"],
+        options["page_size"],
+        options["speculative_num_draft_tokens"],
+    )
+    if options["mamba_scheduler_strategy"] != "extra_buffer":
+        return None
+    if page != "auto" and interval % page:
+        return f"--mamba-track-interval {interval} is no multiple of --page-size {page}; choose one"
+    if drafts != "auto" and interval < drafts:
+        return f"--mamba-track-interval {interval} is below --speculative-num-draft-tokens {drafts}; raise it"
+    return None
+
+
+def states_have_layers(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Options of sequence states need a model with recurrent layers."""
+    given = [flag(name) for name in STATE_OPTIONS if plan.why[name].source not in ("default", "derived")]
+    if given and not model.num_recurrent_layers:
+        return f"{', '.join(given)} does nothing with this model, which has no recurrent layers; leave it out"
+    return None
+
+
+def states_end_pages(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """States are kept at the ends of pages of the prefix tree."""
+    if model.num_recurrent_layers and plan.states.state_interval % plan.memory.page_size:
+        return (
+            f"--mamba-track-interval {plan.states.mamba_track_interval} is no multiple of --page-size "
+            f"{plan.memory.page_size}; choose one, or "
+            "--mamba-scheduler-strategy no_buffer"
+        )
+    return None
+
+
+def states_stay_on_the_device(plan: Plan, model: ModelFacts, device: DeviceFacts) -> str | None:
+    """Sequence states stay on the device, so a prefix from storage has no state to continue from."""
+    if model.num_recurrent_layers and plan.tiers.hicache_storage_backend is not None:
+        return (
+            "--hicache-storage-backend cannot keep the states of this model's recurrent layers; leave it out"
+        )
+    return None
+
+
+OPTION_RULES: tuple[OptionRule, ...] = (states_align_with_pages,)
+
+PLAN_RULES: tuple[PlanRule, ...] = (states_have_layers, states_end_pages, states_stay_on_the_device)
