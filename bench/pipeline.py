@@ -16,7 +16,7 @@ import uvloop
 
 from bench.record import record
 from runtime.core import Core
-from runtime.messages.requests import Ask, Delta, RequestError, Tokens
+from runtime.messages.requests import Delta, GenerateRequest, RequestError, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
@@ -51,7 +51,7 @@ async def measure(core: Core, sequences: int, round: int) -> dict[str, float]:
     steps, cpu, begin = core.load().steps, time.process_time(), time.perf_counter()
     for i, sink in enumerate(sinks):
         core.submit(
-            Ask(
+            GenerateRequest(
                 id=f"{sequences}-{round}-{i}",
                 prompt=Tokens([1 + (i * 7 + round + k) % 2000 for k in range(32)]),
                 params=params,

@@ -1,7 +1,7 @@
 """The runtime without a face: actors, channels and ranks, put together. HTTP and library talk to it as a
 Service.
 
-    router ──Ask──► tokenizer ──Arrive──► scheduler ──StepPlan──► ranks
+    router ──GenerateRequest──► tokenizer ──Arrive──► scheduler ──StepPlan──► ranks
        └──────────────── Abort ──────────►│   ◄──── StepResult ────┘
     sinks ◄──Delta── detokenizer ◄──StepTokens──┘
                           └─────── Stopped ────►
@@ -38,7 +38,7 @@ from runtime.admin.heartbeat import StepLog, long_collections
 from runtime.admin.memory_saver import MemorySaver
 from runtime.cache.journal import Journal
 from runtime.errors import InvalidRequest, Overloaded, RankDied, RuntimeFault, StartError, Unavailable
-from runtime.messages.requests import Ask, Sink
+from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import ToDetokenizer, ToScheduler, Unload
 from runtime.metrics import Metrics
 from runtime.metrics.meter import Meter
@@ -116,11 +116,11 @@ class Core:
         self._outputs = Outputs()
         self._is_empty = anyio.Event()  # no request is open, while draining
         self._outputs.on_close(lambda _: None if len(self._outputs) else self._is_empty.set())
-        self._asks = Channel[Ask](math.inf)
+        self._requests = Channel[GenerateRequest](math.inf)
         self._to_scheduler = Channel[ToScheduler](math.inf)  # bounded by max_queued_requests at the door
         self._to_detokenizer = Channel[ToDetokenizer](64)
         self._router = Router(
-            self._outputs, self._asks, self._to_scheduler.send_nowait, check_open=self._check_open
+            self._outputs, self._requests, self._to_scheduler.send_nowait, check_open=self._check_open
         )
         self._supervisor = Supervisor(
             start_rank(plan, self.model, self.adapters),
@@ -194,7 +194,7 @@ class Core:
                 self._grammars.stop()
             if self._events is not None:
                 self._events.close()
-            for channel in (self._asks, self._to_scheduler, self._to_detokenizer):
+            for channel in (self._requests, self._to_scheduler, self._to_detokenizer):
                 channel.discard()
 
     async def wait_ready(self) -> None:
@@ -298,7 +298,7 @@ class Core:
             vocabulary,
             templates,
             self._outputs,
-            self._asks,
+            self._requests,
             self._to_scheduler.send_nowait,
             limits=self.card.limits,
             seed=self._draw_seed,
@@ -333,10 +333,10 @@ class Core:
 
     # ── Service ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, ask: Ask, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
         plan = self.plan
         if (
-            ask.priority is not None
+            request.priority is not None
             and plan.schedule.abort_on_priority_when_disabled
             and not has_priorities(plan)
         ):
@@ -344,23 +344,23 @@ class Core:
                 "priorities are off on this server (--enable-priority-scheduling); leave priority out",
                 param="priority",
             )
-        check_task(ask, self.model.pooling)
-        if ask.session is not None:
-            ask, sink = self.control.sessions.begin(ask, ask.session, sink)
+        check_task(request, self.model.pooling)
+        if request.session is not None:
+            request, sink = self.control.sessions.begin(request, request.session, sink)
         try:
-            if ask.adapter:
-                ask = structs.replace(ask, adapter_ref=find_adapter(self.adapters, ask.adapter))
-            sink = self._request_logs.records.watch(ask, sink)
-            self._router.submit(ask, sink)
+            if request.adapter:
+                request = structs.replace(request, adapter_ref=find_adapter(self.adapters, request.adapter))
+            sink = self._request_logs.records.watch(request, sink)
+            self._router.submit(request, sink)
             self._request_logs.records.begin(sink)
-            if self.adapters is not None and ask.adapter:
-                self.adapters.opened(ask.id, ask.adapter)
+            if self.adapters is not None and request.adapter:
+                self.adapters.opened(request.id, request.adapter)
         except (Overloaded, Unavailable) as error:
             self._metrics.refused[str(error.status)] += 1
             raise
         finally:
-            if ask.before is not None and ask.id not in self._outputs:
-                self.control.sessions.ended(ask.id)
+            if request.before is not None and request.id not in self._outputs:
+                self.control.sessions.ended(request.id)
 
     def _check_open(self) -> None:
         if (shut := SHUT.get(self._state)) is not None:

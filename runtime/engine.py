@@ -40,11 +40,11 @@ from runtime.http.errors import invalid
 from runtime.http.openai.stored_objects import Kept, open_kept
 from runtime.http.settings import http_settings
 from runtime.messages.requests import (
-    Ask,
     Chat,
     Delta,
     Embeds,
     Finish,
+    GenerateRequest,
     Prompt,
     SessionParams,
     Text,
@@ -174,7 +174,7 @@ class Engine(Controlled):
         Closing the iterator early aborts the request. Raises InvalidRequest, Overloaded, Unavailable.
         """
         params = _params(sampling)
-        ask = Ask(
+        request = GenerateRequest(
             id=rid or f"engine-{uuid4().hex}",
             prompt=_prompt(prompt),
             params=params,
@@ -184,14 +184,14 @@ class Engine(Controlled):
             adapter=lora_path,
         )
         sink = StreamSink(params.n)
-        self._core.submit(ask, sink)
+        self._core.submit(request, sink)
         try:
             while deltas := await sink.take():
                 for delta in deltas:
                     yield delta
         finally:
             if not sink.is_over:
-                self._core.abort(ask.id)
+                self._core.abort(request.id)
 
     async def generate(self, prompt: PromptLike, **sampling: Any) -> Answer:
         """The whole answer. Raises as `stream` does."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 from runtime.errors import InvalidRequest
 from runtime.messages.memory import Part
 from runtime.messages.ranks import ExpertCounts, ExpertCountsAction, Profile
-from runtime.messages.requests import Ask, Prompt, Sink
+from runtime.messages.requests import GenerateRequest, Prompt, Sink
 from runtime.messages.sampling import Limits
 from runtime.messages.scheduler import PauseMode
 from runtime.models.pooling import Pooling
@@ -67,13 +67,13 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         return CacheReport(self.storage) if self.has_cache_report else None
 
 
-def check_task(ask: Ask, pooling: Pooling | None) -> None:
-    """Raises InvalidRequest for an ask that wants something else than the model makes."""
-    if ask.pools and pooling is None:
+def check_task(request: GenerateRequest, pooling: Pooling | None) -> None:
+    """Raises InvalidRequest for a request that wants something else than the model makes."""
+    if request.pools and pooling is None:
         raise InvalidRequest(
             "this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier"
         )
-    if pooling is not None and not ask.pools:
+    if pooling is not None and not request.pools:
         raise InvalidRequest("this model makes vectors or scores of texts; it generates none")
 
 
@@ -226,7 +226,7 @@ class Service(Protocol):
     @property
     def memory_saver(self) -> MemoryControls: ...
 
-    def submit(self, ask: Ask, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never
         called.
 

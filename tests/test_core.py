@@ -13,7 +13,7 @@ import pytest
 from runtime import log
 from runtime.core import Core
 from runtime.errors import OptionsError, Overloaded, Unavailable
-from runtime.messages.requests import Ask, Tokens
+from runtime.messages.requests import GenerateRequest, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
@@ -35,7 +35,10 @@ async def running(**options: Any) -> AsyncIterator[Core]:
 def ask(core: Core, name: str, **params: Any) -> ListSink:
     sink = ListSink()
     core.submit(
-        Ask(id=name, prompt=Tokens([1, 2, 3]), params=SamplingParams(**params), arrival_s=monotonic()), sink
+        GenerateRequest(
+            id=name, prompt=Tokens([1, 2, 3]), params=SamplingParams(**params), arrival_s=monotonic()
+        ),
+        sink,
     )
     return sink
 

@@ -17,8 +17,8 @@ class Outputs:
 
     def __init__(self) -> None:
         self._sinks: dict[str, Sink] = {}
-        # the id() of what was asked: a request's id may be used again before its ask has left a queue
-        self._asks: dict[str, int] = {}
+        # id() of the submitted object: a request id may be used again before its first object has left a queue
+        self._submitted: dict[str, int] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     def __len__(self) -> int:
@@ -32,19 +32,19 @@ class Outputs:
         """Of the open requests, oldest first."""
         return list(self._sinks)
 
-    def open(self, request_id: str, sink: Sink, ask: object = None) -> None:
+    def open(self, request_id: str, sink: Sink, request: object = None) -> None:
         """Raises InvalidRequest when a request of this id is open."""
         if request_id in self._sinks:
             raise InvalidRequest(
                 "a request with this id is running; choose another id or wait for its end", param="id"
             )
         self._sinks[request_id] = sink
-        if ask is not None:
-            self._asks[request_id] = id(ask)
+        if request is not None:
+            self._submitted[request_id] = id(request)
 
-    def awaits(self, request_id: str, ask: object) -> bool:
-        """Whether the request is open, and was opened with this ask, which is still alive."""
-        return request_id in self._sinks and self._asks.get(request_id, id(ask)) == id(ask)
+    def awaits(self, request_id: str, request: object) -> bool:
+        """Whether the request is open, and was opened with this object, which is still alive."""
+        return request_id in self._sinks and self._submitted.get(request_id, id(request)) == id(request)
 
     def find(self, request_id: str) -> Sink | None:
         return self._sinks.get(request_id)
@@ -56,7 +56,7 @@ class Outputs:
     def close(self, request_id: str) -> Sink | None:
         """Takes a request out. -> its sink, for the caller to end; None when it is not open (any more)"""
         sink = self._sinks.pop(request_id, None)
-        self._asks.pop(request_id, None)
+        self._submitted.pop(request_id, None)
         if sink is not None:
             for listener in self._listeners:
                 listener(request_id)

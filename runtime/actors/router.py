@@ -10,7 +10,7 @@ import anyio
 from runtime.actors.channels import Channel
 from runtime.actors.open_requests import Outputs
 from runtime.errors import InvalidRequest, Overloaded, RequestError
-from runtime.messages.requests import Ask, Sink
+from runtime.messages.requests import GenerateRequest, Sink
 from runtime.messages.scheduler import Abort, ToScheduler
 
 
@@ -24,7 +24,7 @@ class Router:
     def __init__(
         self,
         outputs: Outputs,
-        tokenizer: Channel[Ask],
+        tokenizer: Channel[GenerateRequest],
         to_scheduler: Callable[[ToScheduler], None],
         *,
         check_open: Callable[[], None] = lambda: None,
@@ -39,18 +39,18 @@ class Router:
         """Requests that have not ended: tokenising, waiting and running."""
         return len(self._outputs)
 
-    def submit(self, ask: Ask, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Takes a request in; its output goes to `sink`, which hears nothing when this raises.
 
         Raises what `check_open` raises, InvalidRequest when a request of this id is open, Overloaded when the
         tokenizer is behind.
         """
         self._check_open()
-        self._outputs.open(ask.id, sink, ask)
+        self._outputs.open(request.id, sink, request)
         try:
-            self._tokenizer.send_nowait(ask)
+            self._tokenizer.send_nowait(request)
         except anyio.WouldBlock:
-            self._outputs.close(ask.id)
+            self._outputs.close(request.id)
             raise Overloaded("too many requests are waiting to be tokenised; try again later") from None
 
     def abort(self, request_id: str) -> None:

@@ -23,10 +23,10 @@ from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.messages.constraint import Grammar, Rule, grammar_of
 from runtime.messages.requests import (
-    Ask,
     Before,
     Chat,
     Embeds,
+    GenerateRequest,
     GrammarConstraint,
     Infill,
     Pair,
@@ -58,7 +58,7 @@ CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
 
 
 class TokenizerActor:
-    """Messages in: Ask. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish
+    """Messages in: GenerateRequest. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish
     without a word.
 
     `to_scheduler` must take a message without waiting or raising.
@@ -69,7 +69,7 @@ class TokenizerActor:
         vocabulary: Vocabulary,
         templates: ChatTemplates,
         outputs: Outputs,
-        inbox: Channel[Ask],
+        inbox: Channel[GenerateRequest],
         to_scheduler: Callable[[ToScheduler], None],
         *,
         limits: Limits,
@@ -100,39 +100,40 @@ class TokenizerActor:
     async def run(self) -> None:
         """Until the inbox is closed or the task is cancelled."""
         async with anyio.create_task_group() as self._tasks:
-            async for asks in self._inbox:
-                for ask in asks:
+            async for requests in self._inbox:
+                for request in requests:
                     # here, so that seeds follow the order of arrival
-                    seed = self._seed() if ask.params.seed is None else ask.params.seed
-                    if num_chars(ask.prompt, INLINE_CHARS) <= INLINE_CHARS:
-                        self._settle(ask, self._try(ask, seed))
+                    seed = self._seed() if request.params.seed is None else request.params.seed
+                    if num_chars(request.prompt, INLINE_CHARS) <= INLINE_CHARS:
+                        self._settle(request, self._try(request, seed))
                         await checkpoint()  # a crowd of prompts must not hold up the steps
                     else:
-                        self._tasks.start_soon(self._tokenize_aside, ask, seed)
+                        self._tasks.start_soon(self._tokenize_aside, request, seed)
 
-    async def _tokenize_aside(self, ask: Ask, seed: int) -> None:
-        if self._outputs.awaits(ask.id, ask):
+    async def _tokenize_aside(self, request: GenerateRequest, seed: int) -> None:
+        if self._outputs.awaits(request.id, request):
             self._settle(
-                ask, await run_sync(self._try, ask, seed, limiter=self._threads, abandon_on_cancel=True)
+                request,
+                await run_sync(self._try, request, seed, limiter=self._threads, abandon_on_cancel=True),
             )
 
-    def _settle(self, ask: Ask, outcome: Request | RequestError) -> None:
-        if not self._outputs.awaits(ask.id, ask):
+    def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
+        if not self._outputs.awaits(request.id, request):
             return
         if isinstance(outcome, RequestError):
-            self._outputs.fail(ask.id, outcome)
+            self._outputs.fail(request.id, outcome)
         elif outcome.params.constraint is not None and outcome.grammar_constraint is None:
             assert self._tasks is not None
-            self._tasks.start_soon(self._resolve_grammar, ask, outcome, outcome.params.constraint)
+            self._tasks.start_soon(self._resolve_grammar, request, outcome, outcome.params.constraint)
         else:
-            if ask.before is not None:
-                ask.before.prompt_ids = outcome.prompt_ids
+            if request.before is not None:
+                request.before.prompt_ids = outcome.prompt_ids
             self._to_scheduler(Arrive(outcome))
 
-    async def _resolve_grammar(self, ask: Ask, request: Request, rule: Rule) -> None:
+    async def _resolve_grammar(self, request: GenerateRequest, tokenized: Request, rule: Rule) -> None:
         """The request goes on when its grammar is known to be good."""
-        params = request.params
-        patience_s = min(math.inf if s is None else s for s in (ask.queue_timeout_s, ask.timeout_s))
+        params = tokenized.params
+        patience_s = min(math.inf if s is None else s for s in (request.queue_timeout_s, request.timeout_s))
         outcome: Request | RequestError = Unavailable(
             "the request's time was up before its grammar was compiled"
         )
@@ -143,15 +144,15 @@ class TokenizerActor:
                     "constraint is not possible: this server has no structured outputs (--grammar-backend none)",
                     param="constraint",
                 )
-            with anyio.move_on_after(max(patience_s - (monotonic() - ask.arrival_s), 0)):
+            with anyio.move_on_after(max(patience_s - (monotonic() - request.arrival_s), 0)):
                 await self._check_grammar(grammar)
                 grammar_constraint = GrammarConstraint(
-                    grammar, self._after_ids(request), (*self._eos_ids, *params.stop_token_ids)
+                    grammar, self._after_ids(tokenized), (*self._eos_ids, *params.stop_token_ids)
                 )
-                outcome = structs.replace(request, grammar_constraint=grammar_constraint)
+                outcome = structs.replace(tokenized, grammar_constraint=grammar_constraint)
         except RequestError as error:
             outcome = error
-        self._settle(ask, outcome)
+        self._settle(request, outcome)
 
     def _after_ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
         """Of the texts from which on the constraint holds; () where the prompt shows that it holds from the
@@ -165,55 +166,57 @@ class TokenizerActor:
         ends = dict.fromkeys([one.end for one in begun or free if begun or not one.begin])
         return tuple([tuple(self._vocabulary.encode(end, add_special=False)) for end in ends])
 
-    def _try(self, ask: Ask, seed: int) -> Request | RequestError:
+    def _try(self, request: GenerateRequest, seed: int) -> Request | RequestError:
         """An unexpected error is pinned on its request, and the actor goes on."""
         try:
-            return self.prepare(ask, seed)
+            return self.prepare(request, seed)
         except RequestError as error:
             return error
         except Exception:
-            self._log.exception("a prompt could not be tokenised", request=ask.id, exc_info=True)
+            self._log.exception("a prompt could not be tokenised", request=request.id, exc_info=True)
             return InternalFault(
-                f"the prompt could not be tokenised; the server's log has the details under {ask.id}"
+                f"the prompt could not be tokenised; the server's log has the details under {request.id}"
             )
 
-    def prepare(self, ask: Ask, seed: int) -> Request:
+    def prepare(self, request: GenerateRequest, seed: int) -> Request:
         """Raises InvalidRequest for a prompt or parameters that can't be served. Thread-safe."""
         second_at, embeds = 0, None
-        if isinstance(ask.prompt, Embeds):
-            embeds = read_embeds(ask.prompt, self._limits)
-            check_embeds(ask, ask.prompt)
-        if ask.pools:
-            prompt_ids, second_at = self._encode_pooled(ask.prompt, ask.truncate)
+        if isinstance(request.prompt, Embeds):
+            embeds = read_embeds(request.prompt, self._limits)
+            check_embeds(request, request.prompt)
+        if request.pools:
+            prompt_ids, second_at = self._encode_pooled(request.prompt, request.truncate)
         else:
             prompt_ids = cut(
-                self._encode(ask.prompt) if ask.before is None else self._continue(ask.prompt, ask.before),
+                self._encode(request.prompt)
+                if request.before is None
+                else self._continue(request.prompt, request.before),
                 self._limits,
             )
-        check(ask.params, prompt_ids, self._limits)
-        if ask.params.stop_regex:
-            StopRegexes(ask.params.stop_regex, ask.params.stop)  # refuses
+        check(request.params, prompt_ids, self._limits)
+        if request.params.stop_regex:
+            StopRegexes(request.params.stop_regex, request.params.stop)  # refuses
         return Request(
-            id=ask.id,
+            id=request.id,
             prompt_ids=prompt_ids,
-            params=ask.params,
+            params=request.params,
             seed=seed,
-            arrival_s=ask.arrival_s,
-            priority=ask.priority,
-            is_idle=ask.is_idle,
+            arrival_s=request.arrival_s,
+            priority=request.priority,
+            is_idle=request.is_idle,
             second_at=second_at,
-            adapter=ask.adapter_ref,
+            adapter=request.adapter_ref,
             embeds=embeds,
-            marks=ask.marks,
-            tenant=ask.tenant,
-            routing_key=ask.routing_key,
-            queue_timeout_s=ask.queue_timeout_s,
-            timeout_s=ask.timeout_s,
+            marks=request.marks,
+            tenant=request.tenant,
+            routing_key=request.routing_key,
+            queue_timeout_s=request.queue_timeout_s,
+            timeout_s=request.timeout_s,
             namespace=namespace(
-                adapter="" if ask.adapter_ref is None else ask.adapter_ref.digest,
+                adapter="" if request.adapter_ref is None else request.adapter_ref.digest,
                 weight_version=self.weight_version,
-                tenant=ask.tenant if self._isolates_tenants else "",
-                salt=ask.cache_salt,
+                tenant=request.tenant if self._isolates_tenants else "",
+                salt=request.cache_salt,
                 embeds="" if embeds is None else digest(embeds),
             ),
         )

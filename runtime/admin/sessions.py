@@ -17,7 +17,7 @@ from uuid import uuid4
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, NotFound, Overloaded, RequestError
-from runtime.messages.requests import Ask, Before, Delta, SessionParams, Sink
+from runtime.messages.requests import Before, Delta, GenerateRequest, SessionParams, Sink
 
 MAX_SESSIONS = 4096
 MAX_TURNS = 512  # of a session; the oldest are forgotten
@@ -132,18 +132,20 @@ class Sessions:
             raise _unknown(session_id)
         self._drop(session)
 
-    def begin(self, ask: Ask, params: SessionParams, sink: Sink) -> tuple[Ask, Sink]:
-        """A request joins its session. -> the ask with the tokens before it, and the sink to submit it with.
+    def begin(
+        self, request: GenerateRequest, params: SessionParams, sink: Sink
+    ) -> tuple[GenerateRequest, Sink]:
+        """A request joins its session. -> the request with the tokens before it, and the sink to submit it with.
 
         Raises InvalidRequest, NotFound.
         """
         self._drop_idle()
         session = self._sessions.get(params.id)
-        if session is None or session.tenant not in (None, ask.tenant):
+        if session is None or session.tenant not in (None, request.tenant):
             raise _unknown(params.id)
-        if ask.params.n > 1:
+        if request.params.n > 1:
             raise InvalidRequest("a session's request has one answer: n must be 1", param="n")
-        if ask.id in session.turns:
+        if request.id in session.turns:
             raise InvalidRequest(
                 "the session has a request of this id already; choose another one", param="rid"
             )
@@ -159,12 +161,12 @@ class Sessions:
             raise Overloaded(
                 f"sessions keep over {MAX_TOKENS} tokens, the most they may; close some, or try again later"
             )
-        session.tenant, session.used_s = ask.tenant, self._clock()
-        turn = session.turns[ask.id] = Turn(ask.id, parent, before)
+        session.tenant, session.used_s = request.tenant, self._clock()
+        turn = session.turns[request.id] = Turn(request.id, parent, before)
         if len(session.turns) > MAX_TURNS:
             self._forget(session, next(iter(session.turns.values())))
-        self._running[ask.id] = session, turn
-        return structs.replace(ask, before=before), Recorder(
+        self._running[request.id] = session, turn
+        return structs.replace(request, before=before), Recorder(
             turn, sink, lambda turn: self._forget(session, turn)
         )
 

@@ -11,10 +11,10 @@ import anyio
 from runtime import log
 from runtime.errors import OptionsError, RequestError
 from runtime.messages.constraint import JsonObject
-from runtime.messages.requests import Ask, Delta, Sink, Tokens
+from runtime.messages.requests import Delta, GenerateRequest, Sink, Tokens
 from runtime.messages.sampling import Limits, SamplingParams
 
-Submit = Callable[[Ask, Sink], None]
+Submit = Callable[[GenerateRequest, Sink], None]
 TOKEN = 0  # a vocabulary has at least this one
 
 
@@ -53,7 +53,7 @@ async def warm_up(names: list[str], submit: Submit, limits: Limits) -> None:
         length, params = WARMUPS[name](limits)
         end = End()
         submit(
-            Ask(
+            GenerateRequest(
                 id=f"warmup-{uuid4().hex}",
                 prompt=Tokens([TOKEN] * length),
                 params=params,

@@ -1,6 +1,6 @@
 """Requests and what becomes of them: from a client's prompt to the deltas of its answer.
 
-client ─ Ask ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
+client ─ GenerateRequest ─► tokenizer ─ Request ─► scheduler ...  detokenizer ─ Delta ─► client
 """
 
 from enum import StrEnum
@@ -88,8 +88,8 @@ class Before(Struct):
     prompt_ids: list[int] = []
 
 
-class Ask(Struct, frozen=True, kw_only=True):
-    """A request as it came in, before tokenisation."""
+class GenerateRequest(Struct, frozen=True, kw_only=True):
+    """A request as it came in, before its prompt is tokenized."""
 
     id: str
     prompt: Prompt

@@ -102,7 +102,7 @@ class RequestLog:
         self._say(stamped("request.received", record.asked(self._level)))
 
     def ended(self, record: Record) -> None:
-        self._say(stamped("request.finished", {"rid": record.ask.id} | record.answered(self._level)))
+        self._say(stamped("request.finished", {"rid": record.request.id} | record.answered(self._level)))
 
     def _say(self, fields: dict[str, Any]) -> None:
         for write in self._writes:

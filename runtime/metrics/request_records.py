@@ -14,7 +14,18 @@ from typing import Any, Protocol
 import msgspec
 
 from runtime.errors import RequestError
-from runtime.messages.requests import Ask, Chat, Delta, Embeds, Infill, Pair, Prompt, Sink, Text, Tokens
+from runtime.messages.requests import (
+    Chat,
+    Delta,
+    Embeds,
+    GenerateRequest,
+    Infill,
+    Pair,
+    Prompt,
+    Sink,
+    Text,
+    Tokens,
+)
 
 BEGINNING = 2048  # characters of a text at level 2
 HIDDEN = "(hidden)"
@@ -24,7 +35,7 @@ HIDDEN = "(hidden)"
 class Record:
     """One request. Times are of the monotonic clock, but `began_at`."""
 
-    ask: Ask
+    request: GenerateRequest
     began_at: float = field(default_factory=time)
     began_s: float = field(default_factory=monotonic)
     first_s: float | None = None  # when its first token came
@@ -56,19 +67,19 @@ class Record:
 
         Salts and sessions, by which others could be found, are on no level.
         """
-        ask = self.ask
-        found: dict[str, Any] = {"rid": ask.id, "prompt": type(ask.prompt).__name__.lower()}
-        if ask.adapter:
-            found["adapter"] = ask.adapter
-        if ask.priority is not None:
-            found["priority"] = ask.priority
+        request = self.request
+        found: dict[str, Any] = {"rid": request.id, "prompt": type(request.prompt).__name__.lower()}
+        if request.adapter:
+            found["adapter"] = request.adapter
+        if request.priority is not None:
+            found["priority"] = request.priority
         if level >= 1:
-            params = msgspec.to_builtins(ask.params)
+            params = msgspec.to_builtins(request.params)
             found["sampling_params"] = (
                 params if level >= 2 else {name: plain(value) for name, value in params.items()}
             )
         if level >= 2:
-            found["input"] = shown(ask.prompt, level)
+            found["input"] = shown(request.prompt, level)
         return found
 
     def answered(self, level: int) -> dict[str, Any]:
@@ -139,7 +150,7 @@ class Watched:
             record.reasons.append(finish.reason.value)
             record.prompt_tokens, record.cached_tokens = finish.prompt_tokens, finish.cached_tokens
             record.completion_tokens += finish.completion_tokens
-            if len(record.reasons) == record.ask.params.n:
+            if len(record.reasons) == record.request.params.n:
                 self._records.end(record)
         self._sink.push(delta)
 
@@ -161,14 +172,14 @@ class Records:
     def open(self) -> list[Record]:
         return list(self._open.values())
 
-    def watch(self, ask: Ask, sink: Sink) -> Sink:
+    def watch(self, request: GenerateRequest, sink: Sink) -> Sink:
         """The sink to give in place of this one."""
-        return Watched(sink, Record(ask), self, keeps_texts=self._keeps_texts) if self._keepers else sink
+        return Watched(sink, Record(request), self, keeps_texts=self._keeps_texts) if self._keepers else sink
 
     def begin(self, sink: Sink) -> None:
         """The request was taken in."""
         if isinstance(sink, Watched):
-            self._open[sink.record.ask.id] = sink.record
+            self._open[sink.record.request.id] = sink.record
             for observer in self._keepers:
                 observer.began(sink.record)
 

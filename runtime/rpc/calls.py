@@ -66,7 +66,7 @@ class Calls:
                 if not waiting.deltas:
                     await exchange.wait()
                 for choice, delta in waiting.all():
-                    fields = exchange.asks[0].id, choice, answer.answer_format.told(choice, delta)
+                    fields = exchange.requests[0].id, choice, answer.answer_format.told(choice, delta)
                     yield await run_sync(self._response, *fields) if delta.hidden else self._response(*fields)
         except RequestError as error:
             raise renamed(error, answer.names) from None
@@ -128,7 +128,7 @@ class Waiting:
 
     def all(self) -> list[tuple[int, Delta]]:
         """Raises Overloaded for a client that takes too little."""
-        if self.num_tokens > MAX_WAITING_TOKENS * sum(ask.params.n for ask in self.exchange.asks):
+        if self.num_tokens > MAX_WAITING_TOKENS * sum(request.params.n for request in self.exchange.requests):
             raise Overloaded("the client takes nothing of its stream")
         deltas, self.deltas, self.num_tokens = self.deltas, {}, 0
         return list(deltas.items())

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from runtime.errors import InvalidRequest
-from runtime.messages.requests import Ask, Embeds
+from runtime.messages.requests import Embeds, GenerateRequest
 from runtime.messages.sampling import Limits
 
 FIELD = "input_embeds"
@@ -65,14 +65,16 @@ def _numbers(row: Any, index: int, width: int) -> np.ndarray:
     return array
 
 
-def check_embeds(ask: Ask, prompt: Embeds) -> None:
+def check_embeds(request: GenerateRequest, prompt: Embeds) -> None:
     """Raises InvalidRequest for what goes with tokens only."""
-    if ask.before is not None or ask.pools:
+    if request.before is not None or request.pools:
         raise InvalidRequest(
             f"{FIELD} goes with single requests for text, not with sessions or vectors", param=FIELD
         )
-    if prompt.ids is None and (ask.params.prompt_logprobs is not None or ask.params.repetition_penalty != 1):
-        name = "repetition_penalty" if ask.params.prompt_logprobs is None else "prompt_logprobs"
+    if prompt.ids is None and (
+        request.params.prompt_logprobs is not None or request.params.repetition_penalty != 1
+    ):
+        name = "repetition_penalty" if request.params.prompt_logprobs is None else "prompt_logprobs"
         raise InvalidRequest(
             f"{name} needs to know the prompt's tokens; give input_ids beside {FIELD}", param=name
         )

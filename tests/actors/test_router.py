@@ -6,7 +6,7 @@ from runtime.actors.channels import Channel
 from runtime.actors.open_requests import Outputs
 from runtime.actors.router import Router
 from runtime.errors import InvalidRequest, Overloaded, Unavailable
-from runtime.messages.requests import Ask, Tokens
+from runtime.messages.requests import GenerateRequest, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import Abort, ToScheduler
 from tests.actors.sink import ListSink
@@ -14,16 +14,16 @@ from tests.actors.sink import ListSink
 pytestmark = pytest.mark.anyio
 
 
-def ask(id: str) -> Ask:
-    return Ask(id=id, prompt=Tokens([1]), params=SamplingParams(), arrival_s=0.0)
+def request(id: str) -> GenerateRequest:
+    return GenerateRequest(id=id, prompt=Tokens([1]), params=SamplingParams(), arrival_s=0.0)
 
 
 async def test_requests_go_to_the_tokenizer_and_aborts_to_the_scheduler() -> None:
-    outputs, channel, sent = Outputs(), Channel[Ask](8), list[ToScheduler]()
+    outputs, channel, sent = Outputs(), Channel[GenerateRequest](8), list[ToScheduler]()
     router = Router(outputs, channel, sent.append)
     sink = ListSink()
-    router.submit(ask("a"), sink)
-    assert router.num_open == 1 and await channel.drain() == [ask("a")]
+    router.submit(request("a"), sink)
+    assert router.num_open == 1 and await channel.drain() == [request("a")]
     router.abort("a")
     router.abort("a")
     router.abort("never seen")
@@ -33,13 +33,13 @@ async def test_requests_go_to_the_tokenizer_and_aborts_to_the_scheduler() -> Non
 
 
 async def test_refusals_leave_no_trace() -> None:
-    outputs, channel, sent = Outputs(), Channel[Ask](1), list[ToScheduler]()
+    outputs, channel, sent = Outputs(), Channel[GenerateRequest](1), list[ToScheduler]()
     router = Router(outputs, channel, sent.append)
-    router.submit(ask("a"), ListSink())
+    router.submit(request("a"), ListSink())
     with pytest.raises(InvalidRequest):
-        router.submit(ask("a"), ListSink())
+        router.submit(request("a"), ListSink())
     with pytest.raises(Overloaded):
-        router.submit(ask("b"), ListSink())
+        router.submit(request("b"), ListSink())
     assert router.num_open == 1 and "b" not in outputs and sent == []
     channel.discard()
 
@@ -48,20 +48,20 @@ async def test_a_closed_door() -> None:
     def closed() -> None:
         raise Unavailable("loading")
 
-    channel = Channel[Ask](1)
+    channel = Channel[GenerateRequest](1)
     router = Router(Outputs(), channel, lambda message: None, check_open=closed)
     with pytest.raises(Unavailable):
-        router.submit(ask("a"), ListSink())
+        router.submit(request("a"), ListSink())
     assert router.num_open == 0 and channel.statistics.sent == 0
     channel.discard()
 
 
 async def test_fail_all_is_the_last_word() -> None:
-    outputs, channel = Outputs(), Channel[Ask](8)
+    outputs, channel = Outputs(), Channel[GenerateRequest](8)
     router = Router(outputs, channel, lambda message: None)
     sinks = [ListSink(), ListSink()]
     for i, sink in enumerate(sinks):
-        router.submit(ask(str(i)), sink)
+        router.submit(request(str(i)), sink)
     error = Unavailable("a rank died")
     assert router.fail_all(error) == 2 and router.fail_all(error) == 0
     router.abort("0")

@@ -1,4 +1,4 @@
-"""The tokenizer actor: Ask in, Arrive or a failed sink out."""
+"""The tokenizer actor: GenerateRequest in, Arrive or a failed sink out."""
 
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +15,7 @@ from runtime.actors.open_requests import Outputs
 from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.messages.constraint import Grammar, Regex
-from runtime.messages.requests import Ask, Chat, GrammarConstraint, Infill, Prompt, Text, Tokens
+from runtime.messages.requests import Chat, GenerateRequest, GrammarConstraint, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import Free, Limits, SamplingParams
 from runtime.messages.scheduler import Arrive, ToScheduler
 from runtime.text.template import ChatTemplates
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, vocabulary: Vocabulary = LLAMA, infill_format: str | None = None) -> None:
         self.outputs = Outputs()
-        self.inbox = Channel[Ask](100)
+        self.inbox = Channel[GenerateRequest](100)
         self.arrived: list[ToScheduler] = []
         self.sinks: dict[str, ListSink] = {}
         self.actor = TokenizerActor(
@@ -54,7 +54,9 @@ class Bench:
     def ask(self, id: str, prompt: Prompt, **params: Any) -> None:
         self.sinks[id] = ListSink()
         self.outputs.open(id, self.sinks[id])
-        self.inbox.send_nowait(Ask(id=id, prompt=prompt, params=SamplingParams(**params), arrival_s=1.5))
+        self.inbox.send_nowait(
+            GenerateRequest(id=id, prompt=prompt, params=SamplingParams(**params), arrival_s=1.5)
+        )
 
     @property
     def ids(self) -> list[str]:
@@ -233,7 +235,7 @@ async def test_prompts_are_cut_where_that_is_asked_for(prompt: Prompt) -> None:
     bench = Bench()
     limits = Limits(vocab_size=LLAMA.size, context_len=10, pool_tokens=50, cuts=True)
     actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=limits)
-    request = actor.prepare(Ask(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0), 1)
+    request = actor.prepare(GenerateRequest(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0), 1)
     whole = prompt.ids if isinstance(prompt, Tokens) else LLAMA.encode("hello " * 20, True)
     assert request.prompt_ids == whole[:9]
     bench.inbox.discard()
@@ -243,7 +245,7 @@ async def test_who_asks_is_handed_on() -> None:
     bench = Bench()
     told = {"priority": -3, "tenant": "t", "routing_key": "r", "queue_timeout_s": 2.0, "timeout_s": 3.0}
     request = bench.actor.prepare(
-        Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1
+        GenerateRequest(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, **told), 1
     )
     assert {name: getattr(request, name) for name in told} == told
     assert request.namespace == ""
@@ -261,15 +263,17 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
         limits=LIMITS,
         isolates_tenants=True,
     )
-    asks = [
-        Ask(id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=tenant, cache_salt=salt)
+    requests = [
+        GenerateRequest(
+            id="a", prompt=Tokens([5]), params=SamplingParams(), arrival_s=0, tenant=tenant, cache_salt=salt
+        )
         for tenant in ("t", "u")
         for salt in ("", "s")
     ]
-    assert len({bench.actor.prepare(ask, 1).namespace for ask in asks}) == 2, (
+    assert len({bench.actor.prepare(one, 1).namespace for one in requests}) == 2, (
         "tenants share what has the same salt"
     )
-    assert len({isolating.prepare(ask, 1).namespace for ask in asks}) == 4
+    assert len({isolating.prepare(one, 1).namespace for one in requests}) == 4
     versions = [
         TokenizerActor(
             LLAMA,
@@ -283,7 +287,7 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
         for version in ("", "default", "v2")
     ]
     assert [
-        len({version.prepare(asks[0], 1).namespace, bench.actor.prepare(asks[0], 1).namespace})
+        len({version.prepare(requests[0], 1).namespace, bench.actor.prepare(requests[0], 1).namespace})
         for version in versions
     ] == [1, 1, 2]
     bench.inbox.discard()
@@ -316,7 +320,7 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
         bench.outputs.open("late", bench.sinks["late"])
         params = SamplingParams(constraint=Regex("a"))
         bench.inbox.send_nowait(
-            Ask(id="late", prompt=Tokens([5]), params=params, arrival_s=1.5, timeout_s=1.0)
+            GenerateRequest(id="late", prompt=Tokens([5]), params=params, arrival_s=1.5, timeout_s=1.0)
         )
         bench.ask("plain", Tokens([6]))
         await wait_all_tasks_blocked()

@@ -13,7 +13,7 @@ from runtime.actors.router import Router
 from runtime.admin.control import Control
 from runtime.errors import Busy, InvalidRequest, Unavailable
 from runtime.messages.ranks import Profile
-from runtime.messages.requests import Ask, FinishReason
+from runtime.messages.requests import FinishReason, GenerateRequest
 from runtime.metrics import Metrics
 from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from tests.test_core import ask, running, until
@@ -84,9 +84,9 @@ async def test_ranks_that_die_in_a_pause_come_again() -> None:
 
 async def test_who_waits_for_an_answer_hears_of_the_end() -> None:
     told: list[object] = []
-    asks = Channel[Ask](1)
-    asks.discard()
-    control = Control(Router(Outputs(), asks, told.append), told.append, Metrics(), None, None)  # type: ignore[arg-type]
+    requests = Channel[GenerateRequest](1)
+    requests.discard()
+    control = Control(Router(Outputs(), requests, told.append), told.append, Metrics(), None, None)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="loading"):
         await control.flush()
     control.scheduler = Scheduler(

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.admin.sessions import MAX_SESSIONS, MAX_TURNS, Sessions
 from runtime.errors import InvalidRequest, NotFound, Overloaded
-from runtime.messages.requests import Ask, Delta, SessionParams, Tokens
+from runtime.messages.requests import Delta, GenerateRequest, SessionParams, Tokens
 from runtime.messages.sampling import SamplingParams
 from tests.actors.sink import ListSink
 from tests.test_core import running, until
@@ -23,19 +23,19 @@ class Talk:
 
     def begin(self, name: str, new: list[int], *, tenant: str = "", **params: Any) -> Any:
         """-> the sink; the prompt is tokenised."""
-        ask = Ask(
+        request = GenerateRequest(
             id=name,
             prompt=Tokens(new),
             params=SamplingParams(n=params.pop("n", 1)),
             arrival_s=0,
             tenant=tenant,
         )
-        ask, sink = self.sessions.begin(
-            ask, SessionParams(id=params.pop("id", self.id), **params), ListSink()
+        request, sink = self.sessions.begin(
+            request, SessionParams(id=params.pop("id", self.id), **params), ListSink()
         )
-        assert ask.before is not None
-        ask.before.prompt_ids = ask.before.token_ids + new
-        self.prompt = ask.before.prompt_ids
+        assert request.before is not None
+        request.before.prompt_ids = request.before.token_ids + new
+        self.prompt = request.before.prompt_ids
         return sink
 
     def ask(self, name: str, new: list[int], answer: list[int], **params: Any) -> list[int]:
@@ -165,7 +165,7 @@ async def test_a_conversation_computes_only_what_is_new() -> None:
             sink = ListSink()
             name = f"turn-{turn}"
             core.submit(
-                Ask(
+                GenerateRequest(
                     id=name,
                     prompt=Tokens(prompt),
                     params=SamplingParams(max_new_tokens=8),
@@ -182,7 +182,7 @@ async def test_a_conversation_computes_only_what_is_new() -> None:
         core.control.close_session(session)
         with pytest.raises(NotFound):
             core.submit(
-                Ask(
+                GenerateRequest(
                     id="late",
                     prompt=Tokens([1]),
                     params=SamplingParams(),

@@ -64,8 +64,8 @@ def made(
     return make
 
 
-async def run_all(engine: Engine, asks: list[tuple[str, list[int]]]) -> list[list[int]]:
-    outputs: list[list[int]] = [[]] * len(asks)
+async def run_all(engine: Engine, requests: list[tuple[str, list[int]]]) -> list[list[int]]:
+    outputs: list[list[int]] = [[]] * len(requests)
 
     async def one(i: int, name: str, prompt: list[int]) -> None:
         answer = await engine.generate(
@@ -74,7 +74,7 @@ async def run_all(engine: Engine, asks: list[tuple[str, list[int]]]) -> list[lis
         outputs[i] = answer.token_ids
 
     async with anyio.create_task_group() as tasks:
-        for i, (name, prompt) in enumerate(asks):
+        for i, (name, prompt) in enumerate(requests):
             tasks.start_soon(one, i, name, prompt)
     return outputs
 
@@ -101,16 +101,16 @@ async def test_as_merged(
     checkpoint: Callable[[str], Path],
 ) -> None:
     paths, expect = made(family)
-    asks = [(name, prompt) for prompt in PROMPTS for name in ("", *paths)]
+    requests = [(name, prompt) for prompt in PROMPTS for name in ("", *paths)]
     async with Engine(
         model_path=str(checkpoint(family)), lora_paths=named(paths), **(OPTIONS | options)
     ) as engine:
-        expected = [expect(name, prompt) for name, prompt in asks]
-        assert len({tuple(tokens) for tokens in expected}) == len(asks), (
+        expected = [expect(name, prompt) for name, prompt in requests]
+        assert len({tuple(tokens) for tokens in expected}) == len(requests), (
             "adapters that change nothing would prove nothing"
         )
-        assert await run_all(engine, asks) == expected
-        assert await run_all(engine, asks[::-1]) == expected[::-1], (
+        assert await run_all(engine, requests) == expected
+        assert await run_all(engine, requests[::-1]) == expected[::-1], (
             "with what the first round left in the prefix cache"
         )
 

@@ -16,12 +16,12 @@ from runtime.messages.memory import PARTS, Part
 from runtime.messages.ranks import ExpertCounts, Profile
 from runtime.messages.requests import (
     NO_SOURCES,
-    Ask,
     CacheSources,
     Chat,
     Delta,
     Finish,
     FinishReason,
+    GenerateRequest,
     Infill,
     Prompt,
     Sink,
@@ -61,9 +61,9 @@ def ids(prompt: Prompt) -> list[int]:
 
 @dataclass
 class Running:
-    """One ask in progress."""
+    """One request in progress."""
 
-    ask: Ask
+    request: GenerateRequest
     sink: Sink
     script: list[list[tuple[int, str]]]  # by sequence
     said: int = 0
@@ -189,7 +189,7 @@ class FakeService:
     defaults: dict[str, Any] = field(default_factory=dict)
     preferred: dict[str, Any] = field(default_factory=dict)
     running: dict[str, Running] = field(default_factory=dict)
-    asks: list[Ask] = field(default_factory=list)
+    requests: list[GenerateRequest] = field(default_factory=list)
     loaded: CacheSources = NO_SOURCES  # of the three tokens that are always cached
     storage: str | None = None
     has_cache_report: bool = False
@@ -223,21 +223,21 @@ class FakeService:
             has_cache_report=self.has_cache_report,
         )
 
-    def submit(self, ask: Ask, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
         if self.refuse is not None:
             raise self.refuse
-        assert ask.id not in self.running
-        self.asks.append(ask)
+        assert request.id not in self.running
+        self.requests.append(request)
         try:
-            check(ask.params, ids(ask.prompt), self.card.limits)
+            check(request.params, ids(request.prompt), self.card.limits)
         except RequestError as error:
             sink.fail(error)
             return
-        count = ask.params.max_new_tokens or 20 + len(self.says or ())
-        script = [words(ask.prompt, index, count) for index in range(ask.params.n)]
+        count = request.params.max_new_tokens or 20 + len(self.says or ())
+        script = [words(request.prompt, index, count) for index in range(request.params.n)]
         if self.says is not None:
-            script = [list(enumerate(self.says[:count]))] * ask.params.n
-        self.running[ask.id] = Running(ask, sink, script)
+            script = [list(enumerate(self.says[:count]))] * request.params.n
+        self.running[request.id] = Running(request, sink, script)
         if not self.hold:
             self.run()
 
@@ -250,21 +250,21 @@ class FakeService:
             self.step()
 
     def step(self) -> None:
-        """One token for each sequence of each running ask."""
+        """One token for each sequence of each running request."""
         for running in list(self.running.values()):
             if running.said == self.fail_after:
-                del self.running[running.ask.id]
+                del self.running[running.request.id]
                 running.sink.fail(self.fail_with)
                 continue
             running.said += 1
             is_last = running.said == len(running.script[0])
             if is_last:
-                del self.running[running.ask.id]
-            for index in range(running.ask.params.n):
+                del self.running[running.request.id]
+            for index in range(running.request.params.n):
                 running.sink.push(self._delta(running, index, is_last))
 
     def _delta(self, running: Running, index: int, is_last: bool) -> Delta:
-        params, prompt_ids, at = running.ask.params, ids(running.ask.prompt), running.said - 1
+        params, prompt_ids, at = running.request.params, ids(running.request.prompt), running.said - 1
         token_id, word = running.script[index][at]
         is_first = at == 0
         prompt = None

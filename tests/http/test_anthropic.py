@@ -182,7 +182,7 @@ async def test_tokens_are_counted_of_what_would_be_sent() -> None:
         }
         counted = await api.messages.count_tokens(model="org/fake", **ask)
         await api.messages.create(**ASK | ask)
-    assert service.controls.told == [service.asks[0].prompt] and counted.input_tokens > 0
+    assert service.controls.told == [service.requests[0].prompt] and counted.input_tokens > 0
 
 
 def test_a_conversation_becomes_a_chat() -> None:
@@ -277,7 +277,7 @@ async def test_who_asks_for_no_thoughts_gets_none() -> None:
     async with serving(service) as address, client(address) as api:
         await api.messages.create(**ASK)
         await api.messages.create(**ASK, thinking={"type": "adaptive"})
-    first, second = (ask.prompt for ask in service.asks)
+    first, second = (request.prompt for request in service.requests)
     assert isinstance(first, Chat) and isinstance(second, Chat)
     assert first.template_args == {"enable_thinking": False, "thinking": False} and second.template_args == {}
 
@@ -372,7 +372,7 @@ async def test_what_newer_clients_send_and_look_for() -> None:
         }
         told = await http.post("/v1/messages", json=body, headers={"x-request-id": "mine"})
         assert told.headers["request-id"] == told.headers["x-request-id"] == "mine"
-        assert isinstance(service.asks[-1].params.constraint, StructuralTag)  # strict
+        assert isinstance(service.requests[-1].params.constraint, StructuralTag)  # strict
         message = told.json()
         assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
         assert message["stop_details"] is None and message["usage"]["service_tier"] == "standard"

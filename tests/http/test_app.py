@@ -42,8 +42,8 @@ async def test_two_services_under_two_prefixes() -> None:
             assert stream.text.endswith("data: [DONE]\n\n")
             missing = await http.get(f"{prefix}/v1/nothing")
             assert missing.status_code == 404 and missing.json()["error"]["code"] == "not_found"
-    assert [ask.params.temperature for ask in one.asks] == [1.0, 1.0]
-    assert [ask.params.temperature for ask in two.asks] == [0.25, 0.25]
+    assert [request.params.temperature for request in one.requests] == [1.0, 1.0]
+    assert [request.params.temperature for request in two.requests] == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -92,7 +92,7 @@ async def test_a_foreign_server_reports_that_the_client_left(is_stream: bool) ->
             service.step()  # the first event goes out, and the client leaves on it
         else:
             gone.set()
-    assert service.aborted == [service.asks[0].id]
+    assert service.aborted == [service.requests[0].id]
     assert not is_stream or sent[0]["status"] == 200
 
 
@@ -157,7 +157,7 @@ async def test_what_operators_ask() -> None:
     async with client(http_app(service)) as http:
         probe = await http.get("/health_generate")
         assert probe.status_code == 200 and len(probe.json()["output_ids"]) == 1
-        assert service.asks[0].params.max_new_tokens == 1
+        assert service.requests[0].params.max_new_tokens == 1
         load = (await http.get("/v1/loads")).json()["loads"][0]
         assert (load["num_used_tokens"], load["num_cached_tokens"], load["max_total_num_tokens"]) == (
             48,

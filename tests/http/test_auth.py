@@ -115,7 +115,7 @@ async def test_how_a_key_comes(headers: dict[str, Any], is_let_in: bool) -> None
                     None,
                 )
                 assert answer.headers["www-authenticate"] == "Bearer"
-    assert bool(service.asks) == is_let_in
+    assert bool(service.requests) == is_let_in
 
 
 # keys, is_local, what each level answers without a key and with the user's: let in, 401 or 403

@@ -56,7 +56,7 @@ async def test_generations_go_through_the_template_unless_they_are_raw() -> None
         ]
         await api.generate("org/fake", "a(", suffix="):", options=SHORT)
     assert plain.response and "".join(line.response or "" for line in lines) and lines[-1].eval_count == 6
-    chat, raw, gap = (ask.prompt for ask in service.asks)
+    chat, raw, gap = (request.prompt for request in service.requests)
     assert isinstance(chat, Chat) and [m["role"] for m in chat.messages] == ["system", "user"]
     assert (raw, gap) == (Text("hi"), Infill("a(", "):"))
 
@@ -91,7 +91,7 @@ async def test_options_decide_how_tokens_are_chosen() -> None:
             top_logprobs=2,
         )
         await api.generate("org/fake", "hi", options={"num_predict": -1}, format="json", think=False)
-    first, second = service.asks
+    first, second = service.requests
     params = first.params
     assert (params.max_new_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (
         3,
@@ -134,9 +134,9 @@ async def test_a_conversation_with_calls_becomes_a_chat() -> None:
             options=SHORT,
             tools=[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
         )
-    (ask,) = service.asks
-    assert isinstance(ask.prompt, Chat) and ask.prompt.tools
-    said, result = ask.prompt.messages[1:]
+    (request,) = service.requests
+    assert isinstance(request.prompt, Chat) and request.prompt.tools
+    said, result = request.prompt.messages[1:]
     assert (
         said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
         and said["reasoning_content"] == "hm"

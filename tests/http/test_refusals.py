@@ -276,14 +276,17 @@ async def test_what_the_service_raises(error: RequestError, status: int) -> None
 async def test_a_refused_ask_of_a_batch_ends_the_others() -> None:
     class Full(FakeService):
         def submit(self, ask: Any, sink: Any) -> None:
-            if len(self.asks) == 2:
+            if len(self.requests) == 2:
                 raise Overloaded("the queue is full")
             super().submit(ask, sink)
 
     service = Full(hold=True)
     async with client(service) as http:
         error_of(await http.post(COMPLETIONS, json={"prompt": ["a", "b", "c"]}), 429)
-    assert sorted(service.aborted) == sorted(ask.id for ask in service.asks) and service.running == {}
+    assert (
+        sorted(service.aborted) == sorted(request.id for request in service.requests)
+        and service.running == {}
+    )
 
 
 async def test_bugs_are_told_without_details() -> None:

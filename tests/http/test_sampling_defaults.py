@@ -39,7 +39,7 @@ async def test_the_client_then_the_server_then_the_model(route: str, body: Any, 
     service = FakeService(defaults={"temperature": 0.1}, preferred={"max_new_tokens": 5, "top_k": 7})
     async with serving(service) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as http:
         assert (await http.post(route, json=body)).status_code == 200
-    assert service.asks[0].params == SamplingParams(**want)
+    assert service.requests[0].params == SamplingParams(**want)
 
 
 def test_preferences_are_checked_at_the_start() -> None:

@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_is_aborted_once(path: str, said: int, is_str
             if said and is_stream:
                 await client.until(b"data: ")
         await until(lambda: not service.running)
-    assert service.aborted == [service.asks[0].id]
+    assert service.aborted == [service.requests[0].id]
 
 
 @EVERY_ROUTE
@@ -129,8 +129,8 @@ async def test_a_client_that_leaves_with_a_request_in_the_pipeline_is_aborted() 
             service.step()
             await client.until(b"data: ")
         await until(lambda: bool(service.aborted))
-    assert service.aborted == [service.asks[0].id]
-    assert len(service.asks) == 1
+    assert service.aborted == [service.requests[0].id]
+    assert len(service.requests) == 1
 
 
 async def test_a_half_sent_body_reaches_nobody() -> None:
@@ -141,7 +141,7 @@ async def test_a_half_sent_body_reaches_nobody() -> None:
         async with Raw.connected(address) as client:
             await client.send("/generate", body("/generate"))
             assert (await client.until(b"\r\n")).startswith(b"HTTP/1.1 200")
-    assert len(service.asks) == 1 and service.aborted == []
+    assert len(service.requests) == 1 and service.aborted == []
 
 
 async def test_a_batch_is_aborted_as_a_whole() -> None:
@@ -151,7 +151,7 @@ async def test_a_batch_is_aborted_as_a_whole() -> None:
             await client.send("/generate", json.dumps({"text": ["a", "b", "c"]}).encode())
             await until(lambda: len(service.running) == 3)
         await until(lambda: not service.running)
-    assert sorted(service.aborted) == sorted(ask.id for ask in service.asks)
+    assert sorted(service.aborted) == sorted(request.id for request in service.requests)
 
 
 async def test_keep_alive_and_pipelined_requests_survive_streams() -> None:
@@ -232,7 +232,7 @@ async def test_a_reader_that_takes_nothing_is_bounded_by_tokens(monkeypatch: pyt
             service.step()
             await anyio.lowlevel.checkpoint()
         stream = await client.to_end()
-    assert service.aborted == [service.asks[0].id]
+    assert service.aborted == [service.requests[0].id]
     assert b"[DONE]" not in stream
 
 
@@ -249,7 +249,7 @@ async def test_a_reader_that_takes_nothing_is_bounded_by_time() -> None:
         for _ in range(14_000):
             service.step()
         await until(lambda: bool(service.aborted))
-    assert service.aborted == [service.asks[0].id]
+    assert service.aborted == [service.requests[0].id]
 
 
 @pytest.mark.parametrize(("version", "more"), [("1.0", ""), ("1.1", "connection: close\r\n")])
@@ -324,7 +324,7 @@ async def test_a_stopping_server_cuts_answers_after_the_grace() -> None:
             await client.send("/v1/completions", body("/v1/completions", stream=True))
             await until(lambda: bool(service.running))
         tasks.cancel_scope.cancel()
-    assert service.aborted == [service.asks[0].id]
+    assert service.aborted == [service.requests[0].id]
 
 
 async def test_a_wrapped_send_is_never_bypassed() -> None:

@@ -15,7 +15,7 @@ import pytest
 from runtime import log
 from runtime.admin import heartbeat
 from runtime.errors import OptionsError, StartError
-from runtime.messages.requests import Ask, Chat, Infill, Prompt, Text, Tokens
+from runtime.messages.requests import Chat, GenerateRequest, Infill, Prompt, Text, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.metrics.request_log import as_text, open_folder
 from runtime.metrics.request_records import BEGINNING, Record, as_json
@@ -85,7 +85,7 @@ async def test_without_the_options_a_sink_is_what_it_was() -> None:
         sink = ask(core, "one", max_new_tokens=4)
         assert (
             core._request_logs.records.watch(
-                Ask(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink
+                GenerateRequest(id="x", prompt=Tokens([1]), params=SamplingParams(), arrival_s=0), sink
             )
             is sink
         )
@@ -103,7 +103,9 @@ async def test_without_the_options_a_sink_is_what_it_was() -> None:
 )
 def test_words_only_where_the_level_says_so(prompt: Prompt, beginning: Any, whole: Any) -> None:
     record = Record(
-        Ask(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0, cache_salt="salt", tenant="who")
+        GenerateRequest(
+            id="a", prompt=prompt, params=SamplingParams(), arrival_s=0, cache_salt="salt", tenant="who"
+        )
     )
     found = [record.asked(level) for level in range(4)]
     assert [told.get("input") for told in found] == [None, None, beginning, whole]

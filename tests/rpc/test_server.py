@@ -123,7 +123,7 @@ async def test_a_generation_streams_what_http_says_whole() -> None:
         )
         logprobs = [token for message in mine for token in message.logprobs]
         assert len(logprobs) == 6 and [top.logprob for top in logprobs[0].top] == [-0.5, -1.5]
-    first = service.asks[0]
+    first = service.requests[0]
     assert (first.params.temperature, first.params.logit_bias, first.params.seed, first.priority) == (
         0.5,
         {3: 1.5},
@@ -194,12 +194,12 @@ async def test_keys_are_those_of_http() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=metadata).read()
             assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        assert not service.asks
+        assert not service.requests
         for header in (("authorization", "Bearer k"), ("x-api-key", "k")):
             assert (
                 await client.generate(TYPES["GenerateRequest"](text="hi"), metadata=(header,)).read()
             ).text
-        assert service.asks[0].tenant.startswith("key-")
+        assert service.requests[0].tenant.startswith("key-")
         for key, code in (("k", grpc.StatusCode.UNAUTHENTICATED), ("a", None)):
             call = client.abort(TYPES["AbortRequest"](rid="x"), metadata=(("x-api-key", key),))
             assert (await call.code()) == (code or grpc.StatusCode.OK)

@@ -17,7 +17,7 @@ from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.messages.ranks import Profile
-from runtime.messages.requests import Ask, Delta, Tokens
+from runtime.messages.requests import Delta, GenerateRequest, Tokens
 from runtime.messages.sampling import SamplingParams
 from runtime.messages.scheduler import PauseMode
 from runtime.service import Load, Service
@@ -97,14 +97,14 @@ def probe(service: Service) -> Answer:
             "memory of the ranks is given back (/release_memory_occupation); /resume_memory_occupation takes it again"
         )
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    ask = Ask(
+    request = GenerateRequest(
         id=f"probe-{uuid4().hex}",
         prompt=Tokens([PROBE_TOKEN]),
         params=params,
         arrival_s=time.monotonic(),
         pools=service.card.pooling is not None,
     )
-    return Answer(service, [ask], ProbeAnswerFormat(), is_stream=False, names={})
+    return Answer(service, [request], ProbeAnswerFormat(), is_stream=False, names={})
 
 
 def routes(service: Service, settings: HttpSettings) -> list[Route]:

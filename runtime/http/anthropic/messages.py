@@ -34,7 +34,7 @@ def messages(service: Service, body: bytes) -> Answer:
     message_id, asked = f"msg_{uuid4().hex}", chat_body(wish)
     asked.lora_path = adapter_named(service.card, wish.model)
     try:
-        ask, reading, names = chat.prepare(service, asked, message_id)
+        request, reading, names = chat.prepare(service, asked, message_id)
     except RequestError as error:
         raise renamed(error, NAMES) from None
     is_stream = bool(wish.stream)
@@ -46,7 +46,9 @@ def messages(service: Service, body: bytes) -> Answer:
         is_stream=is_stream,
         omits_reasoning=omits,
     )
-    return Answer(service, [ask], answer_format, is_stream=is_stream, names=names | NAMES, reading=reading)
+    return Answer(
+        service, [request], answer_format, is_stream=is_stream, names=names | NAMES, reading=reading
+    )
 
 
 async def count_tokens(service: Service, wish: CountBody) -> Any:

@@ -19,7 +19,7 @@ from runtime.http.openai.completion_response import CachedTokens, Usage
 from runtime.http.openai.models import check_model
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
-from runtime.messages.requests import Ask, Delta, Pair, Text, Tokens
+from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens
 from runtime.messages.sampling import CacheSalt, Priority, SamplingParams
 from runtime.models.pooling import Pooling
 from runtime.service import Service
@@ -83,8 +83,8 @@ def answer(
         raise InvalidRequest(
             "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
         )
-    asks = [
-        Ask(
+    requests = [
+        GenerateRequest(
             id=id if len(prompts) == 1 else f"{id}-{i}",
             prompt=prompt,
             params=params or SamplingParams(),
@@ -96,7 +96,7 @@ def answer(
         )
         for i, prompt in enumerate(prompts)
     ]
-    return Answer(service, asks, PooledAnswerFormat(tell), is_stream=False, names=names)
+    return Answer(service, requests, PooledAnswerFormat(tell), is_stream=False, names=names)
 
 
 def pooling_of(service: Service, task: Literal["embed", "classify"] | None = None) -> Pooling:

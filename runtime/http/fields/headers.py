@@ -19,7 +19,7 @@ TenantIs = Literal["off", "key", "header"]  # as in --fair-share
 
 
 class Origin(Struct, frozen=True):
-    """Fields of Ask that come from headers."""
+    """Fields of GenerateRequest that come from headers."""
 
     tenant: str = ""
     routing_key: str = ""

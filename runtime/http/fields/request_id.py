@@ -16,7 +16,7 @@ MAX_CHARS = 128
 Rid = A[str, Meta(min_length=1, max_length=256)]
 
 
-def ask_ids(rid: str | list[str], count: int) -> list[str]:
+def request_ids(rid: str | list[str], count: int) -> list[str]:
     """Ids of `count` prompts: those given, or one with numbers. Raises InvalidRequest."""
     if isinstance(rid, str):
         return [rid] if count == 1 else [f"{rid}-{i}" for i in range(count)]

@@ -16,7 +16,7 @@ from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.cached_tokens import tiers
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.processor import processor_of
-from runtime.http.fields.request_id import ask_ids
+from runtime.http.fields.request_id import request_ids
 from runtime.http.native.generate_request import (
     LATER,
     GenerateBody,
@@ -29,7 +29,7 @@ from runtime.http.native.prompts import prompts_of
 from runtime.http.streaming import sse
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output, silenced
-from runtime.messages.requests import Ask, Delta, Finish, FinishReason, TokenLogprob
+from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, TokenLogprob
 from runtime.messages.sampling import SamplingParams
 from runtime.service import Service
 
@@ -108,9 +108,9 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
             param="sampling_params.max_new_tokens",
         )
     wheres = constraint_of(sampling[0], "sampling_params.")[1]
-    ids = [uuid4().hex for _ in range(count)] if wish.rid is None else ask_ids(wish.rid, count)
-    asks = [
-        Ask(
+    ids = [uuid4().hex for _ in range(count)] if wish.rid is None else request_ids(wish.rid, count)
+    requests = [
+        GenerateRequest(
             id=id,
             prompt=prompt,
             params=one,
@@ -133,7 +133,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
     ]
     answer_format = GenerateAnswerFormat(
         service,
-        asks,
+        requests,
         logprobs,
         silent,
         is_batch=is_batch,
@@ -141,7 +141,7 @@ def generate(service: Service, body: bytes, *, is_disjoint: bool = False) -> Ans
         is_disjoint=is_disjoint,
     )
     names = _NAMES | wheres | {"prompt": field} | ({} if field == "input_embeds" else {"input_ids": field})
-    return Answer(service, asks, answer_format, is_stream=bool(wish.stream), names=names)
+    return Answer(service, requests, answer_format, is_stream=bool(wish.stream), names=names)
 
 
 def _each(value: T | list[T] | None, default: T, count: int, field: str) -> Sequence[T]:
@@ -209,7 +209,7 @@ class GenerateAnswerFormat:
     def __init__(
         self,
         service: Service,
-        asks: list[Ask],
+        requests: list[GenerateRequest],
         logprobs: Sequence[LogprobOptions],
         silent: Sequence[bool],
         *,
@@ -217,14 +217,16 @@ class GenerateAnswerFormat:
         with_texts: bool,
         is_disjoint: bool = False,
     ) -> None:
-        """`silent`, of each ask: its answers are as if nothing had been generated, but for log
+        """`silent`, of each request: its answers are as if nothing had been generated, but for log
         probabilities."""
         self.service = service
         self.with_texts = with_texts
         self.is_disjoint = is_disjoint
-        # each choice's ask and wishes
+        # request and log probability options of each choice
         self.choices = [
-            wishes for wishes in zip(asks, logprobs, silent, strict=True) for _ in range(wishes[0].params.n)
+            wishes
+            for wishes in zip(requests, logprobs, silent, strict=True)
+            for _ in range(wishes[0].params.n)
         ]
         self.is_list = is_batch or len(self.choices) > 1
         self.outputs = [Output() for _ in self.choices]  # of a stream, so far
@@ -258,25 +260,25 @@ class GenerateAnswerFormat:
         return answers if self.is_list else answers[0]
 
     def _answer(self, choice: int, output: Output) -> dict[str, Any]:
-        ask, logprobs, _ = self.choices[choice]
+        request, logprobs, _ = self.choices[choice]
         end = output.finish
         meta = {
-            "id": ask.id,
+            "id": request.id,
             "finish_reason": None if end is None else _finish_reason(end),
             "prompt_tokens": output.prompt_tokens if end is None else end.prompt_tokens,
             "completion_tokens": len(output.token_ids) if end is None else end.completion_tokens,
             "cached_tokens": output.cached_tokens if end is None else end.cached_tokens,
             "cached_tokens_details": self._tiers(output if end is None else end),
             "weight_version": self.service.card.weight_version,
-            "e2e_latency": time.monotonic() - ask.arrival_s,
+            "e2e_latency": time.monotonic() - request.arrival_s,
         }
         if logprobs.is_on:
             meta |= self._logprobs("output", output.logprobs, logprobs)
             if logprobs.start >= 0:
                 meta |= self._logprobs("input", output.prompt_logprobs[logprobs.start :], logprobs)
-        if end is not None and ask.params.hidden_states == "last":
+        if end is not None and request.params.hidden_states == "last":
             meta["hidden_states"] = hidden.last(output.hidden)
-        elif end is not None and ask.params.hidden_states is not None and not self.is_disjoint:
+        elif end is not None and request.params.hidden_states is not None and not self.is_disjoint:
             meta["hidden_states"] = hidden.told(output.hidden)
         return {"text": output.text, "output_ids": output.token_ids, "meta_info": meta}
 

@@ -25,7 +25,7 @@ from runtime.http.streaming.answer_reader import Reading, events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import encode
 from runtime.http.streaming.writer import Output
-from runtime.messages.requests import Ask, Delta, Finish, FinishReason, Infill, Text, TokenLogprob
+from runtime.messages.requests import Delta, Finish, FinishReason, GenerateRequest, Infill, Text, TokenLogprob
 from runtime.parsing.events import Arguments, CallBegin, CallEnd, Content, Reasoning
 from runtime.service import ModelCard, Service
 
@@ -94,14 +94,14 @@ def generate(service: Service, body: bytes) -> Answer | Response:
         logprobs=wish.logprobs,
         top_logprobs=wish.top_logprobs,
     )
-    ask = Ask(
+    request = GenerateRequest(
         id=_new_id(),
         prompt=Infill(prompt, wish.suffix) if wish.suffix else Text(prompt),
         params=params,
         arrival_s=time.monotonic(),
         adapter=check_name(service.card, wish.model),
     )
-    return _answer(service, wish, writer, NAMES, ask, None, where)
+    return _answer(service, wish, writer, NAMES, request, None, where)
 
 
 def check_name(card: ModelCard, name: str) -> str:
@@ -123,7 +123,7 @@ def _prepared(
     messages: list[types.Message],
     names: dict[str, str],
     tools: list[dict[str, Any]] | None = None,
-) -> tuple[Ask, Reading | None, dict[str, str]]:
+) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
     args: dict[str, Any] = {}
     if wish.think is not None:
         args = {"enable_thinking": bool(wish.think), "thinking": bool(wish.think)}
@@ -149,14 +149,14 @@ def _answer(
     wish: Shared,
     writer: "Writer",
     names: dict[str, str],
-    ask: Ask,
+    request: GenerateRequest,
     reading: Reading | None,
     more: dict[str, str],
 ) -> Answer:
     is_stream = wish.stream is not False
     return Answer(
         service,
-        [ask],
+        [request],
         LinesAnswerFormat(service, writer),
         is_stream=is_stream,
         names=more | names,

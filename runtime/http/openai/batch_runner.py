@@ -148,7 +148,9 @@ class BatchRunner:
             try:
                 _refuse_stream(bytes(line.body))
                 answer = self.batches.endpoints[line.url](self.service, bytes(line.body))
-                answer.exchange.asks = [structs.replace(ask, is_idle=True) for ask in answer.exchange.asks]
+                answer.exchange.requests = [
+                    structs.replace(request, is_idle=True) for request in answer.exchange.requests
+                ]
                 return 200, await answer.complete()
             except (Overloaded, Unavailable):
                 await anyio.sleep(PAUSE_S)

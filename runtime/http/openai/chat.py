@@ -13,7 +13,7 @@ from runtime.http.errors import decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
-from runtime.http.fields.request_id import ask_ids
+from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.completion_response import ChatCompletion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
@@ -28,7 +28,7 @@ from runtime.http.streaming.answer_reader import Reading, events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.messages.constraint import Rule
-from runtime.messages.requests import Ask, Delta, Finish, TokenLogprob, Tokens
+from runtime.messages.requests import Delta, Finish, GenerateRequest, TokenLogprob, Tokens
 from runtime.messages.sampling import Free
 from runtime.parsing.channels import FRAMINGS
 from runtime.parsing.detect import Formats, marks_of
@@ -56,20 +56,24 @@ _decoder = msgspec.json.Decoder(ChatBody)
 def chat(service: Service, body: bytes) -> Answer:
     """Raises RequestError."""
     wish = decode(body, _decoder)
-    (rid,) = ask_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
+    (rid,) = request_ids(wish.rid, 1) if wish.rid is not None else (wish.request_id,)
     name = told_model(service.card, wish.model)
     envelope = Envelope(
         "chatcmpl", "chat.completion", name, 1, wish.stream_options, rid, service.card.cache_report
     )
-    ask, reading, names = prepare(service, wish, envelope.id)
-    envelope.meter.n = ask.params.n
+    request, reading, names = prepare(service, wish, envelope.id)
+    envelope.meter.n = request.params.n
     answer_format = ChatAnswerFormat(service, envelope, wish, is_text=reading is None)
-    answer = Answer(service, [ask], answer_format, is_stream=bool(wish.stream), names=names, reading=reading)
+    answer = Answer(
+        service, [request], answer_format, is_stream=bool(wish.stream), names=names, reading=reading
+    )
     answer.interval = wish.stream_interval or 1
     return answer
 
 
-def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | None, dict[str, str]]:
+def prepare(
+    service: Service, wish: ChatBody, id: str
+) -> tuple[GenerateRequest, Reading | None, dict[str, str]]:
     """-> what to ask, how to read the answer where it may be more than text, and the client's names of our
     fields. Raises RequestError."""
     arrival_s = time.monotonic()
@@ -94,7 +98,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
         **_behind_reasoning(formats, rule, is_demanded=demands(wish)),
     )
     prompt = chat_prompt(wish) if wish.input_ids is None else Tokens(wish.input_ids)
-    ask = Ask(
+    request = GenerateRequest(
         id=id,
         prompt=prompt,
         params=params,
@@ -104,7 +108,7 @@ def prepare(service: Service, wish: ChatBody, id: str) -> tuple[Ask, Reading | N
         adapter=adapter,
         marks=marks_of(formats.tools if tools else None, formats.thinking),
     )
-    return ask, reading, names
+    return request, reading, names
 
 
 def _rule(wish: ChatBody, tools: Tools, card: ModelCard) -> tuple[Rule | None, dict[str, str]]:

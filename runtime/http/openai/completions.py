@@ -13,7 +13,7 @@ from runtime.http.errors import decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
-from runtime.http.fields.request_id import ask_ids
+from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.completion_request import MAX_PROMPTS, CompletionBody
 from runtime.http.openai.completion_response import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
@@ -24,7 +24,7 @@ from runtime.http.openai.sampling import sampling_params
 from runtime.http.streaming import sse
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output, silenced
-from runtime.messages.requests import Ask, Delta, Infill, Text, TokenLogprob, Tokens
+from runtime.messages.requests import Delta, GenerateRequest, Infill, Text, TokenLogprob, Tokens
 from runtime.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
@@ -76,8 +76,8 @@ def completions(service: Service, body: bytes) -> Answer:
         rid if isinstance(rid, str) else None,
         service.card.cache_report,
     )
-    asks = [
-        Ask(
+    requests = [
+        GenerateRequest(
             id=id,
             prompt=prompt,
             params=params,
@@ -87,7 +87,7 @@ def completions(service: Service, body: bytes) -> Answer:
             adapter=adapter,
         )
         for id, prompt, salt, adapter in zip(
-            ask_ids(rid or envelope.id, len(prompts)),
+            request_ids(rid or envelope.id, len(prompts)),
             prompts,
             salts(wish, len(prompts)),
             adapters,
@@ -97,7 +97,7 @@ def completions(service: Service, body: bytes) -> Answer:
     echoes = [_text(service, prompt) for prompt in prompts] if wish.echo else [""] * len(prompts)
     answer = Answer(
         service,
-        asks,
+        requests,
         CompletionAnswerFormat(service, envelope, told, echoes),
         is_stream=bool(wish.stream),
         names=names,

@@ -1,12 +1,12 @@
-"""One HTTP request's business with the runtime: its asks go in, its deltas come out, and every ask ends
+"""One HTTP request's business with the runtime: its requests go in, its deltas come out, and every request ends
 exactly once.
 
-    endpoint ─ asks, dialect ─► Answer ─ submit ─► Service
+    endpoint ─ requests, answer format ─► Answer ─ submit ─► Service
     client ◄── JSON, events ─── Answer ◄─ push ─── Service       (`take`, within the step's fan-out)
 
 `Answer` is the ASGI application that an endpoint returns. It waits for the first output before it sends a
 status, so that a refusal is a 4xx in streams too. Whatever ends it (the client leaves, an error, the server
-stops), asks that still run are aborted.
+stops), requests that still run are aborted.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ from runtime.http.streaming.connection import Connection
 from runtime.http.streaming.pace import Pace, Take
 from runtime.http.streaming.stream import Stream
 from runtime.http.streaming.writer import AnswerFormat, Output
-from runtime.messages.requests import Ask, Delta
+from runtime.messages.requests import Delta, GenerateRequest
 from runtime.service import Service
 
 T = TypeVar("T")
@@ -39,11 +39,11 @@ DIRECT = "runtime.connection"  # scope key of a Connection that may be written t
 
 
 class Exchange:
-    """The asks of one HTTP request while they run."""
+    """The generation requests of one HTTP request while they run."""
 
-    def __init__(self, service: Service, asks: list[Ask]) -> None:
+    def __init__(self, service: Service, requests: list[GenerateRequest]) -> None:
         self.service = service
-        self.asks = asks
+        self.requests = requests
         self.running: set[str] = set()
         self.failure: RequestError | None = None
         self.ready = anyio.Event()  # something to look at: first output, waiting output, or the end
@@ -53,33 +53,33 @@ class Exchange:
         return self.failure is not None or not self.running
 
     def come_from(self, origin: Origin) -> None:
-        """Before `submit`: what the headers of the HTTP request say of its asks."""
+        """Before `submit`: what the headers of the HTTP request say of its requests."""
         said = {
             name: value for name, value in structs.asdict(origin).items() if value != getattr(NOBODY, name)
         }
         if said:
-            self.asks = [structs.replace(ask, **said) for ask in self.asks]
+            self.requests = [structs.replace(request, **said) for request in self.requests]
 
     def submit(self, take: Take) -> None:
         """`take` gets each delta. Raises what the service raises; then nothing of this exchange runs."""
         choice = 0
-        for ask in self.asks:
-            self.running.add(ask.id)
+        for request in self.requests:
+            self.running.add(request.id)
             try:
-                self.service.submit(ask, AskSink(self, ask.id, take, choice, ask.params.n))
+                self.service.submit(request, RequestSink(self, request.id, take, choice, request.params.n))
             except BaseException:
-                self.running.discard(ask.id)
+                self.running.discard(request.id)
                 self.abort()
                 raise
-            choice += ask.params.n
+            choice += request.params.n
 
-    def finish(self, ask_id: str) -> None:
-        self.running.discard(ask_id)
+    def finish(self, request_id: str) -> None:
+        self.running.discard(request_id)
         if not self.running:
             self.wake()
 
-    def fail(self, ask_id: str, error: RequestError) -> None:
-        self.running.discard(ask_id)
+    def fail(self, request_id: str, error: RequestError) -> None:
+        self.running.discard(request_id)
         self.failure = self.failure or error
         self.wake()
 
@@ -97,14 +97,14 @@ class Exchange:
         self.ready = anyio.Event()
 
 
-class AskSink:
-    """Sink of one ask: numbers its sequences from `first_choice` on."""
+class RequestSink:
+    """Sink of one request: numbers its sequences from `first_choice` on."""
 
     __slots__ = ("exchange", "ask_id", "take", "first_choice", "num_open")
 
-    def __init__(self, exchange: Exchange, ask_id: str, take: Take, first_choice: int, n: int) -> None:
+    def __init__(self, exchange: Exchange, request_id: str, take: Take, first_choice: int, n: int) -> None:
         self.exchange = exchange
-        self.ask_id = ask_id
+        self.request_id = request_id
         self.take = take
         self.first_choice = first_choice
         self.num_open = n
@@ -114,10 +114,10 @@ class AskSink:
         if delta.finish is not None:
             self.num_open -= 1
             if self.num_open == 0:
-                self.exchange.finish(self.ask_id)
+                self.exchange.finish(self.request_id)
 
     def fail(self, error: RequestError) -> None:
-        self.exchange.fail(self.ask_id, error)
+        self.exchange.fail(self.request_id, error)
 
 
 class Answer:
@@ -126,7 +126,7 @@ class Answer:
     def __init__(
         self,
         service: Service,
-        asks: list[Ask],
+        requests: list[GenerateRequest],
         answer_format: AnswerFormat,
         *,
         is_stream: bool,
@@ -140,14 +140,14 @@ class Answer:
         self.answer_format = answer_format
         self.is_stream = is_stream
         self.names = names
-        num_choices = sum(ask.params.n for ask in asks)
+        num_choices = sum(request.params.n for request in requests)
         self.readers = [] if reading is None else [Reader(reading) for _ in range(num_choices)]
-        self.exchange = Exchange(service, asks)
+        self.exchange = Exchange(service, requests)
         self.stream = Stream(answer_format, num_choices, self.exchange.wake)
         self.outputs = [] if is_stream else [Output() for _ in range(num_choices)]
         self.interval = 1  # tokens between two events of a choice
         # written beside the event loop
-        self.is_large = any([ask.params.hidden_states is not None for ask in asks])
+        self.is_large = any([request.params.hidden_states is not None for request in requests])
 
     def _submit(self, take: Take) -> None:
         try:

@@ -51,7 +51,7 @@ async def test_names(path: str, body: dict[str, Any], wanted: list[str]) -> None
         assert answer.status_code == 200, answer.text
         if body.get("model") in ("x", "org/fake:y") and path in (CHAT, TEXT):
             assert answer.json()["model"] == body["model"]
-    assert [ask.adapter for ask in service.asks] == wanted
+    assert [request.adapter for request in service.requests] == wanted
 
 
 @pytest.mark.parametrize(

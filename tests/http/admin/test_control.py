@@ -86,7 +86,7 @@ async def test_a_paused_server_is_well_but_generates_nothing() -> None:
     response = await call(service, "/health", "GET")
     assert response.status_code == 200 and response.json()["state"] == "paused"
     assert (await call(service, "/ping", "GET")).status_code == 200
-    assert (await call(service, "/health_generate", "GET")).status_code == 503 and not service.asks
+    assert (await call(service, "/health_generate", "GET")).status_code == 503 and not service.requests
 
 
 async def test_load_in_the_forms_of_sglang() -> None:

@@ -68,16 +68,16 @@ def test_timeouts_are_positive(header: str, value: str) -> None:
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_reaches_the_service(path: str) -> None:
     service = FakeService()
-    asks = []
+    requests = []
     submit = service.submit
-    service.submit = lambda ask, sink: (asks.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
+    service.submit = lambda ask, sink: (requests.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
     async with client(service, HttpSettings(tenant_is="header")) as http:
         headers = {"x-tenant-id": "t", "x-routing-key": "r", "x-request-timeout": "9"}
         assert (
             await http.post(path, json=BODIES[path] | {"priority": -(2**63)}, headers=headers)
         ).status_code == 200
         assert (await http.post(path, json=BODIES[path])).status_code == 200
-    assert [(a.priority, a.tenant, a.routing_key, a.timeout_s) for a in asks] == [
+    assert [(a.priority, a.tenant, a.routing_key, a.timeout_s) for a in requests] == [
         (-(2**63), "t", "r", 9.0),
         (None, "", "", None),
     ]

@@ -47,13 +47,13 @@ async def test_one_prompt_gives_one_answer(method: str) -> None:
         "cached_tokens_details": {"device": 3, "host": 0},
         "weight_version": "default",
     }
-    assert service.asks[0].id == "mine" and service.asks[0].params.temperature == 0
+    assert service.requests[0].id == "mine" and service.requests[0].params.temperature == 0
 
 
 async def test_defaults_are_those_of_sglang() -> None:
     service = FakeService(defaults={"temperature": 0.1})
     answer = (await ask(service, text="hi")).json()
-    assert len(answer["output_ids"]) == 128 and service.asks[0].params.temperature == 1.0
+    assert len(answer["output_ids"]) == 128 and service.requests[0].params.temperature == 1.0
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ async def test_log_probabilities_of_chosen_tokens() -> None:
             sampling_params={"max_new_tokens": 2},
         )
     ).json()
-    assert [a.params.logprob_ids for a in service.asks] == [(5,), (6, 7)]
+    assert [a.params.logprob_ids for a in service.requests] == [(5,), (6, 7)]
     assert answers[1]["meta_info"]["output_token_ids_logprobs"] == [[[-2.0, 6, None], [-2.0, 7, None]]] * 2
     assert answers[0]["meta_info"]["input_token_ids_logprobs"] == [None]
     await ask(service, text=["a", "b"], return_logprob=True, token_ids_logprob=[5])
-    assert [a.params.logprob_ids for a in service.asks[2:]] == [(5,), (5,)]
+    assert [a.params.logprob_ids for a in service.requests[2:]] == [(5,), (5,)]
 
 
 async def test_times_in_the_body_and_in_headers() -> None:
@@ -134,13 +134,13 @@ async def test_times_in_the_body_and_in_headers() -> None:
             json={"text": "a", "timeout": 5, "queue_timeout": 2},
             headers={"x-request-timeout": "3"},
         )
-    assert (service.asks[0].timeout_s, service.asks[0].queue_timeout_s) == (3.0, 2.0)
+    assert (service.requests[0].timeout_s, service.requests[0].queue_timeout_s) == (3.0, 2.0)
 
 
 async def test_a_session_is_named_in_the_ask() -> None:
     service = FakeService()
     await ask(service, text="hi", session_params={"id": "s", "rid": "before", "offset": 3, "replace": False})
-    assert service.asks[0].session == SessionParams(id="s", rid="before", offset=3, replace=False)
+    assert service.requests[0].session == SessionParams(id="s", rid="before", offset=3, replace=False)
 
 
 async def test_prompt_logprobs_from_a_position_on() -> None:
@@ -163,7 +163,7 @@ async def test_no_new_tokens_score_the_prompt() -> None:
     service = FakeService()
     whole = (await ask(service, **wish)).json()
     (event,) = stream_events(await ask(service, **wish, stream=True))
-    assert [one.params.max_new_tokens for one in service.asks] == [1, 1]
+    assert [one.params.max_new_tokens for one in service.requests] == [1, 1]
     for answer in (whole, event):
         meta = answer["meta_info"]
         assert (answer["text"], answer["output_ids"], meta["completion_tokens"]) == ("", [], 0)

@@ -82,7 +82,7 @@ async def test_calls_are_told_as_the_client_knows_them() -> None:
             {"type": "custom_tool_call_output", "call_id": two.call_id, "output": "done"},
         ]
         await client.responses.create(**ASK | {"input": turns})
-    told = service.asks[-1].prompt
+    told = service.requests[-1].prompt
     calls = [call["function"] for call in told.messages[1]["tool_calls"]]  # type: ignore[union-attr]
     assert calls == [
         {"name": "files__list", "arguments": {"in": "a"}},
@@ -110,7 +110,7 @@ async def test_they_can_be_demanded(choice: Any, names: list[str]) -> None:
     service = FakeService(says=["[]"])
     async with client_of(service) as client:
         await client.responses.create(**ASK, tool_choice=choice)
-    schema = json.loads(service.asks[0].params.constraint.schema)  # type: ignore[union-attr]
+    schema = json.loads(service.requests[0].params.constraint.schema)  # type: ignore[union-attr]
     assert [schema["items"]["properties"]["name"]["const"]] == names
 
 

@@ -63,7 +63,7 @@ async def test_memory_does_not_grow(is_on_disk: bool, tmp_path: Path) -> None:
             try:
                 for number in range(ROUNDS):
                     await one_round(client, number)
-                    service.asks.clear()
+                    service.requests.clear()
                     seen.append((size(), tracemalloc.get_traced_memory()[0]))
             finally:
                 tracemalloc.stop()

@@ -171,7 +171,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
             name: (e["response"]["status_code"], e["response"]["body"]["error"]["param"])
             for name, e in errors.items()
         } == {"bad": (400, "temperature"), "lost": (404, "model"), "stream": (400, "stream")}
-        assert all(ask.is_idle for ask in service.asks[:-1]) and not service.asks[-1].is_idle
+        assert all(request.is_idle for request in service.requests[:-1]) and not service.requests[-1].is_idle
         assert [b.id async for b in client.batches.list()] == [batch.id]
         assert not kept.storage.batches.unfinished_files()
 

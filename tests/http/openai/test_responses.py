@@ -88,7 +88,7 @@ async def test_a_conversation_goes_on_where_it_was() -> None:
             "instructions": "Be long.",
         }
         second = await client.responses.create(**ASK | more)
-        chat = service.asks[-1].prompt
+        chat = service.requests[-1].prompt
         assert isinstance(chat, Chat)
         assert [(m["role"], m["content"]) for m in chat.messages] == [
             ("system", "Be long."),
@@ -237,7 +237,10 @@ async def test_tools_of_openais_servers_are_left_out() -> None:
             assert none.tools == []
             with pytest.raises(openai.BadRequestError, match="there are no tools"):
                 await client.responses.create(**ASK, tools=some[1:], tool_choice="required")
-    assert [ask.prompt.tools and len(ask.prompt.tools) for ask in service.asks] == [1, None] * 5  # type: ignore[union-attr]
+    assert [request.prompt.tools and len(request.prompt.tools) for request in service.requests] == [
+        1,
+        None,
+    ] * 5  # type: ignore[union-attr]
 
 
 def test_items_become_messages() -> None:

@@ -172,7 +172,7 @@ async def test_a_demanded_call_is_a_list_of_calls_in_any_format() -> None:
                 and whole.choices[0].message.content is None
             )
             assert whole.choices[0].finish_reason == "tool_calls"
-    required, named, one = [json.loads(ask.params.constraint.schema) for ask in service.asks]  # type: ignore[union-attr]
+    required, named, one = [json.loads(request.params.constraint.schema) for request in service.requests]  # type: ignore[union-attr]
     both = [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]
     jsonschema.validate(both, required)
     jsonschema.validate(both[:1], named)
@@ -199,11 +199,15 @@ async def test_rules_hold_behind_thoughts() -> None:
     for one, fields in ((service, rule), (told, {"tool_choice": "required"}), (special, {})):
         async with client_of(one) as client:
             await client.chat.completions.create(**ASK, **fields)
-    params = [one.asks[0].params for one in (service, told, special)]
+    params = [one.requests[0].params for one in (service, told, special)]
     begun, any_time = Free("</think>", "<think>"), Free("</think>")
     assert [p.constraint_after for p in params] == [(begun,), (begun, any_time), ""]
     assert all(p.skip_special_tokens for p in params)
-    assert ["[TOOL_CALLS]" in one.asks[0].marks for one in (service, told, special)] == [False, False, True]
+    assert ["[TOOL_CALLS]" in one.requests[0].marks for one in (service, told, special)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 async def test_responses_and_messages_say_the_same() -> None:
@@ -311,10 +315,10 @@ async def test_allowed_tools_are_all_that_there_are() -> None:
                 with pytest.raises(openai.BadRequestError) as error:
                     await client.chat.completions.create(**ASK, tool_choice=choice | {"allowed_tools": wrong})
                 assert error.value.param == "tool_choice"
-        assert [[tool["function"]["name"] for tool in ask.prompt.tools or ()] for ask in service.asks] == [
-            ["add"]
-        ] * 2  # type: ignore
-        seen += [ask.params.constraint is not None for ask in service.asks]
+        assert [
+            [tool["function"]["name"] for tool in request.prompt.tools or ()] for request in service.requests
+        ] == [["add"]] * 2  # type: ignore
+        seen += [request.params.constraint is not None for request in service.requests]
     assert seen == [False, False, True, True]
 
 
@@ -352,7 +356,7 @@ async def test_strict_functions_keep_to_their_schemas_where_the_backend_can() ->
         service = FakeService(formats=HERMES, says=SAYS, has_tags=has_tags)
         async with client_of(service) as client:
             await client.chat.completions.create(**ASK | {"tools": tools} | fields)
-        asked.append(service.asks[0].params.constraint)
+        asked.append(service.requests[0].params.constraint)
     assert isinstance(asked[0], StructuralTag) and isinstance(asked[1], StructuralTag)
     first, second = [json.loads(rule.tag)["format"] for rule in asked[:2]]
     assert first["triggers"] == ["<tool_call>"] and [

@@ -100,7 +100,7 @@ async def test_echo_without_logprobs_computes_none() -> None:
     service = FakeService()
     answer = await post(TEXT, service, echo=True)
     assert answer["choices"][0]["text"].startswith("hi") and answer["choices"][0]["logprobs"] is None
-    assert service.asks[0].params.prompt_logprobs is None
+    assert service.requests[0].params.prompt_logprobs is None
 
 
 async def test_token_ids() -> None:
@@ -178,7 +178,7 @@ async def test_names_of_requests() -> None:
     await post(TEXT, service, prompt=["a", "b"], rid=["one", "two"])
     await post(TEXT, service, prompt=["a", "b"], request_id="both")
     assert (await post(CHAT, service, rid="talk"))["id"] == "talk"
-    assert [ask.id for ask in service.asks] == ["one", "two", "both-0", "both-1", "talk"]
+    assert [request.id for request in service.requests] == ["one", "two", "both-0", "both-1", "talk"]
     service = FakeService(refuse=InvalidRequest("a request with this id is running", param="id"))
     async with http(service) as client:
         for name, path in (("rid", CHAT), ("request_id", CHAT), ("rid", TEXT), ("request_id", TEXT)):
@@ -191,8 +191,8 @@ async def test_prompts_of_other_kinds() -> None:
     await post(CHAT, service, documents=[{"title": "t"}], reasoning={"effort": "high"})
     await post(CHAT, service, reasoning_effort="none")
     await post(CHAT, service, reasoning={"enabled": True}, chat_template_kwargs={"thinking": False})
-    assert service.asks[0].prompt == Text("hi", add_special=False)
-    args = [ask.prompt.template_args for ask in service.asks[1:]]  # type: ignore[union-attr]
+    assert service.requests[0].prompt == Text("hi", add_special=False)
+    args = [request.prompt.template_args for request in service.requests[1:]]  # type: ignore[union-attr]
     assert args == [
         {
             "reasoning_effort": "high",

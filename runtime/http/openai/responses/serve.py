@@ -174,12 +174,17 @@ def response_object(body: ResponseBody, model: str) -> Payload:
 def answer(service: Service, wish: Wish, keep: Callable[[Kept], None]) -> Answer:
     """Raises RequestError. `keep` gets the answer when it is complete."""
     try:
-        ask, reading, names = chat.prepare(service, wish.chat, wish.response["id"])
+        request, reading, names = chat.prepare(service, wish.chat, wish.response["id"])
     except RequestError as error:
         raise renamed(error, {theirs: ours for ours, theirs in RENAMED.items()}) from None
     answer_format = ResponseAnswerFormat(service, wish, keep)
     return Answer(
-        service, [ask], answer_format, is_stream=bool(wish.body.stream), names=names | NAMES, reading=reading
+        service,
+        [request],
+        answer_format,
+        is_stream=bool(wish.body.stream),
+        names=names | NAMES,
+        reading=reading,
     )
 
 

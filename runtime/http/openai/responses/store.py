@@ -45,7 +45,7 @@ class ResponseStore:
         self.max_bytes = max_bytes
         self._count = self._bytes = 0
         if path is not None:
-            self._db  # noqa: B018 - opens it
+            _ = self._db  # opens the file now, so that a bad one is refused at start
 
     @cached_property
     def _db(self) -> sqlite3.Connection:
