@@ -21,11 +21,13 @@ import numpy as np
 import torch
 
 from bench.shapes import SHAPES
-from runtime.devices.base import Device, Pending, open_device
+from runtime.devices.base import Device
+from runtime.devices.executor import Pending
 from runtime.messages.ranks import Compiled, StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.models.config import ModelConfig, read_config
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.open_executor import open_executor
+from runtime.ranks.torch_executor import TorchExecutor
 
 PAGE = 64
 NOTHING = np.empty(0, np.int32)
@@ -69,13 +71,13 @@ def folder_of(shape: str, *, is_dry: bool) -> Iterator[Path]:
 
 def dry_runner() -> TorchExecutor:
     """The cpu with the card's kernels, interpreted."""
-    from runtime.devices.cpu.device import open_cpu
+    from runtime.devices.cpu.device import open_device
     from runtime.devices.cpu.facts import FACTS
     from runtime.devices.cuda.kernels.launch import INTERPRETER
     from runtime.devices.cuda.ops import CudaOps
 
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
+        return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER))
 
     return TorchExecutor(0, opened, FACTS)
 
@@ -107,7 +109,7 @@ class Model:
         """`tokens`: that all pages together hold; `pieces`: numbers of tokens of steps that may be captured
         in pieces."""
         begin = perf_counter()
-        runner = dry_runner() if is_dry else open_device("cuda", 0)
+        runner = dry_runner() if is_dry else open_executor("cuda", 0)
         ready = runner.start(
             StartRank(
                 device="cuda",

@@ -20,14 +20,14 @@ import numpy as np
 import runtime
 from bench.grammar import ENDLESS, EOS, SIZE
 from bench.record import record
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.grammar.backend import BACKENDS, Terms, find_byte_ids
 from runtime.messages.constraint import Grammar, GrammarSetup, grammar_of
 from runtime.messages.ranks import StartRank
 from runtime.messages.requests import GrammarConstraint
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 
 POCKET = Path(runtime.__file__).parent / "pocket"
 PAGE, STEPS, SKIPPED = 16, 120, 20
@@ -62,7 +62,7 @@ def open_terms(terms: Terms) -> Anything:
 
 
 def start(rows: int, backend: str) -> TorchExecutor:
-    runner = TorchExecutor(0, open_cpu, FACTS)
+    runner = TorchExecutor(0, open_device, FACTS)
     setup = GrammarSetup(backend=backend, tokenizer_path=str(POCKET), vocab_size=SIZE, eos_ids=(EOS,))
     runner.start(
         StartRank(

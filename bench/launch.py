@@ -19,12 +19,12 @@ import torch
 
 from bench.record import record
 from runtime.devices.base import Device
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 from runtime.ranks.decode_graphs import Recorded
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 
 CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16,
 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -61,7 +61,7 @@ class Nothing:
 
 def start(folder: Path, rows: int) -> TorchExecutor:
     def opened(message: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return open_cpu(message, rank, dtype)
+        return open_device(message, rank, dtype)
 
     runner = TorchExecutor(0, opened, FACTS)
     runner.start(

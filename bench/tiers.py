@@ -21,7 +21,7 @@ import torch
 
 from bench.record import record
 from runtime.devices.cpu.memory import CpuMemory
-from runtime.ranks.host_memory import LAYOUTS, HostPages
+from runtime.devices.host_memory import LAYOUTS, HostPages
 
 LAYERS, HEADS, DIM, TOKENS, ROUNDS, RUN = 32, 8, 128, 4096, 15, 8
 

@@ -38,7 +38,7 @@ from runtime.messages.ranks import (
     ExpertCounts,
     FromRank,
     LoadProgress,
-    Prepare,
+    PrepareGrammar,
     Profile,
     RankFailed,
     RankReady,
@@ -184,7 +184,7 @@ class Ranks:
         plan: StepPlan
         | Capture
         | Profile
-        | Prepare
+        | PrepareGrammar
         | LoadAdapter
         | CountExperts
         | ChangeMemory

@@ -6,7 +6,7 @@ request is admitted.
                        ◄──────── wake() ─────────── the sequence may be admitted, and finds them there
 
 It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing
-of it: host memory is theirs and ours (ranks/host_memory.py), and who may touch which page of it when is
+of it: host memory is theirs and ours (devices/host_memory.py), and who may touch which page of it when is
 cache/host.py's to say. A page is pinned while it is written, and reserved while it is read, so neither the
 death of ranks nor eviction disturbs it.
 
@@ -28,10 +28,10 @@ from msgspec import Struct
 
 from runtime import log
 from runtime.cache.storage_connector import Pin, Reserved, StorageConnector
+from runtime.devices.host_memory import HostPages
 from runtime.metrics import Metrics
 from runtime.models.config import ModelConfig
 from runtime.options.plan import Plan
-from runtime.ranks.host_memory import HostPages
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from runtime.storage.identity import identity as identity_of

@@ -24,13 +24,20 @@ from msgspec import structs
 from runtime import log
 from runtime.actors.ranks import Ranks
 from runtime.actors.scheduler import SchedulerActor
+from runtime.devices.host_memory import HostPages
 from runtime.errors import InvalidRequest, RankDied, Unavailable
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.memory import Part
-from runtime.messages.ranks import CountExperts, ExpertCounts, LoadProgress, Prepare, RankReady, StartRank
+from runtime.messages.ranks import (
+    CountExperts,
+    ExpertCounts,
+    LoadProgress,
+    PrepareGrammar,
+    RankReady,
+    StartRank,
+)
 from runtime.metrics import Metrics
-from runtime.ranks.host_memory import HostPages
 from runtime.scheduling.scheduler import Scheduler
 
 MAX_IN_VAIN = 3
@@ -166,7 +173,7 @@ class Supervisor:
         """A hint, which is lost where the ranks cannot take it now: a grammar that comes unprepared is
         compiled in its first step."""
         if self.readies and not self.is_recovering and self.ranks.died is None:
-            self.ranks.submit(Prepare(grammar))
+            self.ranks.submit(PrepareGrammar(grammar))
 
     async def load_adapter(self, load: LoadAdapter) -> None:
         """On all ranks. Raises InvalidRequest for one that they cannot read, Unavailable."""

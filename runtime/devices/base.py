@@ -18,113 +18,24 @@ This file imports no torch at run time: the null device is one too.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from msgspec import Struct
 
 from runtime.devices.all_to_all import Exchanges
 from runtime.devices.attention_scores import Scores
+from runtime.devices.facts import ANY_K, DeviceFacts
+from runtime.devices.host_memory import HostPages
 from runtime.devices.lora import AdapterOps
 from runtime.devices.operands import Fused, Quantized
 from runtime.devices.page_copies import Arrivals, Copies
-from runtime.errors import StartError
-from runtime.messages.constraint import Grammar
-from runtime.messages.lora import LoadAdapter
-from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
-from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
-from runtime.messages.steps import StepPlan, StepResult
+from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
-from runtime.ranks.host_memory import HostPages
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
 
-ANY_K = 1 << 30
 Gate = Literal["silu", "gelu_tanh"]
-Progress = Callable[[str, float], None]  # phase name, fraction done
-
-# device name -> module with `executor(rank: int) -> Executor`
-DEVICES = {
-    "cpu": "runtime.devices.cpu.device",
-    "cuda": "runtime.devices.cuda.device",
-    "npu": "runtime.devices.ascend.device",
-    "null": "runtime.devices.null.device",
-}
-
-
-class Pending(Protocol):
-    """A step that was launched, or a question that follows it. Many devices compute it while the host
-    launches the next."""
-
-    def is_done(self) -> bool:
-        """Whether `result` returns at once."""
-        ...
-
-    def result(self) -> StepResult | ExpertCounts | None:
-        """Waits for the step, in any thread and as often as you like; the ranks that do not report return
-        None at once."""
-        ...
-
-
-class Executor(Protocol):
-    """One rank's share of the model on one device."""
-
-    def start(self, start: StartRank, progress: Progress) -> RankReady:
-        """Loads weights and takes memory. Raises StartError with a one-line remedy."""
-        ...
-
-    def launch(self, plan: StepPlan) -> Pending:
-        """Hands one step to the device, behind those launched before."""
-        ...
-
-    def capture(self, size: int, unit: str = "sequences") -> Captured:
-        """Captures steps of a size (messages.Capture). Every rank is asked for the same ones between the same
-        steps."""
-        ...
-
-    def profile(self, wish: Profile) -> None:
-        """Records from now on, in place of what was recorded before; without a folder it writes what was
-        recorded, if anything was."""
-        ...
-
-    def prepare(self, grammar: Grammar | None) -> None:
-        """Begins to compile a grammar, or to load what does it; returns at once."""
-
-    def load_adapter(self, load: LoadAdapter) -> None:
-        """Reads an adapter to host memory; in any thread, beside steps. Raises ModelError."""
-
-    def count_experts(self, wish: CountExperts) -> Pending:
-        """Tells, behind the steps launched so far, how their tokens spread over experts. Every rank is asked
-        between the same steps."""
-
-    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
-        """Gives memory back, takes it again, or takes other weights; no step is under way. Raises what leaves
-        a rank that is of no use."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def open_device(name: str, rank: int) -> Executor:
-    """Raises StartError for a device that does not exist here."""
-    if name not in DEVICES:
-        raise StartError(f"--device {name} is unknown; choose one of {', '.join(sorted(DEVICES))}")
-    return import_module(DEVICES[name]).executor(rank)
-
-
-class Facts(Struct, frozen=True, kw_only=True):
-    """What is always true of a device; data for options and scheduling, readable without torch."""
-
-    name: str
-    dtypes: tuple[str, ...]  # that it computes in
-    has_graphs: bool
-    # of quantised weights that it multiplies by, of SCHEMES in models/quantization_schemes.py
-    schemes: tuple[str, ...] = ()
-    # Draw's last two for which Ops.sample can be captured, a graph for each; the widest last
-    draws: tuple[tuple[int, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +155,7 @@ class Ops(Protocol):
         ...
 
     def pack_quantized(self, weight: Quantized) -> Any:
-        """The same for a weight of one of the device's schemes (Facts.schemes). Raises ModelError for a shape
+        """The same for a weight of one of the device's schemes (DeviceFacts.schemes). Raises ModelError for a shape
         that its kernels lack."""
         ...
 
@@ -420,7 +331,7 @@ class Graphs(Protocol):
 class Device:
     """A torch device that is open on this rank: facts and the protocols above."""
 
-    facts: Facts
+    facts: DeviceFacts
     torch_device: "torch.device"
     ops: Ops
     experts: Experts

@@ -23,6 +23,9 @@ class Compiled(Struct, frozen=True, array_like=True):
         return self.is_piecewise or self.max_rows > 0
 
 
+DeviceOption = bool | int | float | str | list[int] | None
+
+
 class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start"):
     """The first record of a ring: all that a rank must know to load its share of the model."""
 
@@ -42,14 +45,15 @@ class StartRank(Struct, frozen=True, kw_only=True, array_like=True, tag="start")
     seed: int
     environment: dict[str, str] = {}  # variables of the rank's process
     numa_nodes: tuple[int, ...] = ()  # whose cores ranks stay on: of each rank, or one of all; none: anywhere
-    device_options: dict[str, Any] = {}  # what only this device reads, e.g. the null device's timing model
+    # options that only this device has, as devices/<name>/options.py declares them
+    device_options: dict[str, DeviceOption] = {}
     state_ratio: float = 0.0  # memory of recurrent layers' states for each byte of keys and values
     num_states: int | None = None  # of them, which overrides the ratio; None: as many as it gives
     # tokens of sliding-window layers for each of the full ones; 0: one pool of pages serves all layers
     window_ratio: float = 0.0
     host_bytes: int = 0  # of this rank's host tier; 0: none, unless host_ratio asks for one
     host_ratio: float = 0.0  # host pages for each device page, where host_bytes is 0
-    # what stands outside in host memory: a row of LAYOUTS in ranks/host_memory.py
+    # what stands outside in host memory: a row of LAYOUTS in devices/host_memory.py
     host_layout: str = "layer_first"
     host_copies: str = "kernel"  # or direct: what copies pages to and from it, on devices that have both
     host_fds: list[int] = []  # of each rank's host memory; set where the ranks are started
@@ -93,7 +97,7 @@ class Profile(Struct, frozen=True, kw_only=True, array_like=True, tag="profile")
     num_steps: int | None = None  # after which it is written without being told
 
 
-class Prepare(Struct, frozen=True, array_like=True, tag="prepare"):
+class PrepareGrammar(Struct, frozen=True, array_like=True, tag="prepare_grammar"):
     """A grammar will come with an Admit: begin to compile it beside the steps. None: some grammar will; load
     what compiles it."""
 
@@ -117,18 +121,12 @@ class StopRank(Struct, frozen=True, array_like=True, tag="stop"):
     """No more records follow; the rank ends with exit code 0."""
 
 
-ToRank = (
-    StartRank
-    | StepPlan
-    | Capture
-    | Profile
-    | Prepare
-    | LoadAdapter
-    | CountExperts
-    | ChangeMemory
-    | UpdateWeights
-    | StopRank
+RankCommand = (
+    StepPlan | Capture | Profile | PrepareGrammar | LoadAdapter | CountExperts | ChangeMemory | UpdateWeights
 )
+"""What a rank does between its StartRank and its StopRank."""
+
+ToRank = StartRank | RankCommand | StopRank
 
 
 class LoadProgress(Struct, frozen=True, array_like=True, tag="progress"):
@@ -153,7 +151,7 @@ class RankReady(Struct, frozen=True, kw_only=True, array_like=True, tag="ready")
     num_state_slots: int = 0  # of recurrent layers, padding slot included; 0: the model has none
     num_host_pages: int = 0  # of this rank's host tier; every one of them can be used
     host_page_bytes: int = 0
-    # of each part of a host page (ranks/host_memory.py); together host_page_bytes
+    # of each part of a host page (devices/host_memory.py); together host_page_bytes
     host_part_bytes: tuple[int, ...] = ()
     taken_bytes: int = 0  # in all, as the device sees it
 

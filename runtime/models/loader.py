@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Progress
+from runtime.devices.executor import Progress
 from runtime.errors import ModelError
 from runtime.layers.quantization.quantized_weight import Storage
 from runtime.layers.weight import Layer, Lookup, Part, Weight, finish, named_weights, open_weights

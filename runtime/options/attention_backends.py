@@ -3,7 +3,7 @@ have to be there first."""
 
 from msgspec import Struct
 
-from runtime.options.facts import DeviceFacts
+from runtime.devices.facts import DeviceFacts
 
 PHASES = ("prefill", "decode")
 HALVES = ("bfloat16", "float16")

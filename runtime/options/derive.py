@@ -7,9 +7,10 @@ from typing import Any
 from msgspec import Struct
 
 import runtime
+from runtime.devices.facts import DeviceFacts
 from runtime.options.attention_backends import BACKENDS
 from runtime.options.compat.environment import RANK_VARIABLES
-from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts
+from runtime.options.facts import MachineFacts, ModelFacts
 
 # of a step whose kernels a device of today finishes before the host has launched them, by a small model
 MOST_PIECE_TOKENS = 2048

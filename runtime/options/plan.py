@@ -6,8 +6,14 @@ group, which narrows what "auto" stood for, and may add values of its own.
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
+from runtime.devices.ascend.options import AscendOptions
+from runtime.devices.cuda.options import CudaOptions
+from runtime.devices.null.options import NullOptions
+from runtime.devices.options import NoOptions
+from runtime.messages.ranks import DeviceOption
 from runtime.options.groups.ascend import AscendPlan
 from runtime.options.groups.experts import ExpertsPlan
 from runtime.options.groups.graphs import GraphsPlan
@@ -81,46 +87,50 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 0 if self.observe.enable_expert_distribution_metrics else None
 
     @property
-    def device_options(self) -> dict[str, Any]:
-        """Settings that only the chosen device reads, as StartRank.device_options."""
+    def device_options(self) -> dict[str, DeviceOption]:
+        """Options that only the chosen device has, as StartRank.device_options."""
+        options: CudaOptions | AscendOptions | NullOptions | NoOptions
         match self.parallel.device:
             case "cuda":
-                return self._device_numbers() | self._cuda_options()
+                options = self._cuda_options()
             case "npu":
-                return self._device_numbers() | self._npu_options()
+                options = self._npu_options()
             case "null":
-                return self._null_options()
+                options = self._null_options()
             case _:
-                return {}
+                options = NoOptions()
+        plain: dict[str, DeviceOption] = msgspec.to_builtins(options)
+        return plain
 
-    def _device_numbers(self) -> dict[str, Any]:
-        return {"first": self.parallel.base_gpu_id, "step": self.parallel.gpu_id_step}
+    def _cuda_options(self) -> CudaOptions:
+        return CudaOptions(
+            base_gpu_id=self.parallel.base_gpu_id,
+            gpu_id_step=self.parallel.gpu_id_step,
+            cudagraph_gc=self.graphs.enable_cudagraph_gc,
+            symm_mem=self.parallel.enable_torch_symm_mem,
+            fp8_gemm_backend=self.kernels.fp8_gemm_backend,
+            prefill_attention_backend=self.kernels.prefill_attention_backend,
+            decode_attention_backend=self.kernels.decode_attention_backend,
+        )
 
-    def _cuda_options(self) -> dict[str, Any]:
-        return {
-            "collects": self.graphs.enable_cudagraph_gc,
-            "shares": self.parallel.enable_torch_symm_mem,
-            "fp8_gemm": self.kernels.fp8_gemm_backend,
-            "prefill": self.kernels.prefill_attention_backend,
-            "decode": self.kernels.decode_attention_backend,
-        }
+    def _npu_options(self) -> AscendOptions:
+        return AscendOptions(
+            base_gpu_id=self.parallel.base_gpu_id,
+            gpu_id_step=self.parallel.gpu_id_step,
+            mla_prolog=self.ascend.npu_mla_prolog,
+            requires_mla_prolog=not self.why["npu_mla_prolog"].source.startswith("profile"),
+            nz_cache=self.ascend.npu_nz_cache,
+            multi_stream=self.ascend.npu_multi_stream,
+            gather_after_q=self.ascend.npu_gather_after_q,
+            sampling_backend=self.kernels.sampling_backend,
+        )
 
-    def _npu_options(self) -> dict[str, Any]:
-        return {
-            "mla_prolog": self.ascend.npu_mla_prolog,
-            "needs_prolog": not self.why["npu_mla_prolog"].source.startswith("profile"),
-            "nz_cache": self.ascend.npu_nz_cache,
-            "multi_stream": self.ascend.npu_multi_stream,
-            "gather_after_q": self.ascend.npu_gather_after_q,
-            "sampling": self.kernels.sampling_backend,
-        }
-
-    def _null_options(self) -> dict[str, Any]:
-        return {
-            "step_s": self.null.null_step_s,
-            "token_s": self.null.null_token_s,
-            "vocab_size": self.null.null_vocab_size,
-            "first_token": self.null.null_first_token,
-            "poison_token": self.null.null_poison_token,
-            "poison": self.null.null_poison,
-        }
+    def _null_options(self) -> NullOptions:
+        return NullOptions(
+            step_s=self.null.null_step_s,
+            token_s=self.null.null_token_s,
+            vocab_size=self.null.null_vocab_size,
+            first_token=self.null.null_first_token,
+            poison_token=self.null.null_poison_token,
+            poison=self.null.null_poison,
+        )

@@ -8,13 +8,14 @@ from typing import Any
 
 from msgspec import structs
 
+from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options import derive
 from runtime.options.compat.environment import RANK_VARIABLES
 from runtime.options.declare import Group
 from runtime.options.derive import Derived
-from runtime.options.facts import DeviceFacts, MachineFacts, ModelFacts, device_facts, this_machine
+from runtime.options.facts import MachineFacts, ModelFacts, device_facts, this_machine
 from runtime.options.parse import ParsedOptions
 from runtime.options.plan import Plan, Provenance
 from runtime.options.rules.checks import plan_problems

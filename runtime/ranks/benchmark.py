@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Device, open_device
+from runtime.devices.base import Device
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import StepPlan
 from runtime.ranks.benchmark_results import Figure, Measured
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.open_executor import torch_device
 
 RUN_S, RUNS = 0.1, 3
 SEQUENCES, CONTEXT, PAGE = 16, 2048, 128
@@ -188,11 +188,10 @@ def open_measured(name: str, rank: int, ranks: int, rendezvous: str) -> tuple[De
         rendezvous=rendezvous,
         seed=0,
     )
-    executor = open_device(name, rank)
-    if not isinstance(executor, TorchExecutor):
-        raise StartError(f"--device {name} computes nothing that could be measured; choose another")
+    if name == "null":
+        raise StartError("--device null computes nothing that could be measured; choose another")
     dtype = torch.float32 if name == "cpu" else torch.bfloat16
-    return executor.open_device(start, rank, dtype), dtype
+    return torch_device(name).open_device(start, rank, dtype), dtype
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ no other work of the host.
     page updates, embedding, layers                the forward graph, from static inputs to static hidden states; one with adapters,
                                                    where there are some, and one without
     head, argmax, last tokens                      the greedy graph, when all its rows are plain and greedy
-    head, draw, last tokens                        a random graph, when all are plain and some random: the first of Facts.draws that filters
+    head, draw, last tokens                        a random graph, when all are plain and some random: the first of DeviceFacts.captured_samplers that filters
                                                    what these rows want filtered
     the same with penalties                        a graph of its own, on devices that penalise in one launch
     head, then other draws, log probabilities,     launched one by one behind the forward graph (Loaded.sample)
@@ -37,7 +37,8 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime import log
-from runtime.devices.base import ANY_K, Batch, Device, Graphs
+from runtime.devices.base import Batch, Device, Graphs
+from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
 from runtime.layers.lora import Adapters
 from runtime.layers.sampling.sampler import clean
@@ -60,7 +61,7 @@ class Recorded:
     greedy: Any
     penalised: Any  # a draw behind penalties; None: this device penalises outside
     seen: Tensor  # what it looks at
-    # by what they filter, in the order of Facts.draws; a step that none fits draws outside
+    # by what they filter, in the order of DeviceFacts.captured_samplers; a step that none fits draws outside
     draws: dict[tuple[int, bool], Any]
 
 
@@ -123,7 +124,7 @@ class DecodeGraphs:
         self.penalises = device.fused is not None
         if self.penalises:
             slots.penalties.counts.reserve(slots.padding)
-        self.draws = list(device.facts.draws)  # those that could be captured until now
+        self.draws = list(device.facts.captured_samplers)  # those that could be captured until now
         self.recorded: dict[int, Recorded] = {}
         self.ready: list[int] = []  # the sizes in it, rising
         self.largest = max(sizes)

@@ -16,7 +16,8 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor
 
-from runtime.devices.base import Device, Pending
+from runtime.devices.base import Device
+from runtime.devices.executor import Pending
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.messages.ranks import CountExperts, ExpertCounts
 from runtime.messages.steps import StepPlan

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from runtime import log
 from runtime.devices.base import Device
+from runtime.devices.host_memory import HostPages
 from runtime.errors import ModelError, StartError
 from runtime.layers.attention.paged import Attention, LatentAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
@@ -28,12 +29,11 @@ from runtime.models.config import ModelConfig, read_config
 from runtime.models.loader import layer_sizes, load, look
 from runtime.models.registry import model_class
 from runtime.ranks.compile import compile_model
-from runtime.ranks.host_memory import HostPages
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.weight_offload import Offload, OffloadedModel
 
 # a ModelError is one: the checkpoint may have changed
-NO_ROOM = (torch.OutOfMemoryError, MemoryError, OSError, StartError)
+NO_MEMORY = (torch.OutOfMemoryError, MemoryError, OSError, StartError)
 # of the config: what other weights may change
 FREE = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft_layers")
 
@@ -56,6 +56,11 @@ def read_model(start: StartRank) -> ModelConfig:
         overrides=start.config_overrides,
     )
     return structs.replace(config, has_wide_head=start.has_wide_head)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the name of its class."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def drop_graphs(loaded: ModelRunner) -> None:
@@ -115,7 +120,7 @@ class Weights:
             compile_model(model, self.device, self.dtype, explains=self.start.compiled.explains)
         return model
 
-    def other(self, model_path: str, load_format: str) -> "Weights":
+    def of_checkpoint(self, model_path: str, load_format: str) -> "Weights":
         """The same model with the weights of another checkpoint. Raises ModelError where that is not what
         this one holds."""
         start = structs.replace(self.start, model_path=model_path, load_format=load_format)
@@ -161,20 +166,29 @@ class RankMemory:
         self.released: set[Part] = set()
         self.offloaded_model: OffloadedModel | None = None
 
-    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
-        """Raises what leaves the rank without weights that it should have."""
-        error = ""
+    def change_memory(self, command: ChangeMemory) -> MemoryReport:
+        """Releases the parts that the command names and resumes the others. A part for which there is no
+        memory stays released, and the report has the error."""
         try:
-            if isinstance(wish, UpdateWeights):
-                self.update_weights(wish)
-            else:
-                self.hold(frozenset(wish.released))
-        except NO_ROOM as fault:
-            if isinstance(wish, UpdateWeights) and not wish.is_trial:
-                raise
-            error = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+            self.release_only(frozenset(command.released))
+        except NO_MEMORY as error:
             self.settle()
-        return self.report(wish.id, error)
+            return self.report(command.id, first_line(error))
+        return self.report(command.id, "")
+
+    def update_weights(self, command: UpdateWeights) -> MemoryReport:
+        """Replaces the weights by those of another checkpoint, or with `is_trial` only checks whether that is
+        possible. Raises what leaves the rank without weights."""
+        try:
+            weights = self.weights.of_checkpoint(command.model_path, command.load_format)
+        except NO_MEMORY as error:
+            if not command.is_trial:
+                raise
+            self.settle()
+            return self.report(command.id, first_line(error))
+        if not command.is_trial:
+            self.replace_weights(weights)
+        return self.report(command.id, "")
 
     def report(self, id: int, error: str) -> MemoryReport:
         memory = self.loaded.device.memory
@@ -199,7 +213,7 @@ class RankMemory:
     def pages_bytes(self) -> int:
         return sum(cache.nbytes for pair in self.loaded.kv for cache in pair)
 
-    def hold(self, released: frozenset[Part]) -> None:
+    def release_only(self, released: frozenset[Part]) -> None:
         """Everything but what is named. What there was no room for stays given back."""
         if released == self.released:
             return
@@ -273,11 +287,9 @@ class RankMemory:
             if isinstance(mlp := getattr(layer, "mlp", None), SparseFeedForward)
         ]
 
-    def update_weights(self, wish: UpdateWeights) -> None:
-        """Checks before anything is dropped; there is no room for both."""
-        weights = self.weights.other(wish.model_path, wish.load_format)
-        if wish.is_trial:
-            return
+    def replace_weights(self, weights: Weights) -> None:
+        """Drops the weights before it loads others: there is no memory for both. If weights are released,
+        those are loaded when they are resumed."""
         drop_graphs(self.loaded)
         self.weights, self.offloaded_model, self.loaded.model = weights, None, None
         if "weights" in self.released:

@@ -15,7 +15,8 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from runtime.devices.base import Arrivals, Batch, Copies, Device, Pending
+from runtime.devices.base import Arrivals, Batch, Copies, Device
+from runtime.devices.executor import Pending
 from runtime.layers.attention.bidirectional import plan_picks, plan_rows
 from runtime.layers.lora import Adapters
 from runtime.layers.sampling.sampler import Logprobs, clean, logprobs

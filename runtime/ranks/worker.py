@@ -1,13 +1,15 @@
 """A rank's main loop: `python -m runtime.ranks.worker`, started by actors/ranks.py with two rings.
 
-    plans    reads    StartRank, then StepPlan ..., then StopRank
-    results  writes   LoadProgress ..., RankReady, then (rank 0) a StepResult for each StepPlan; RankFailed before it ends in error
+    plans    reads    StartRank, then RankCommand ..., then StopRank
+    results  writes   LoadProgress ..., RankReady, then the answers to commands; RankFailed before an end in error
 
-A device that computes while the host goes on has several steps at once: this loop launches what comes, and a
-thread waits for results. Exit codes: 0 after StopRank, 1 after an exception, 2 when the device or model
-cannot be started. Between steps the rank waits in the kernel. It dies with its parent, even if that is
-killed. SIGUSR1 makes it write its stack to stderr and end, even where Python code cannot run, in a collective
-that never returns; so does a crash. SIGUSR2 makes it write its stack and go on.
+Rank 0 answers each StepPlan with a StepResult. A device that computes asynchronously has several steps in
+flight: the main thread launches them, and another thread waits for results. Between steps the rank waits in
+the kernel. Exit codes: 0 after StopRank, 1 after an exception, 2 if the device or the model cannot be
+started. The kernel kills the rank when its parent ends, even if the parent is killed.
+
+SIGUSR1 makes the rank write its stack to stderr and end, even while Python code cannot run because a
+collective never returns; so does a crash. SIGUSR2 makes it write its stack and continue.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import NoReturn
 
-from runtime.devices.base import Executor, Pending, open_device
+from runtime.devices.executor import Executor, Pending
 from runtime.errors import ModelError, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
@@ -33,26 +35,28 @@ from runtime.messages.ranks import (
     CountExperts,
     FromRank,
     LoadProgress,
-    Prepare,
+    PrepareGrammar,
     Profile,
+    RankCommand,
     RankFailed,
     StartRank,
     StopRank,
     ToRank,
 )
 from runtime.messages.steps import StepPlan
+from runtime.ranks.open_executor import open_executor
 from runtime.ranks.ring import Reader, RingFds, Writer
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 
 
-class Later:
-    """A thread that waits for steps in order and has their results sent. The device needs its host for
-    nothing else meanwhile."""
+class ResultThread:
+    """A thread that waits for launched steps in order and has their results sent, while the main thread
+    launches the next ones."""
 
     def __init__(self, send: Callable[[Pending], None], fail: Callable[[Exception], None]) -> None:
-        """`fail` is told the exception of a step, after which nothing is sent any more."""
+        """`fail` is called with the exception of a step; nothing is sent after it."""
         self._send = send
         self._fail = fail
         self._steps = SimpleQueue[Pending | None]()
@@ -60,10 +64,11 @@ class Later:
         self._thread.start()
 
     def put(self, step: Pending) -> None:
+        """Appends a step to those that are waited for."""
         self._steps.put(step)
 
     def finish(self) -> None:
-        """Returns when all results have been sent. Nothing comes later."""
+        """Ends the thread; returns when all results have been sent."""
         self._steps.put(None)
         self._thread.join()
 
@@ -76,7 +81,7 @@ class Later:
                 return
 
 
-class Rank:
+class RankWorker:
     """A rank between its two rings."""
 
     def __init__(self, rank: int, generation: int, plans: RingFds, results: RingFds) -> None:
@@ -86,112 +91,101 @@ class Rank:
         self._plans = Wire[ToRank](ToRank)
         self._results = Wire[FromRank](FromRank)
         self._sending = Lock()
-        self._later: Later | None = None  # from the first step on that was not done when it was launched
+        self._result_thread: ResultThread | None = None  # from the first step on that took time after launch
         self._last_step = 0
         self._profile_until: int | None = None  # the step after which a profile is written
 
     def run(self) -> int:
-        """Everything from the first record to the last; returns the exit code."""
+        """Serves all records of the ring; returns the exit code."""
         doing = "starting"
         try:
             start = self._receive()
             if not isinstance(start, StartRank):
                 raise RingError(f"the first record is a {type(start).__name__}, not a StartRank")
-            stay_on_node(start.numa_nodes, self._rank)
-            executor: Executor = open_device(start.device, self._rank)
+            bind_to_node(start.numa_nodes, self._rank)
+            executor = open_executor(start.device, self._rank)
             self._send(executor.start(start, self._progress))
             doing = "running a step"
-            while isinstance(
-                plan := self._receive(),
-                StepPlan
-                | Capture
-                | Profile
-                | Prepare
-                | LoadAdapter
-                | CountExperts
-                | ChangeMemory
-                | UpdateWeights,
-            ):
-                if isinstance(plan, Capture):
-                    self._capture(executor, plan)
-                    continue
-                if isinstance(plan, Prepare):
-                    executor.prepare(plan.grammar)
-                    continue
-                if isinstance(plan, LoadAdapter):
-                    Thread(
-                        target=self._load_adapter, args=(executor, plan), name="adapter", daemon=True
-                    ).start()
-                    continue
-                if isinstance(plan, CountExperts):
-                    self._deliver(executor.count_experts(plan))
-                    continue
-                if isinstance(plan, ChangeMemory | UpdateWeights):
-                    self._settle()
-                    self._send(executor.change_memory(plan))
-                    continue
-                if isinstance(plan, Profile):
-                    self._profile(executor, plan)
-                    continue
-                self._launch(executor, plan)
-            self._settle()
-            if not isinstance(plan, StopRank):
-                raise RingError(f"a {type(plan).__name__} came where a StepPlan or StopRank was due")
+            while not isinstance(command := self._receive(), StopRank | StartRank):
+                self._execute(executor, command)
+            self._drain()
+            if not isinstance(command, StopRank):
+                raise RingError(f"a {type(command).__name__} came where a StepPlan or StopRank was due")
             executor.close()
             return 0
         except StartError as error:
             self._send(RankFailed(self._rank, str(error), True))
             return 2
         except Exception as error:
-            self._settle()  # what was launched before is done, or fails as well
+            self._drain()  # steps that were launched before are reported, or fail as well
             return self._fail(error, doing)
 
-    def _launch(self, executor: Executor, plan: StepPlan) -> None:
-        self._deliver(executor.launch(plan))
-        if self._profile_until == plan.step:
-            self._profile(executor, Profile())
-        self._last_step = plan.step
+    def _execute(self, executor: Executor, command: RankCommand) -> None:
+        match command:
+            case StepPlan():
+                self._deliver(executor.launch(command))
+                if self._profile_until == command.step:
+                    self._profile(executor, Profile())
+                self._last_step = command.step
+            case Capture():
+                self._capture(executor, command)
+            case PrepareGrammar():
+                executor.prepare_grammar(command.grammar)
+            case LoadAdapter():
+                Thread(
+                    target=self._load_adapter, args=(executor, command), name="adapter", daemon=True
+                ).start()
+            case CountExperts():
+                self._deliver(executor.count_experts(command))
+            case ChangeMemory():
+                self._drain()
+                self._send(executor.change_memory(command))
+            case UpdateWeights():
+                self._drain()
+                self._send(executor.update_weights(command))
+            case Profile():
+                self._profile(executor, command)
 
     def _deliver(self, step: Pending) -> None:
-        """Its result is sent in its turn, as soon as it has come."""
-        if self._later is None and not step.is_done():
-            self._later = Later(self._report, self._end)
-        if self._later is None:
+        """Sends the step's result when it is done, in the order of launches."""
+        if self._result_thread is None and not step.is_done():
+            self._result_thread = ResultThread(self._report, self._end)
+        if self._result_thread is None:
             self._report(step)
         else:
-            self._later.put(step)
+            self._result_thread.put(step)
 
-    def _capture(self, executor: Executor, wish: Capture) -> None:
-        captured = executor.capture(wish.size, wish.unit)
+    def _capture(self, executor: Executor, command: Capture) -> None:
+        captured = executor.capture(command.size, command.unit)
         if self._rank == 0 or captured.is_fatal:
             self._send(captured)
         if captured.is_fatal:
             raise RuntimeError(captured.error)
 
-    def _load_adapter(self, executor: Executor, load: LoadAdapter) -> None:
-        """An adapter that cannot be loaded harms no request: none has it yet."""
+    def _load_adapter(self, executor: Executor, command: LoadAdapter) -> None:
+        """A failure is reported and harms no request: none uses the adapter yet."""
         error = ""
         try:
-            executor.load_adapter(load)
+            executor.load_adapter(command)
         except ModelError as fault:
             error = str(fault)
         except Exception:
             traceback.print_exc(file=sys.stderr)
             error = "it could not be read; the server's log has the details"
-        self._send(AdapterLoaded(load.id, self._rank, error))
+        self._send(AdapterLoaded(command.id, self._rank, error))
 
     def _report(self, step: Pending) -> None:
         if (result := step.result()) is not None:
             self._send(result)
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         """Returns when the results of all steps have been sent."""
-        if self._later is not None:
-            self._later.finish()
-            self._later = None
+        if self._result_thread is not None:
+            self._result_thread.finish()
+            self._result_thread = None
 
     def _fail(self, error: Exception, doing: str) -> int:
-        """The parent gets the class only: the text may hold what a client must not see."""
+        """Reports the class of an error only: its text may hold what clients must not see."""
         traceback.print_exception(error, file=sys.stderr)
         self._send(
             RankFailed(self._rank, f"{type(error).__name__} while {doing}; its stack is in the log", False)
@@ -199,21 +193,21 @@ class Rank:
         return 1
 
     def _end(self, error: Exception) -> None:
-        """A step failed on the device, in the thread that waits for results; the main one may be anywhere."""
+        """Ends the process when a step failed on the device; called in the result thread."""
         exit_now(self._fail(error, "running a step"))
 
-    def _profile(self, executor: Executor, wish: Profile) -> None:
+    def _profile(self, executor: Executor, command: Profile) -> None:
         """A profile that cannot be made or written harms no request."""
-        self._settle()
-        self._profile_until = None if wish.num_steps is None else self._last_step + wish.num_steps
+        self._drain()
+        self._profile_until = None if command.num_steps is None else self._last_step + command.num_steps
         try:
-            executor.profile(wish)
+            executor.profile(command)
         except Exception:
             traceback.print_exc(file=sys.stderr)
 
     def _receive(self) -> ToRank:
         body = self._reader.read()
-        assert body is not None  # there is no time limit
+        assert body is not None  # read() has no time limit here
         return self._plans.decode(body)
 
     def _send(self, message: FromRank) -> None:
@@ -224,9 +218,9 @@ class Rank:
         self._send(LoadProgress(self._rank, phase, fraction))
 
 
-def stay_on_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devices/system/node")) -> None:
-    """Keeps this thread, and those that it starts, on the cores of the rank's node, and so its memory. Raises
-    StartError."""
+def bind_to_node(nodes: tuple[int, ...], rank: int, root: Path = Path("/sys/devices/system/node")) -> None:
+    """Binds this thread, and threads that it starts, to the cores of the rank's NUMA node, and so its memory.
+    Raises StartError."""
     if not nodes:
         return
     node = nodes[rank] if len(nodes) > 1 else nodes[0]
@@ -258,13 +252,14 @@ def bind_to_parent(parent_pid: int, name: str) -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Without unloading libraries, which take long or hang after a failure; close() has done what matters."""
+    """Ends the process without unloading libraries, which may take long, or hang after a failure."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs one rank to its end; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="runtime.ranks.worker", description="One rank; started by the runtime, not by hand."
     )
@@ -277,14 +272,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=RingFds.parse, required=True, help="descriptors of the ring that is written"
     )
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     faulthandler.enable()
-    # chain: then do what the signal does by itself, end the process
+    # chain: afterwards the signal ends the process, as it does by default
     faulthandler.register(signal.SIGUSR1, chain=True)
     faulthandler.register(signal.SIGUSR2)
-    if not bind_to_parent(given.parent, f"rank-{given.rank}"):
+    if not bind_to_parent(args.parent, f"rank-{args.rank}"):
         return 1
-    return Rank(given.rank, given.generation, given.plans, given.results).run()
+    return RankWorker(args.rank, args.generation, args.plans, args.results).run()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from runtime.devices.ascend.all_to_all import Distributed
 from runtime.devices.ascend.collectives import Hccl, group_name
 from runtime.devices.ascend.moe import AscendExperts
 from runtime.devices.base import Quantized
+from runtime.devices.torch_all_to_all import Counted, Fixed
 from runtime.models.quantization_schemes import Int8
-from runtime.ranks.all_to_all import Counted, Fixed
 
 assert torch_npu  # brings the backend
 EXPERTS, HIDDEN, INNER, TOKENS, CHOICES = 8, 1024, 64, 3, 2

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.ranks.host_memory import LAYOUTS, HostPages
+from runtime.devices.host_memory import LAYOUTS, HostPages
 
 pytestmark = pytest.mark.ascend
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.devices.base import Executor
+from runtime.devices.executor import Executor
 from runtime.errors import StartError
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint

@@ -38,5 +38,5 @@ def test_weights_pages_and_graphs_go_and_come_back(tmp_path: Path) -> None:
     assert tokens() == expected
     assert executor.capture(1).error == "" and tokens() == expected
     for is_trial in (True, False):
-        assert executor.change_memory(UpdateWeights(2, str(tmp_path), "auto", is_trial)).error == ""
+        assert executor.update_weights(UpdateWeights(2, str(tmp_path), "auto", is_trial)).error == ""
     assert tokens() == expected

@@ -68,10 +68,10 @@ def test_captured_draws_are_those_outside_and_the_cpus(
     wishes: list[dict[str, Any]], draw: tuple[int, bool], backend: str, folder: Path
 ) -> None:
     """Greedy rows among them; all rows are padded to eight."""
-    found, replayed, graphs = tokens(folder, wishes, [8], device_options={"sampling": backend})
+    found, replayed, graphs = tokens(folder, wishes, [8], device_options={"sampling_backend": backend})
     recorded = graphs.recorded[8]
     assert replayed == [recorded.forward, recorded.draws[draw]] * COUNT
-    outside, replayed, _ = tokens(folder, wishes, [], device_options={"sampling": backend})
+    outside, replayed, _ = tokens(folder, wishes, [], device_options={"sampling_backend": backend})
     assert found == outside and not replayed
     on_cpu, _, _ = tokens(folder, wishes, [], device="cpu", page_size=16)
     # the fused filter keeps the order of the vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.devices.base import Executor, open_device
+from runtime.devices.executor import Executor
 from runtime.messages.lora import LoraAssignment
 from runtime.messages.ranks import RankReady, StartRank
 from runtime.messages.steps import (
@@ -19,6 +19,7 @@ from runtime.messages.steps import (
     StepResult,
     WindowPages,
 )
+from runtime.ranks.open_executor import open_executor
 
 GREEDY: dict[str, Any] = {
     "temperature": 0.0,
@@ -64,7 +65,7 @@ def start_rank(folder: Path | str, **wishes: Any) -> StartRank:
 
 def start(folder: Path | str, rank: int = 0, **wishes: Any) -> tuple[Executor, RankReady]:
     message = start_rank(folder, **wishes)
-    executor = open_device(message.device, rank)
+    executor = open_executor(message.device, rank)
     return executor, executor.start(message, lambda phase, fraction: None)
 
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.messages.ranks import StartRank
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.taped import TapedRunner, executor
 
 
@@ -109,7 +109,9 @@ class StreamedRunner(TorchExecutor):
         self.inner = inner
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Any:
-            device = open_cpu(start, rank, dtype) if inner is None else inner.open_device(start, rank, dtype)
+            device = (
+                open_device(start, rank, dtype) if inner is None else inner.open_device(start, rank, dtype)
+            )
             return replace(device, streams=streams)
 
         super().__init__(0, opened, FACTS if inner is None else inner.facts)

@@ -12,19 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.devices.base import ANY_K, Device, Facts
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.base import Device
+from runtime.devices.cpu.device import open_device
+from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.facts import ANY_K
+from runtime.devices.torch_all_to_all import open_exchanges
 from runtime.layers.attention.sdpa import AttentionPlan, DecodeGroup
 from runtime.layers.attention.sdpa import _locations as locations
 from runtime.messages.ranks import StartRank
-from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "pin_memory")
 WAITS = (
@@ -226,10 +229,12 @@ class TapedRunner(TorchExecutor):
 
     def __init__(self, rank: int, *, draws: tuple[tuple[int, bool], ...]) -> None:
         self.tapes = Tapes()
-        facts = Facts(name="taped", dtypes=("float32",), has_graphs=True, draws=draws)
+        facts = structs.replace(
+            FACTS, name="taped", dtypes=("float32",), graph_max_running=64, captured_samplers=draws
+        )
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-            device, ops = open_cpu(start, rank, dtype), TapedOps(dtype)
+            device, ops = open_device(start, rank, dtype), TapedOps(dtype)
             ranks = TapedRanks(device.collectives, self.tapes)
             experts = TapedExperts(ops)
             return replace(

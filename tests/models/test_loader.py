@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.devices.base import open_device
 from runtime.errors import ModelError, StartError
 from runtime.models.checkpoint import INDEX
 from runtime.models.llama import Llama
 from runtime.models.loader import target_name
+from runtime.ranks.open_executor import open_executor
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import make_checkpoint
 
@@ -140,7 +140,7 @@ def test_progress_and_sizes(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 1
     seen: list[tuple[str, float]] = []
     message = start_rank(folder)
-    ready = open_device("cpu", 0).start(message, lambda phase, fraction: seen.append((phase, fraction)))
+    ready = open_executor("cpu", 0).start(message, lambda phase, fraction: seen.append((phase, fraction)))
     weights = [fraction for phase, fraction in seen if phase == "weights"]
     assert weights == sorted(weights) and weights[0] == 0 and weights[-1] == 1
     on_disk = sum(

@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
-from runtime.options.facts import DEVICES, DeviceFacts, MachineFacts
+from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv
 from runtime.options.resolve import resolve
 from runtime.options.table import Row, rows

@@ -10,8 +10,9 @@ from runtime.devices.base import DEVICES as FOLDERS
 from runtime.devices.base import Facts
 from runtime.devices.cpu.facts import FACTS as CPU
 from runtime.devices.cuda.facts import FACTS as CUDA
+from runtime.devices.facts import DeviceFacts
 from runtime.options import facts
-from runtime.options.facts import DEVICES, DeviceFacts
+from runtime.options.facts import DEVICES
 from runtime.options.table import by_name
 
 

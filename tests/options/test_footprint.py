@@ -46,12 +46,12 @@ def test_whole_weights_are_those_in_the_files(family: str, variant: str, tmp_pat
 )
 def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
     """Of their weights and their pages, which encoders do not have."""
-    from runtime.devices.base import open_device
+    from runtime.ranks.open_executor import open_executor
     from runtime.settings import start_rank
 
     folder = make_pooled(family, top, tmp_path)
     plan, found = planned(folder, max_total_tokens=4096)
-    rank = open_device("cpu", 0)
+    rank = open_executor("cpu", 0)
     try:
         ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
     finally:
@@ -77,12 +77,12 @@ def test_models_that_pool(family: str, top: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_rank_measures_what_was_planned(family: str, dtype: str, tmp_path: Path) -> None:
-    from runtime.devices.base import open_device
+    from runtime.ranks.open_executor import open_executor
     from runtime.settings import start_rank
 
     folder = make_checkpoint(family, tmp_path)
     plan, found = planned(folder, dtype=dtype, max_total_tokens=4096, page_size=8)
-    rank = open_device("cpu", 0)
+    rank = open_executor("cpu", 0)
     try:
         ready = rank.start(start_rank(plan, read_config(folder)), lambda phase, fraction: None)
     finally:
@@ -109,7 +109,7 @@ def test_windows_have_their_own_pages(
     family: str, options: dict[str, Any], machine_bytes: int, tmp_path: Path
 ) -> None:
     """A rank that finds as much memory takes as many pages of each kind."""
-    from runtime.ranks.executor import count_pages
+    from runtime.ranks.torch_executor import count_pages
     from runtime.settings import start_rank
 
     own: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1} if family == "qwen2" else {}
@@ -173,7 +173,7 @@ def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path)
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
 def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
     """As many bytes as a rank takes for them."""
-    from runtime.devices.base import open_device
+    from runtime.ranks.open_executor import open_executor
     from runtime.settings import open_loras, start_rank
 
     targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
@@ -185,7 +185,7 @@ def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
     loras = open_loras(plan, config)
     assert loras is not None
     found = footprint(plan, config, MACHINE, stored_weights(folder), loras.setup())
-    rank = open_device("cpu", 0)
+    rank = open_executor("cpu", 0)
     try:
         ready = rank.start(start_rank(plan, config, loras), lambda phase, fraction: None)
     finally:

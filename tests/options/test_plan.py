@@ -243,6 +243,9 @@ def test_ranks_are_told_about_the_null_device_only_there() -> None:
         "token_s": 0.0,
         "vocab_size": 1000,
         "first_token": 97,
+        "num_tokens": 26,
+        "script": [],
+        "fail_at_step": None,
         "poison_token": None,
         "poison": "raise",
     }

@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runtime.devices.facts import DeviceFacts
 from runtime.errors import OptionsError
 from runtime.models.config import read_config
 from runtime.options.compat.environment import RANK_VARIABLES
-from runtime.options.facts import DEVICES, DeviceFacts, MachineFacts
+from runtime.options.facts import DEVICES, MachineFacts
 from runtime.options.parse import from_argv
 from runtime.options.plan import Plan
 from runtime.options.profile import names, read_profile

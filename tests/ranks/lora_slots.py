@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.devices.base import Executor
+from runtime.devices.executor import Executor
 from runtime.messages.lora import AdapterSetup, LoadAdapter, LoraAssignment
 from tests.devices.drive import Planner, Row, sampling, start
 from tests.models.make_adapter import ALL, make_adapter, merge

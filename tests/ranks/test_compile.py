@@ -124,5 +124,5 @@ def test_plain_forms_are_those_of_the_oracle(dtype: torch.dtype) -> None:
 
 def test_who_does_not_compile_does_not_load_the_compiler() -> None:
     """It takes a rank seconds to import."""
-    words = "import sys, runtime.ranks.executor; sys.exit('torch._dynamo' in sys.modules)"
+    words = "import sys, runtime.ranks.torch_executor; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.ranks.test_executor import WISHES
 
 from runtime.devices import base
-from runtime.devices.base import ANY_K, open_device
+from runtime.devices.facts import ANY_K
+from runtime.ranks.open_executor import open_executor
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, page_copies, sampling, start, start_rank
 from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
 from tests.ranks.lora_slots import decode_with_adapters
-from tests.ranks.test_executor import WISHES
 from tests.ranks.test_windows import MODELS, WINDOW
 
 SIZES = [2, 4]  # 1 and 3 rows are padded
@@ -253,7 +254,7 @@ def test_the_double_replays_tensors_and_not_python() -> None:
 
 
 def test_a_device_without_graphs_says_so(checkpoints: Any) -> None:
-    executor = open_device("cpu", 0)
+    executor = open_executor("cpu", 0)
     executor.start(start_rank(checkpoints("llama")[0], graph_sizes=[1]), lambda phase, fraction: None)
     assert executor.capture(1).error == "cpu captures no steps of this model"
 

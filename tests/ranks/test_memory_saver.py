@@ -14,7 +14,7 @@ from runtime.devices.cpu.memory import CpuMemory
 from runtime.errors import ModelError
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices import taped
 from tests.devices.drive import Planner, page_copies, sampling, start
 from tests.models.make import make_checkpoint
@@ -178,16 +178,16 @@ def test_other_weights(folders: dict[str, Path]) -> None:
     mine, theirs = tokens(executor, ready), tokens(*opened(folders["two"]))
     assert mine != theirs
     assert (
-        executor.change_memory(UpdateWeights(1, str(folders["two"]), "auto", True)).error == ""
+        executor.update_weights(UpdateWeights(1, str(folders["two"]), "auto", True)).error == ""
         and tokens(executor, ready) == mine
     ), "only a trial"
     assert (
-        executor.change_memory(UpdateWeights(2, str(folders["two"]), "auto", False)).weights_bytes
+        executor.update_weights(UpdateWeights(2, str(folders["two"]), "auto", False)).weights_bytes
         == ready.weights_bytes
     )
     assert tokens(executor, ready) == theirs
     say(executor, "weights")
-    executor.change_memory(UpdateWeights(3, str(folders["one"]), "auto", False))
+    executor.update_weights(UpdateWeights(3, str(folders["one"]), "auto", False))
     assert say(executor, "weights").weights_bytes == 0, "what is given back stays so"
     say(executor)
     assert tokens(executor, ready) == mine
@@ -199,7 +199,7 @@ def test_a_trial_finds_what_is_wrong(
 ) -> None:
     executor, ready = opened(folders["one"], quantization=quantization)
     expected = tokens(executor, ready)
-    assert "num_layers" in executor.change_memory(UpdateWeights(1, str(folders["deep"]), "auto", True)).error
+    assert "num_layers" in executor.update_weights(UpdateWeights(1, str(folders["deep"]), "auto", True)).error
     config = (folders["one"] / "config.json").read_bytes()
     for name, source in (
         ("short", folders["one"]),
@@ -210,10 +210,10 @@ def test_a_trial_finds_what_is_wrong(
         (broken / "config.json").write_bytes(config)
         weights = (source / "model.safetensors").read_bytes()
         (broken / "model.safetensors").write_bytes(weights[:-1000] if name == "short" else weights)
-        answer = executor.change_memory(UpdateWeights(2, str(broken), "auto", True))
+        answer = executor.update_weights(UpdateWeights(2, str(broken), "auto", True))
         assert ("damaged" if name == "short" else "shape") in answer.error
         with pytest.raises(ModelError):
-            executor.change_memory(UpdateWeights(3, str(broken), "auto", False))
-    assert executor.change_memory(UpdateWeights(4, str(tmp_path / "nowhere"), "auto", True)).error
-    assert executor.change_memory(UpdateWeights(5, str(folders["one"]), "auto", True)).error == ""
+            executor.update_weights(UpdateWeights(3, str(broken), "auto", False))
+    assert executor.update_weights(UpdateWeights(4, str(tmp_path / "nowhere"), "auto", True)).error
+    assert executor.update_weights(UpdateWeights(5, str(folders["one"]), "auto", True)).error == ""
     assert tokens(executor, ready) == expected

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.devices.base import Executor
+from runtime.devices.executor import Executor
+from runtime.devices.host_memory import LAYOUTS, HostPages
 from runtime.errors import StartError
 from runtime.messages.ranks import RankReady
-from runtime.ranks.host_memory import LAYOUTS, HostPages
 from tests.devices.drive import Planner, page_copies, sampling, start
 from tests.e2e.conftest import Generate, checkpoint, reference
 from tests.models.make import make_checkpoint

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
-from runtime.ranks.executor import TorchExecutor
 from runtime.ranks.profile_run import largest_step
+from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices.drive import Planner, sampling, start_rank
 from tests.models.make import make_checkpoint
 
@@ -56,7 +56,7 @@ def runner(free: int, peak: int) -> tuple[TorchExecutor, list[Measured]]:
     opened: list[Measured] = []
 
     def open_measured(start: Any, rank: int, dtype: torch.dtype) -> Any:
-        device = open_cpu(start, rank, dtype)
+        device = open_device(start, rank, dtype)
         opened.append(Measured(device.memory, free, peak))
         return replace(device, memory=opened[0])
 
@@ -107,7 +107,7 @@ def test_a_step_is_launched_again_when_memory_is_short(
     }
 
     def run(step: int) -> list[Any]:
-        executor = TorchExecutor(0, open_cpu, FACTS)
+        executor = TorchExecutor(0, open_device, FACTS)
         planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
         row = planner.row(0, [5, 6, 7, 5, 6], sampling(**wishes))
         own, calls = getattr(CpuOps, index), iter(range(100))
@@ -129,7 +129,7 @@ def test_a_step_is_launched_again_when_memory_is_short(
 
 
 def test_tokens_that_are_told_are_not_chosen_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = TorchExecutor(0, open_cpu, FACTS)
+    executor = TorchExecutor(0, open_device, FACTS)
     planner = Planner(executor, executor.start(start_rank(folder), lambda phase, done: None), 4)
     row = planner.row(0, [5, 6, 7], sampling())
     planner.prefill(row)

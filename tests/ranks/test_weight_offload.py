@@ -10,7 +10,7 @@ import torch
 
 from runtime.errors import StartError
 from runtime.messages.memory import ChangeMemory, OffloadSpec, WeightOffload, chosen
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.weight_offload import span, tensors
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.devices.streams import StreamedRunner, Streams, install, taped

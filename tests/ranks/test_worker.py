@@ -28,7 +28,7 @@ from runtime.messages.ranks import (
 )
 from runtime.messages.steps import StepPlan, StepResult
 from runtime.ranks import ring, worker
-from runtime.ranks.worker import stay_on_node
+from runtime.ranks.worker import bind_to_node
 from tests.devices.drive import start_rank
 from tests.devices.plans import decodes, start_null
 
@@ -204,10 +204,10 @@ def test_steps_are_launched_while_others_are_computed(monkeypatch: pytest.Monkey
     def end(code: int) -> None:
         ended.append(code)
 
-    monkeypatch.setattr(worker, "open_device", lambda name, rank: Busy(3))
+    monkeypatch.setattr(worker, "open_executor", lambda name, rank: Busy(3))
     monkeypatch.setattr(worker, "exit_now", end)
     plans, results = ring.create(), ring.create()
-    rank = worker.Rank(0, 1, plans, results)
+    rank = worker.RankWorker(0, 1, plans, results)
     writer, reader, wire = ring.Writer(plans, 1), ring.Reader(results, 1), Wire[Any](ToRank)
     for message in (start_null(), *(decodes(step) for step in range(4)), StopRank()):
         writer.publish(wire.encode(message))
@@ -228,12 +228,12 @@ def test_a_capture_that_others_wait_for_ends_the_rank(monkeypatch: pytest.Monkey
     fatal = Captured(4, 0.5, 0, "OutOfMemoryError: full", "sequences", True)
     executor = Busy(0)
     executor.capture = lambda size, unit: fatal  # type: ignore[attr-defined]
-    monkeypatch.setattr(worker, "open_device", lambda name, rank: executor)
+    monkeypatch.setattr(worker, "open_executor", lambda name, rank: executor)
     plans, results = ring.create(), ring.create()
     writer, reader, wire = ring.Writer(plans, 1), ring.Reader(results, 1), Wire[Any](ToRank)
     for message in (start_null(), Capture(4)):
         writer.publish(wire.encode(message))
-    assert worker.Rank(1, 1, plans, results).run() == 1
+    assert worker.RankWorker(1, 1, plans, results).run() == 1
     heard = []
     while (body := reader.read_nowait()) is not None:
         heard.append(Wire[FromRank](FromRank).decode(body))
@@ -301,7 +301,7 @@ def test_a_rank_stays_on_its_node(
     for name, text in (("node0", "0-1\n"), ("node1", "2,4-6\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(text)
-    stay_on_node(nodes, rank, tmp_path)
+    bind_to_node(nodes, rank, tmp_path)
     assert now == cores
 
 
@@ -314,7 +314,7 @@ def test_a_node_that_a_rank_cannot_stay_on_is_a_start_error(
     (tmp_path / "node1").mkdir()
     (tmp_path / "node1" / "cpulist").write_text("900-901\n")
     with pytest.raises(StartError, match=message):
-        stay_on_node(nodes, 0, tmp_path)
+        bind_to_node(nodes, 0, tmp_path)
 
 
 def test_a_rank_on_a_node_that_is_not_there_does_not_start(process: Process) -> None:

@@ -7,17 +7,18 @@ import numpy as np
 import torch
 
 from runtime.devices.ascend.facts import FACTS
+from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
+from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
+from runtime.devices.torch_all_to_all import open_exchanges
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import StepPlan
 from runtime.models.config import read_config
 from runtime.models.mla_config import Latent
-from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import TorchExecutor
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
@@ -39,9 +40,9 @@ def import_npu() -> ModuleType:
     return torch_npu
 
 
-def set_device(start: StartRank, rank: int) -> torch.device:
+def set_device(options: AscendOptions, rank: int) -> torch.device:
     """Takes this rank's NPU. Raises StartError where there is none."""
-    first, step = start.device_options.get("first", 0), start.device_options.get("step", 1)
+    first, step = options.base_gpu_id, options.gpu_id_step
     number, count = first + rank * step, torch.npu.device_count()
     if count == 0:
         raise StartError(
@@ -64,7 +65,7 @@ def set_device(start: StartRank, rank: int) -> torch.device:
     return torch.device("npu", number)
 
 
-def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     import_npu()
     from runtime.devices.ascend.all_to_all import Distributed
     from runtime.devices.ascend.collectives import Hccl, group_name
@@ -76,20 +77,19 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
 
     if start.num_threads is not None:
         torch.set_num_threads(start.num_threads)
-    torch_device = set_device(start, rank)
+    options = read_options(start, AscendOptions)
+    torch_device = set_device(options, rank)
     ranks: Collectives = (
         SingleRank() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, torch_device)
     )
-    said = start.device_options
-    is_nz = said.get("nz_cache", False)
     prologs = Prologs(
         start.page_size,
-        is_whole=said.get("mla_prolog", False),
-        needs_whole=said.get("needs_prolog", True),
-        is_nz=is_nz,
+        is_whole=options.mla_prolog,
+        needs_whole=options.requires_mla_prolog,
+        is_nz=options.nz_cache,
     )
     ops = AscendOps(
-        dtype, start.page_size, torch_device, is_nz=is_nz, sampling=said.get("sampling", "ascend")
+        dtype, start.page_size, torch_device, is_nz=options.nz_cache, sampling=options.sampling_backend
     )
     check_model(start, ops, dtype, torch_device)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
@@ -112,8 +112,8 @@ def open_ascend(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         exchanges,
         streams=torch.npu,
         prologs=prologs,
-        beside=SideStream(torch.npu) if said.get("multi_stream", False) else None,
-        joins_latents=said.get("gather_after_q", False),
+        beside=SideStream(torch.npu) if options.multi_stream else None,
+        joins_latents=options.gather_after_q,
     )
 
 
@@ -221,8 +221,3 @@ def fresh_rows(counts: list[int]) -> StepPlan:
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def executor(rank: int) -> TorchExecutor:
-    """One rank's share of a model on an NPU."""
-    return TorchExecutor(rank, open_ascend, FACTS)

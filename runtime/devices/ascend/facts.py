@@ -1,14 +1,30 @@
-"""What is always true of Ascend NPUs (Atlas A2 and A3); torch-free."""
+"""What is always true of Ascend NPUs (Atlas A2 and A3). Torch-free."""
 
-from runtime.devices.base import Facts
+from runtime.devices.facts import DeviceFacts
 
-MOST_K = 1024  # that npu_top_k_top_p takes
+MOST_K = 1024  # largest top_k of npu_top_k_top_p
 
-# The attention of A2 and A3 takes no float32, whatever the facts say: a rank asks it at start (device.py).
-FACTS = Facts(
+FACTS = DeviceFacts(
     name="npu",
-    dtypes=("bfloat16", "float16", "float32"),
-    has_graphs=True,
-    draws=((0, False), (MOST_K, True)),
+    page_size=128,
+    chunk_tokens=4096,
+    max_running=256,
+    memory_fraction=0.9,
+    memory_reason="what a step computes is measured and left free, the rest is for graphs and CANN",
+    dtypes=("bfloat16", "float16"),
+    # the attention of A2 and A3 takes no float32; a rank tries it at start (device.py)
+    other_dtypes=("float32",),
+    attention_backend="ascend",
+    sampling_backends=("ascend", "pytorch"),
+    graph_max_running=128,
+    page_sizes=(128, 256, 384, 512),
+    latent_page_sizes=(128,),
+    has_kv_dtypes=False,
+    host_copies=("direct", "kernel", "kernel_ascend"),
+    is_numbered=True,
     schemes=("int8", "int8_static", "int4_weight", "int8_weight", "int4_int8"),
+    captured_samplers=((0, False), (MOST_K, True)),
+    has_score_caps=False,
+    has_sinks=False,
+    offload_problem="its kernels want them in tiles that host memory cannot keep",
 )

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.ascend.page_copies import AscendCopies
+from runtime.devices.host_memory import HostPages, available_bytes
 from runtime.errors import StartError
-from runtime.ranks.host_memory import HostPages, available_bytes
 
 MOST_NUMBERS = 2**31 - 1  # in one cache: what the attention of decodes can address
 MOST_WIDTH = 65535  # numbers of a token in one cache, K * D

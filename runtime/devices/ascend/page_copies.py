@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.ranks.host_memory import HostPages
+from runtime.devices.host_memory import HostPages
 
 
 class LayersArriving:

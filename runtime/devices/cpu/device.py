@@ -10,13 +10,14 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
+from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
+from runtime.devices.torch_all_to_all import open_exchanges
 from runtime.messages.ranks import StartRank
-from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import TorchExecutor
 
 
-def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    read_options(start, NoOptions)
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
     ranks = SingleRank() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype)
@@ -32,8 +33,3 @@ def open_cpu(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         start.ep_size,
         open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
     )
-
-
-def executor(rank: int) -> TorchExecutor:
-    """One rank's share of a model on the cpu."""
-    return TorchExecutor(rank, open_cpu, FACTS)

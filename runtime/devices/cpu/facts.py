@@ -1,6 +1,19 @@
-"""What is always true of the cpu device; torch-free."""
+"""What is always true of the cpu device. Torch-free."""
 
-from runtime.devices.base import Facts
+from runtime.devices.facts import DeviceFacts
 from runtime.models.quantization_schemes import SCHEMES
 
-FACTS = Facts(name="cpu", dtypes=("float32", "bfloat16", "float16"), has_graphs=False, schemes=SCHEMES)
+FACTS = DeviceFacts(
+    name="cpu",
+    page_size=16,
+    chunk_tokens=512,
+    max_running=64,
+    memory_fraction=0.6,
+    memory_reason="a CPU's memory is shared with everything else on the machine",
+    dtypes=("float32", "bfloat16", "float16"),
+    attention_backend="torch_native",
+    sampling_backends=("pytorch",),
+    graph_max_running=0,
+    schemes=SCHEMES,
+    offload_problem="it computes in host memory",
+)

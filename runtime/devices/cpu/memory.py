@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.cpu.page_copies import CpuCopies
-from runtime.ranks.host_memory import HostPages, available_bytes
+from runtime.devices.host_memory import HostPages, available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LOADING_BYTES, _STEPPING_BYTES = 1 << 20, 1 << 30

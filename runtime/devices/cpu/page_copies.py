@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.ranks.host_memory import HostPages
+from runtime.devices.host_memory import HostPages
 
 Run = tuple[int, int, int]  # first page, first host page, how many
 

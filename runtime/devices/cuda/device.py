@@ -4,23 +4,24 @@ import torch
 
 from runtime.devices.base import Collectives, Device
 from runtime.devices.cuda.facts import FACTS
+from runtime.devices.cuda.options import CudaOptions
+from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
+from runtime.devices.torch_all_to_all import open_exchanges
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
-from runtime.ranks.all_to_all import open_exchanges
-from runtime.ranks.executor import TorchExecutor
 
 INSTALL = "install a torch that is built for CUDA, and triton (the extra runtime[cuda])"
 OLDEST = (8, 0)  # asynchronous copies and bfloat16 products
 
 
-def set_device(start: StartRank, rank: int) -> torch.device:
+def set_device(options: CudaOptions, rank: int) -> torch.device:
     """Takes this rank's card. Raises StartError where there is none, or one too old."""
     if torch.version.cuda is None:
         raise StartError(
             f"--device cuda needs a torch with CUDA, and this is torch {torch.__version__}; {INSTALL}"
         )
-    first, step = start.device_options.get("first", 0), start.device_options.get("step", 1)
+    first, step = options.base_gpu_id, options.gpu_id_step
     number, count = first + rank * step, torch.cuda.device_count()
     if count == 0:
         raise StartError(
@@ -41,8 +42,9 @@ def set_device(start: StartRank, rank: int) -> torch.device:
     return torch.device("cuda", number)
 
 
-def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-    torch_device = set_device(start, rank)
+def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
+    options = read_options(start, CudaOptions)
+    torch_device = set_device(options, rank)
     try:
         from runtime.devices.cuda.attention_backends import open_phases
         from runtime.devices.cuda.fused import CudaFused
@@ -61,28 +63,20 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = (
         SingleRank()
         if start.tp_size == 1
-        else Nccl(
-            rank,
-            start.tp_size,
-            start.rendezvous,
-            torch_device,
-            shares=start.device_options.get("shares", False),
-        )
+        else Nccl(rank, start.tp_size, start.rendezvous, torch_device, shares=options.symm_mem)
     )
-    card, options = card_of(torch_device), start.device_options
+    card = card_of(torch_device)
     phases = open_phases(
-        options.get("prefill", "triton"),
-        options.get("decode", "triton"),
+        options.prefill_attention_backend,
+        options.decode_attention_backend,
         dtype,
         card,
         torch.cuda.get_device_capability(),
     )
     graphs = (
-        CudaGraphs(torch_device, collects=options.get("collects", False), phases=phases)
-        if start.graph_sizes
-        else None
+        CudaGraphs(torch_device, collects=options.cudagraph_gc, phases=phases) if start.graph_sizes else None
     )
-    ops, experts = CudaOps(dtype, card, options.get("fp8_gemm", "by_rows"), phases), CudaExperts(card)
+    ops, experts = CudaOps(dtype, card, options.fp8_gemm_backend, phases), CudaExperts(card)
     adapters = (
         None if start.adapters is None else CudaAdapters(card, torch_device, start.adapters.num_lora_slots)
     )
@@ -100,8 +94,3 @@ def open_cuda(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         CudaFused(),
         torch.cuda,
     )
-
-
-def executor(rank: int) -> TorchExecutor:
-    """One rank's share of a model on a card."""
-    return TorchExecutor(rank, open_cuda, FACTS)

@@ -1,12 +1,20 @@
-"""What is always true of the cuda device; torch-free."""
+"""What is always true of the cuda device. Torch-free."""
 
-from runtime.devices.base import ANY_K, Facts
+from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.models.quantization_schemes import SCHEMES
 
-FACTS = Facts(
+FACTS = DeviceFacts(
     name="cuda",
+    page_size=64,
+    chunk_tokens=8192,
+    max_running=256,
+    memory_fraction=0.95,
+    memory_reason="what a step computes is measured and left free, the rest is for graphs",
     dtypes=("bfloat16", "float16", "float32"),
-    has_graphs=True,
-    draws=((ANY_K, True),),
+    attention_backend="triton",
+    sampling_backends=("pytorch",),
+    graph_max_running=256,
+    is_numbered=True,
     schemes=SCHEMES,
+    captured_samplers=((ANY_K, True),),
 )

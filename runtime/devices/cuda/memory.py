@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.devices.base import Copies
 from runtime.devices.cuda.page_copies import CudaCopies, lock
-from runtime.ranks.host_memory import HostPages, available_bytes
+from runtime.devices.host_memory import HostPages, available_bytes
 
 
 class CudaMemory:

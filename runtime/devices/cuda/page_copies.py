@@ -14,9 +14,9 @@ import triton
 from torch import Tensor
 
 from runtime.devices.cuda.kernels.pages import copy_rows
+from runtime.devices.host_memory import HostPages
 from runtime.errors import StartError
 from runtime.layers.upload import upload
-from runtime.ranks.host_memory import HostPages
 
 BLOCK = 1024  # words that a program copies
 

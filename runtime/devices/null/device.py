@@ -18,45 +18,25 @@ import threading
 import time
 from pathlib import Path
 from pstats import Stats
-from typing import Annotated as A
-from typing import Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
 
-from runtime.devices.base import Progress
+from runtime.devices.executor import Progress
+from runtime.devices.host_memory import open_host
+from runtime.devices.null.options import NullOptions
+from runtime.devices.options import read_options
 from runtime.errors import StartError
 from runtime.messages.constraint import Grammar
 from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
 from runtime.messages.steps import Admit, PromptLogprobs, StepPlan, StepResult
-from runtime.ranks.host_memory import open_host
 
 DEFAULT_POOL_TOKENS = 1 << 18
 HOST_PAGE_BYTES = 1 << 16  # that a host page pretends to take; pages move in no time
 _NO_INTS = np.empty(0, np.int32)
 _NO_FLOATS = np.empty(0, np.float32)
-
-_Seconds = A[float, Meta(ge=0, le=3600)]
-_Token = A[int, Meta(ge=0, lt=2**31)]
-
-
-class NullOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What StartRank.device_options can hold. Unless said otherwise tokens are a..z, where ids are bytes."""
-
-    step_s: _Seconds = 0.0  # seconds of a step
-    token_s: _Seconds = 0.0  # on top, for each token computed
-    vocab_size: A[int, Meta(ge=1, lt=2**31)] = 32000
-    first_token: _Token = 97
-    num_tokens: A[int, Meta(ge=1)] = 26
-    script: list[_Token] = []
-    fail_at_step: int | None = None  # the step at which to raise, for tests of recovery
-    # a step that computes it, in a prompt or as the last one sampled, does what `poison` says
-    poison_token: _Token | None = None
-    # an exception; the end of the process as by the OOM killer; nothing, for ever
-    poison: Literal["raise", "kill", "hang"] = "raise"
 
 
 class Timed:
@@ -139,7 +119,7 @@ class NullExecutor:
         """Nothing is launched here, so nothing is left to do."""
         return Captured(size, 0.0, 0, "", unit)
 
-    def prepare(self, grammar: Grammar | None) -> None:
+    def prepare_grammar(self, grammar: Grammar | None) -> None:
         """Nothing here keeps to a grammar; nobody is promised that it does (--grammar-backend is none)."""
 
     def profile(self, wish: Profile) -> None:
@@ -157,10 +137,14 @@ class NullExecutor:
     def load_adapter(self, load: LoadAdapter) -> None:
         """Tokens are the same with it."""
 
-    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
-        """There is nothing to give back, and other weights say the same."""
-        self._released = wish.released if isinstance(wish, ChangeMemory) else self._released
-        return MemoryReport(wish.id, self._rank, self._released, 0, 0, 0, "")
+    def change_memory(self, command: ChangeMemory) -> MemoryReport:
+        """Releases nothing, but reports the parts as released."""
+        self._released = command.released
+        return MemoryReport(command.id, self._rank, self._released, 0, 0, 0, "")
+
+    def update_weights(self, command: UpdateWeights) -> MemoryReport:
+        """Changes nothing: there are no weights."""
+        return MemoryReport(command.id, self._rank, self._released, 0, 0, 0, "")
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -233,17 +217,10 @@ def _logprobs(num_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _read_options(start: StartRank) -> NullOptions:
-    try:
-        options = msgspec.convert(start.device_options, NullOptions)
-    except msgspec.ValidationError as error:
-        raise StartError(f"the null device cannot use its options: {error}") from error
+    options = read_options(start, NullOptions)
     vocab = options.vocab_size
     if any(token >= vocab for token in options.script):
         raise StartError(f"the null device's script names a token outside 0..{vocab - 1}")
     if options.first_token + options.num_tokens <= vocab:
         return options
     return msgspec.structs.replace(options, first_token=0, num_tokens=min(options.num_tokens, vocab))
-
-
-def executor(rank: int) -> NullExecutor:
-    return NullExecutor(rank)

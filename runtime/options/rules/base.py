@@ -7,7 +7,8 @@ asked, and all sentences are shown at once.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.table import by_name
 

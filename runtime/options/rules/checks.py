@@ -1,6 +1,7 @@
 """All rules at once: on the options alone when they are parsed, and on the plan for a model and device."""
 
-from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules import (
     experts,

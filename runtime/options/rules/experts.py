@@ -1,6 +1,7 @@
 """Rules on mixture-of-experts models: how experts and tokens are spread over ranks."""
 
-from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values
 

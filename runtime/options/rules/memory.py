@@ -1,7 +1,8 @@
 """Rules on cache pages, their host and storage tiers, and weights in host memory."""
 
 from runtime.cache.pool_sizes import has_two_pools
-from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 from runtime.storage import settings

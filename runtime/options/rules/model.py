@@ -1,6 +1,7 @@
 """Rules on what a model and a device can give: context, logits, hidden states, embeddings."""
 
-from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag, is_set
 

@@ -1,6 +1,7 @@
 """Rules on the states of recurrent layers."""
 
-from runtime.options.facts import DeviceFacts, ModelFacts
+from runtime.devices.facts import DeviceFacts
+from runtime.options.facts import ModelFacts
 from runtime.options.plan import Plan
 from runtime.options.rules.base import OptionRule, PlanRule, Values, flag
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 from triton.runtime import interpreter
 
 from runtime.devices import base
-from runtime.devices.base import ANY_K, Device, Facts
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.base import Device
+from runtime.devices.cpu.device import open_device
+from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.attention import AttentionPlan, plan_decodes
 from runtime.devices.cuda.attention_backends import Phases, Triton
 from runtime.devices.cuda.fused import CudaFused
@@ -24,9 +26,9 @@ from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.lora import CudaAdapters
 from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
+from runtime.devices.facts import ANY_K
 from runtime.messages.ranks import StartRank
-from runtime.models.quantization_schemes import SCHEMES
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_CARD
 from tests.devices.drive import Planner, Row, sampling, start
@@ -68,12 +70,16 @@ class Captured(TorchExecutor):
 
     def __init__(self, rank: int) -> None:
         self.tapes = KernelTapes()
-        facts = Facts(
-            name="kernels", dtypes=("float32",), has_graphs=True, draws=((ANY_K, True),), schemes=SCHEMES
+        facts = structs.replace(
+            FACTS,
+            name="kernels",
+            dtypes=("float32",),
+            graph_max_running=64,
+            captured_samplers=((ANY_K, True),),
         )
 
         def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-            device = open_cpu(start, rank, dtype)
+            device = open_device(start, rank, dtype)
             adapters = (
                 None
                 if start.adapters is None

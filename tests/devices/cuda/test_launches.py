@@ -11,13 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from triton.runtime import interpreter
 
 from runtime.devices.base import Device
-from runtime.devices.cpu.device import open_cpu
+from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cuda.fused import CudaFused
 from runtime.devices.cuda.kernels.launch import INTERPRETER
 from runtime.devices.cuda.ops import CudaOps
 from runtime.messages.ranks import StartRank
-from runtime.ranks.executor import TorchExecutor
+from runtime.ranks.torch_executor import TorchExecutor
 from runtime.ranks.transfers import Here
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_CARD
@@ -79,7 +79,7 @@ class Watched(TorchExecutor):
 
 def watched(folder: Path) -> Planner:
     def opened(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
-        return replace(open_cpu(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER), fused=CudaFused())
+        return replace(open_device(start, rank, dtype), ops=CudaOps(dtype, INTERPRETER), fused=CudaFused())
 
     runner = Watched(0, opened, FACTS)
     ready = runner.start(start_rank(folder, max_len=64, max_total_tokens=256), lambda phase, done: None)

@@ -11,8 +11,8 @@ import torch
 
 from runtime.devices.cuda import page_copies as copies
 from runtime.devices.cuda.page_copies import CudaCopies
+from runtime.devices.host_memory import LAYOUTS, HostPages
 from runtime.errors import StartError
-from runtime.ranks.host_memory import LAYOUTS, HostPages
 from tests.devices.cuda.torch_device import HAS_CARD
 
 PAGE = 4

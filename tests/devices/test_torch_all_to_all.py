@@ -6,7 +6,7 @@ import torch
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.single_rank import SingleRank
-from runtime.ranks.all_to_all import open_exchanges, pack, unpack
+from runtime.devices.torch_all_to_all import open_exchanges, pack, unpack
 
 IDS = torch.tensor([[3, 0], [-1, -1], [7, 2]])
 WEIGHTS = torch.rand(3, 2)

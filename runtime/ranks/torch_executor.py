@@ -11,7 +11,10 @@ from torch import Tensor
 
 from runtime import log
 from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
-from runtime.devices.base import Device, Facts, Pending, Progress
+from runtime.devices.base import Device
+from runtime.devices.executor import Pending, Progress
+from runtime.devices.facts import DeviceFacts
+from runtime.devices.host_memory import HostPages, open_host
 from runtime.errors import StartError
 from runtime.layers.fused_ops import fused_of
 from runtime.layers.lora import Adapters
@@ -26,7 +29,6 @@ from runtime.models.config import ModelConfig
 from runtime.models.loader import resolve_dtype
 from runtime.models.quantization_schemes import require_supported
 from runtime.ranks.expert_counts import open_load
-from runtime.ranks.host_memory import HostPages, open_host
 from runtime.ranks.memory_saver import RankMemory, Weights, allocate_kv, read_model
 from runtime.ranks.model_runner import ModelRunner
 from runtime.ranks.profile_run import run_largest_step
@@ -40,7 +42,7 @@ KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e
 class TorchExecutor:
     """One rank on one torch device. `start` once, `launch` many times, `close` once."""
 
-    def __init__(self, rank: int, open_device: OpenDevice, facts: Facts) -> None:
+    def __init__(self, rank: int, open_device: OpenDevice, facts: DeviceFacts) -> None:
         self.rank = rank
         self.open_device = open_device
         self.facts = facts
@@ -53,7 +55,7 @@ class TorchExecutor:
         times = [perf_counter()]
         self.trace_folder = start.trace_folder
         config = read_model(start)
-        dtype = resolve_dtype(start.dtype, config, self.facts.dtypes)
+        dtype = resolve_dtype(start.dtype, config, (*self.facts.dtypes, *self.facts.other_dtypes))
         if config.quantization is not None:
             require_supported(config.quantization.schemes, self.facts.schemes, self.facts.name)
         device = self.open_device(start, self.rank, dtype)
@@ -229,7 +231,7 @@ class TorchExecutor:
             log.get("graphs").info("a capture was traced", folder=folder, rank=self.rank)
         return captured
 
-    def prepare(self, grammar: Grammar | None) -> None:
+    def prepare_grammar(self, grammar: Grammar | None) -> None:
         assert self.loaded is not None, "a grammar before start"
         self.loaded.slots.grammar_masks.prepare(grammar)
 
@@ -250,9 +252,13 @@ class TorchExecutor:
         with torch.inference_mode():
             return self.loaded.load.serve(wish, self.loaded.transfers)
 
-    def change_memory(self, wish: ChangeMemory | UpdateWeights) -> MemoryReport:
-        assert self.memory_saver is not None, "parts to give back before start"
-        return self.memory_saver.change_memory(wish)
+    def change_memory(self, command: ChangeMemory) -> MemoryReport:
+        assert self.memory_saver is not None, "parts to release before start"
+        return self.memory_saver.change_memory(command)
+
+    def update_weights(self, command: UpdateWeights) -> MemoryReport:
+        assert self.memory_saver is not None, "weights to update before start"
+        return self.memory_saver.update_weights(command)
 
     def close(self) -> None:
         if self.loaded is not None:

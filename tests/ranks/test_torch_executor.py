@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from runtime.cache.pool_sizes import Pools
-from runtime.devices.base import Executor, open_device
+from runtime.devices.executor import Executor
 from runtime.errors import StartError
 from runtime.messages.ranks import RankReady
-from runtime.ranks.executor import count_pages
+from runtime.ranks.open_executor import open_executor
+from runtime.ranks.torch_executor import count_pages
 from tests.devices.drive import Planner, sampling, start, start_rank
 from tests.models.make import VOCAB_SIZE, make_checkpoint
 
@@ -166,4 +167,4 @@ def test_ready_says_what_was_taken(rank: tuple[Executor, RankReady]) -> None:
 
 def test_unknown_device() -> None:
     with pytest.raises(StartError, match="cpu"):
-        open_device("tpu", 0)
+        open_executor("tpu", 0)

@@ -1,0 +1,16 @@
+"""Options that only Ascend NPUs have. Torch-free."""
+
+from msgspec import Struct
+
+
+class AscendOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """StartRank.device_options of the npu device."""
+
+    base_gpu_id: int = 0  # NPU of rank 0
+    gpu_id_step: int = 1  # from a rank's NPU to the next rank's
+    mla_prolog: bool = False  # queries and latents of MLA are made in one fused operator
+    requires_mla_prolog: bool = True  # False: where that operator cannot be used, plain steps take its place
+    nz_cache: bool = False  # latents are stored in FRACTAL_NZ
+    multi_stream: bool = False  # shared experts are computed on a side stream
+    gather_after_q: bool = False  # sequence-parallel tokens are gathered after the first projections of MLA
+    sampling_backend: str = "ascend"

@@ -1,0 +1,79 @@
+"""The interface between a rank's main loop (ranks/worker.py) and what computes its steps. Torch-free.
+
+Torch devices share one Executor, ranks/torch_executor.TorchExecutor; the null device has its own.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from runtime.messages.constraint import Grammar
+from runtime.messages.lora import LoadAdapter
+from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
+from runtime.messages.ranks import Captured, CountExperts, ExpertCounts, Profile, RankReady, StartRank
+from runtime.messages.steps import StepPlan, StepResult
+
+Progress = Callable[[str, float], None]  # phase name, fraction done
+
+
+class Pending(Protocol):
+    """Work that was launched: a step, or a reading of the expert counts. The device may still compute it
+    while the host launches what follows."""
+
+    def is_done(self) -> bool:
+        """Whether `result` returns at once."""
+        ...
+
+    def result(self) -> StepResult | ExpertCounts | None:
+        """Waits for the work, in any thread and any number of times. None at once on ranks that do not
+        report."""
+        ...
+
+
+class Executor(Protocol):
+    """One rank's share of the model on one device."""
+
+    def start(self, start: StartRank, progress: Progress) -> RankReady:
+        """Loads weights and allocates memory. Called once, before everything else. Raises StartError with a
+        one-line remedy."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Launches one step; the device computes steps in the order of their launches."""
+        ...
+
+    def capture(self, size: int, unit: str = "sequences") -> Captured:
+        """Captures steps of a size (messages/ranks.py, Capture). All ranks capture the same sizes between the
+        same steps."""
+        ...
+
+    def profile(self, command: Profile) -> None:
+        """Starts a new profile, or writes the current one if the command names no folder."""
+        ...
+
+    def prepare_grammar(self, grammar: Grammar | None) -> None:
+        """Begins to compile a grammar in the background, or with None to load the compiler; returns at
+        once."""
+        ...
+
+    def load_adapter(self, command: LoadAdapter) -> None:
+        """Reads an adapter to host memory. May be called in any thread while steps run. Raises ModelError."""
+        ...
+
+    def count_experts(self, command: CountExperts) -> Pending:
+        """Reads how the tokens of the steps launched so far spread over experts. All ranks do it between the
+        same steps."""
+        ...
+
+    def change_memory(self, command: ChangeMemory) -> MemoryReport:
+        """Releases and resumes parts of the device's memory, while no step is running. Raises an error that
+        leaves the rank unusable; others are in the report."""
+        ...
+
+    def update_weights(self, command: UpdateWeights) -> MemoryReport:
+        """Loads the weights of another checkpoint, or checks whether it could, while no step is running.
+        Raises an error that leaves the rank unusable; others are in the report."""
+        ...
+
+    def close(self) -> None:
+        """Ends what the rank shares with others: collectives and copies of pages."""
+        ...

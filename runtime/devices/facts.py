@@ -1,0 +1,39 @@
+"""What is known about a kind of device before one is opened. Torch-free.
+
+Each device's own facts are in devices/<name>/facts.py; options/facts.py reads them from there.
+"""
+
+from msgspec import Struct
+
+ANY_K = 1 << 30  # a bound on top_k that excludes nothing
+
+
+class DeviceFacts(Struct, frozen=True, kw_only=True):
+    """Facts for options and for ranks. A rank measures memory itself and reports it in RankReady."""
+
+    name: str
+    page_size: int  # tokens; the page size that suits its kernels
+    chunk_tokens: int  # prompt tokens that keep it busy for one step without delaying decodes much
+    max_running: int  # number of sequences beyond which a step only gets slower
+    memory_fraction: float  # of free memory, for weights and pages
+    memory_reason: str  # why it is this fraction
+    dtypes: tuple[str, ...]  # dtypes that "auto" may choose, the preferred one first
+    attention_backend: str
+    sampling_backends: tuple[str, ...]  # the preferred one first
+    # sequences of the largest decode step worth capturing; 0: the device has no graphs
+    graph_max_running: int
+    other_dtypes: tuple[str, ...] = ()  # dtypes that it computes in and "auto" never chooses
+    page_sizes: tuple[int, ...] = ()  # page sizes that its kernels take; (): any
+    latent_page_sizes: tuple[int, ...] = ()  # page sizes of its latent attention; (): as page_sizes
+    has_kv_dtypes: bool = True  # False: keys and values are stored in the dtype of the model
+    host_copies: tuple[str, ...] = ("direct", "kernel")  # ways to copy pages to and from host memory
+    is_numbered: bool = False  # a machine has several, and --base-gpu-id chooses among them
+    schemes: tuple[
+        str, ...
+    ] = ()  # quantization schemes that it multiplies by, of models/quantization_schemes.py
+    # (largest_k, has_top_p) of SamplingInputs for which Ops.sample can be captured, the most general one last
+    captured_samplers: tuple[tuple[int, bool], ...] = ()
+    has_score_caps: bool = True  # attention for models that cap their scores
+    has_sinks: bool = True  # attention for models whose heads have a logit next to their scores
+    offload_problem: str = ""  # why weights cannot be offloaded to host memory; empty: they can
+    has_logits: bool = True  # False: tokens do not come from logits, so no grammar can constrain them
