@@ -1,11 +1,12 @@
 """Opens devices by their names: the executor of a rank, or a torch device alone.
 
-The modules of devices are imported here and nowhere else, so that no device and no torch is loaded that a
-rank does not use. The module of a torch device offers `FACTS` and `open_device(start, rank, dtype) ->
-Device`; the null device, which needs no torch, has an executor of its own.
+Modules of devices are imported here and nowhere else, so that a rank loads its own device only. A torch
+device's module offers `FACTS` and `open_device`, and ranks/torch_executor.py computes its steps. The module
+of another device (null) offers `open_executor`.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, cast
 
 from runtime.devices.executor import Executor
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
     from runtime.devices.base import Device
 
-TORCH_DEVICES = {
+DEVICES = {
     "cpu": "runtime.devices.cpu.device",
     "cuda": "runtime.devices.cuda.device",
     "npu": "runtime.devices.ascend.device",
+    "null": "runtime.devices.null.device",
 }
 
 
@@ -35,21 +37,35 @@ class TorchDevice(Protocol):
         ...
 
 
-def torch_device(name: str) -> TorchDevice:
-    """The module of a torch device. Raises StartError if there is none of this name."""
-    if name not in TORCH_DEVICES:
-        known = ", ".join(sorted((*TORCH_DEVICES, "null")))
-        raise StartError(f"--device {name} is unknown; choose one of {known}")
-    return cast(TorchDevice, import_module(TORCH_DEVICES[name]))
+class OwnExecutor(Protocol):
+    """The module of a device that does not compute with torch."""
+
+    def open_executor(self, rank: int) -> Executor:
+        """The executor of one rank."""
+        ...
 
 
 def open_executor(name: str, rank: int) -> Executor:
     """The executor of a rank on the device `name`. Raises StartError if there is no such device."""
-    if name == "null":
-        from runtime.devices.null.device import NullExecutor
-
-        return NullExecutor(rank)
-    device = torch_device(name)
+    module = _import_device(name)
+    if hasattr(module, "open_executor"):
+        return cast(OwnExecutor, module).open_executor(rank)
     from runtime.ranks.torch_executor import TorchExecutor
 
+    device = cast(TorchDevice, module)
     return TorchExecutor(rank, device.open_device, device.FACTS)
+
+
+def torch_device(name: str) -> TorchDevice:
+    """The module of the torch device `name`. Raises StartError if there is no such device, or if it is not a
+    torch device."""
+    module = _import_device(name)
+    if not hasattr(module, "open_device"):
+        raise StartError(f"--device {name} computes nothing that could be measured; choose another")
+    return cast(TorchDevice, module)
+
+
+def _import_device(name: str) -> ModuleType:
+    if name not in DEVICES:
+        raise StartError(f"--device {name} is unknown; choose one of {', '.join(sorted(DEVICES))}")
+    return import_module(DEVICES[name])

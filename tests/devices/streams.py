@@ -19,7 +19,7 @@ from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
 from runtime.messages.ranks import StartRank
 from runtime.ranks.torch_executor import TorchExecutor
-from tests.devices.taped import TapedRunner, executor
+from tests.devices.taped import TapedRunner, open_executor
 
 
 class Stream:
@@ -140,4 +140,4 @@ def install(patch: pytest.MonkeyPatch, streams: Streams) -> None:
 
 
 def taped() -> TapedRunner:
-    return executor(0)
+    return open_executor(0)

@@ -258,5 +258,5 @@ class TapedRunner(TorchExecutor):
         return ready
 
 
-def executor(rank: int) -> TapedRunner:
+def open_executor(rank: int) -> TapedRunner:
     return TapedRunner(rank, draws=((ANY_K, True),))

@@ -5,32 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.devices.ascend.facts import FACTS as NPU
-from runtime.devices.base import DEVICES as FOLDERS
-from runtime.devices.base import Facts
-from runtime.devices.cpu.facts import FACTS as CPU
-from runtime.devices.cuda.facts import FACTS as CUDA
 from runtime.devices.facts import DeviceFacts
 from runtime.options import facts
 from runtime.options.facts import DEVICES
 from runtime.options.table import by_name
+from runtime.ranks.open_executor import DEVICES as MODULES
 
 
 def test_options_and_devices_know_the_same_devices() -> None:
     device = by_name()["device"]
-    assert set(DEVICES) == set(FOLDERS) == set(device.choices or ()) - set(device.later) - {"auto"}
-
-
-@pytest.mark.parametrize(
-    ("known", "own"),
-    [(DEVICES["cpu"], CPU), (DEVICES["npu"], NPU), (DEVICES["cuda"], CUDA)],
-    ids=["cpu", "npu", "cuda"],
-)
-def test_devices_are_described_alike(known: DeviceFacts, own: Facts) -> None:
-    assert {*known.dtypes, *known.other_dtypes} == set(own.dtypes) and (
-        known.graph_max_running > 0
-    ) == own.has_graphs
-    assert known.schemes == own.schemes
+    assert set(DEVICES) == set(MODULES) == set(device.choices or ()) - set(device.later) - {"auto"}
 
 
 @pytest.mark.parametrize("known", DEVICES.values(), ids=list(DEVICES))

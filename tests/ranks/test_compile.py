@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from runtime.devices import base
 from runtime.devices.base import Gate
 from runtime.devices.cpu.ops import CpuOps
 from runtime.errors import StartError
 from runtime.layers import torch_ops as plain
 from runtime.messages.ranks import Compiled
 from runtime.ranks import compile as compiling
+from runtime.ranks import open_executor
 from tests.devices import taped
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
@@ -26,7 +26,7 @@ from tests.models.reference import Reference
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+    monkeypatch.setitem(open_executor.DEVICES, "taped", taped.__name__)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.ranks.test_executor import WISHES
 
-from runtime.devices import base
 from runtime.devices.facts import ANY_K
+from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.open_executor import open_executor
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, page_copies, sampling, start, start_rank
@@ -28,7 +28,7 @@ SMALL = {"max_len": 128, "device": "taped", "graph_sizes": SIZES}
 
 @pytest.fixture(autouse=True)
 def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+    monkeypatch.setitem(MODULES, "taped", taped.__name__)
 
 
 @pytest.fixture(scope="module")

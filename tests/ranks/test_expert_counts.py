@@ -10,9 +10,9 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from runtime.devices import base
 from runtime.layers.moe.feed_forward import Router
 from runtime.messages.ranks import CountExperts, ExpertCounts
+from runtime.ranks import open_executor
 from tests.devices import taped
 from tests.devices.drive import Planner, sampling, start
 from tests.models.make import make_checkpoint
@@ -22,7 +22,7 @@ PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 57)), [200, 100]]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+    monkeypatch.setitem(open_executor.DEVICES, "taped", taped.__name__)
     return make_checkpoint("qwen3_moe", tmp_path / "model", num_hidden_layers=3, mlp_only_layers=[1])
 
 

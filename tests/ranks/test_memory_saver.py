@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices import base
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.errors import ModelError
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights
+from runtime.ranks import open_executor
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices import taped
 from tests.devices.drive import Planner, page_copies, sampling, start
@@ -74,7 +74,7 @@ def test_everything_goes_and_comes_back(family: str, folders: dict[str, Path], t
 def test_graphs_go_with_what_they_point_into(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+    monkeypatch.setitem(open_executor.DEVICES, "taped", taped.__name__)
     executor, ready = opened(folders["one"], device="taped", graph_sizes=[1, 2])
     expected = tokens(executor, ready)
     replays = executor.tapes.replays

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices import base
+from runtime.devices.base import Batch
 from runtime.messages.ranks import Captured, Profile, RankReady
+from runtime.ranks import open_executor
 from runtime.ranks.piecewise_graphs import Crossings, Walk
 from tests.devices import taped
 from tests.devices.drive import Planner, Row, page_copies, sampling, start
@@ -34,7 +35,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def _taped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base.DEVICES, "taped", taped.__name__)
+    monkeypatch.setitem(open_executor.DEVICES, "taped", taped.__name__)
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +173,8 @@ def test_the_size_of_a_step(
     pieces = executor.loaded.pieces
     pieces.ready = ready
     tokens = torch.zeros(count, dtype=torch.int64)
-    assert pieces.size_for(base.Batch(tokens, tokens, (tokens,), [], None)) == size
-    assert pieces.size_for(base.Batch(tokens, tokens, (tokens,), [], None, embeds=(tokens, tokens))) is None
+    assert pieces.size_for(Batch(tokens, tokens, (tokens,), [], None)) == size
+    assert pieces.size_for(Batch(tokens, tokens, (tokens,), [], None, embeds=(tokens, tokens))) is None
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -212,7 +213,7 @@ def test_a_body_that_failed_is_not_run_on() -> None:
         yield
 
     tokens = torch.zeros(2, dtype=torch.int64)
-    batch = base.Batch(tokens, tokens, (tokens,), [], None)
+    batch = Batch(tokens, tokens, (tokens,), [], None)
     way = Walk(type("Broken", (), {"pieces": staticmethod(broken)}), batch, batch, Crossings(2))
     for words in ("full", "no memory for a piece of a step"):
         with pytest.raises(torch.OutOfMemoryError, match=words):

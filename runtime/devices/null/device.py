@@ -224,3 +224,8 @@ def _read_options(start: StartRank) -> NullOptions:
     if options.first_token + options.num_tokens <= vocab:
         return options
     return msgspec.structs.replace(options, first_token=0, num_tokens=min(options.num_tokens, vocab))
+
+
+def open_executor(rank: int) -> NullExecutor:
+    """The executor of one rank."""
+    return NullExecutor(rank)

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.devices import base
 from runtime.devices import rendezvous as rendezvous
 from runtime.messages.ranks import Compiled
+from runtime.ranks import open_executor
 from tests.devices.drive import start
 
 
 def main() -> None:
     rank = int(sys.argv[1])
-    base.DEVICES["taped"] = "tests.devices.taped"
+    open_executor.DEVICES["taped"] = "tests.devices.taped"
     executor: Any
     executor, _ = start(sys.argv[2], rank, tp_size=2, rendezvous=sys.argv[3], device="taped")
     executor.loaded.open_graphs([1, 2, 3, 4], [], Compiled(), pads=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from runtime.devices import base
 from runtime.devices.cpu.collectives import Gloo
 from runtime.messages.ranks import CountExperts
+from runtime.ranks import open_executor
 from tests.devices.drive import Planner, sampling, start
 
 PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 70)), [200, 100]]
@@ -93,7 +93,7 @@ def answer(
 
 
 def main() -> None:
-    base.DEVICES["taped"] = "tests.devices.taped"
+    open_executor.DEVICES["taped"] = "tests.devices.taped"
     for line in sys.stdin:
         job = json.loads(line)
         models, methods = job.pop("models"), job.pop("methods")

@@ -14,7 +14,6 @@ from msgspec import structs
 from torch import Tensor
 from triton.runtime import interpreter
 
-from runtime.devices import base
 from runtime.devices.base import Device
 from runtime.devices.cpu.device import open_device
 from runtime.devices.cpu.facts import FACTS
@@ -28,6 +27,7 @@ from runtime.devices.cuda.moe import CudaExperts
 from runtime.devices.cuda.ops import CudaOps
 from runtime.devices.facts import ANY_K
 from runtime.messages.ranks import StartRank
+from runtime.ranks.open_executor import DEVICES as MODULES
 from runtime.ranks.torch_executor import TorchExecutor
 from tests.devices import taped
 from tests.devices.cuda.torch_device import HAS_CARD
@@ -98,7 +98,7 @@ class Captured(TorchExecutor):
         super().__init__(rank, opened, facts)
 
 
-def executor(rank: int) -> Captured:
+def open_executor(rank: int) -> Captured:
     return Captured(rank)
 
 
@@ -118,7 +118,7 @@ def test_greedy_equals_transformers(
     family: str, overrides: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lengths at the replay are others than at the capture, some rows are padding, and sequences leave."""
-    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint(family, tmp_path, **overrides)
     reference, prompts = Reference(folder), [[5], [9, 100, 7], list(range(17))]
     runner, ready = start(
@@ -139,7 +139,7 @@ def test_greedy_equals_transformers(
 
 @pytest.mark.skipif(HAS_CARD, reason="kernels are interpreted where there is no card")
 def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint("llama", tmp_path / "base", num_hidden_layers=1)
     executor = decode_with_adapters(folder, tmp_path, 2, device="kernels", graph_sizes=[4])
     assert isinstance(executor, Captured) and executor.tapes.replays == 2 * 2 * 3 * 2
@@ -151,7 +151,7 @@ def test_experts_and_weights_in_few_bits(
     family: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens of the same kernels launched one by one, with other choices of experts in each step."""
-    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint(family, tmp_path / "plain", num_hidden_layers=1)
     if format:
         quantise(folder, tmp_path, format)
@@ -176,7 +176,7 @@ def test_experts_and_weights_in_few_bits(
 def test_random_tokens_are_those_of_steps_without_graphs(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(base.DEVICES, "kernels", __name__)
+    monkeypatch.setitem(MODULES, "kernels", __name__)
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=1)
     wishes = [
         {},
