@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.ranks.test_executor import WISHES
+from tests.ranks.test_torch_executor import WISHES
 
 from runtime.devices.facts import ANY_K
 from runtime.ranks.open_executor import DEVICES as MODULES
@@ -120,7 +120,7 @@ def test_wishes(draws: str, company: bool, checkpoints: Any, monkeypatch: pytest
     """What is plain is chosen in the graph, and everything else outside, with the tokens of a rank without
     graphs."""
     folder, _, _ = checkpoints("qwen3")
-    monkeypatch.setattr(taped, "executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
+    monkeypatch.setattr(taped, "open_executor", lambda rank: taped.TapedRunner(rank, draws=DRAWS[draws][0]))
 
     def run(**wishes: Any) -> tuple[list[list[int]], Any]:
         executor, ready = start(folder, max_slots=16, max_len=128, **wishes)
