@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.ranks.test_torch_executor import WISHES
 
 from runtime.devices.facts import ANY_K
 from runtime.ranks.open_executor import DEVICES as MODULES
@@ -20,6 +19,7 @@ from tests.models.make import make_checkpoint
 from tests.models.reference import Reference
 from tests.models.test_llama import CASES, NUM_TOKENS, prompts
 from tests.ranks.lora_slots import decode_with_adapters
+from tests.ranks.test_torch_executor import WISHES
 from tests.ranks.test_windows import MODELS, WINDOW
 
 SIZES = [2, 4]  # 1 and 3 rows are padded
