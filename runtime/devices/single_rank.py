@@ -1,4 +1,4 @@
-"""Of a model with one rank, which has nobody to exchange with."""
+"""Collectives of a model with a single rank. Torch-free at run time."""
 
 from typing import TYPE_CHECKING
 
@@ -7,30 +7,36 @@ if TYPE_CHECKING:
 
 
 class SingleRank:
-    """The collectives of a single rank: every exchange gives back what it got."""
+    """Collectives (devices/base.py) of one rank: each returns its argument."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, x: "Tensor") -> "Tensor":
+        """`x` itself."""
         return x
 
     def all_gather(self, x: "Tensor", dim: int) -> "Tensor":
+        """`x` itself."""
         return x
 
     def reduce_scatter(self, x: "Tensor") -> "Tensor":
+        """`x` itself."""
         return x
 
     def all_to_all(
-        self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None
+        self, x: "Tensor", sent: list[int] | None = None, received: list[int] | None = None
     ) -> "Tensor":
+        """`x` itself."""
         return x
 
     def broadcast(self, x: "Tensor") -> "Tensor":
+        """`x` itself."""
         return x
 
     def outcomes(self, mine: str) -> list[str]:
+        """This rank's outcome alone."""
         return [mine]
 
     def close(self) -> None:
-        return None
+        """Nothing to end."""

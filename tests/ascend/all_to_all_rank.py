@@ -9,7 +9,7 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.ascend.all_to_all import Distributed
-from runtime.devices.ascend.collectives import Hccl, group_name
+from runtime.devices.ascend.collectives import HcclCollectives, group_name
 from runtime.devices.ascend.moe import AscendExperts
 from runtime.devices.base import Quantized
 from runtime.devices.torch_all_to_all import Counted, Fixed
@@ -28,7 +28,7 @@ def main(rank: int, size: int, store: str) -> None:
     torch.npu.set_device(rank)
     torch_device = torch.device("npu", rank)
     torch.npu.config.allow_internal_format = True
-    ranks, experts = Hccl(rank, size, store, torch_device), AscendExperts(torch.bfloat16)
+    ranks, experts = HcclCollectives(rank, size, store, torch_device), AscendExperts(torch.bfloat16)
     torch.manual_seed(0)
     gate_up, down = torch.randn(EXPERTS, 2 * INNER, HIDDEN) / 32, torch.randn(EXPERTS, HIDDEN, INNER) / 8
     xs = torch.randn(size, TOKENS, HIDDEN).to(torch.bfloat16)

@@ -102,7 +102,7 @@ def calls(model: Path, given: argparse.Namespace) -> str:
 
     assert torch_npu  # the simulation comes with it
     trace: list[str] = []
-    collectives.Hccl = lambda rank, size, *_: Told(size, trace)  # type: ignore[assignment,misc]
+    collectives.HcclCollectives = lambda rank, size, *_: Told(size, trace)  # type: ignore[assignment,misc]
     loader._fill_random = lambda targets, seed, progress: None  # numbers are nobody's here
     with tempfile.TemporaryDirectory() as folder:
         config, kinds = shortened(model, Path(folder))

@@ -239,4 +239,4 @@ def test_ranks_that_do_not_meet_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(
         StartError, match=r"HCCL does not link rank 0 .*\(Timed out waiting for 1 of 2\).*HCCL_SOCKET_IFNAME"
     ):
-        collectives.Hccl(0, 2, str(tmp_path / "store"), torch.device("npu", 0))
+        collectives.HcclCollectives(0, 2, str(tmp_path / "store"), torch.device("npu", 0))

@@ -68,7 +68,7 @@ def set_device(options: AscendOptions, rank: int) -> torch.device:
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     import_npu()
     from runtime.devices.ascend.all_to_all import Distributed
-    from runtime.devices.ascend.collectives import Hccl, group_name
+    from runtime.devices.ascend.collectives import HcclCollectives, group_name
     from runtime.devices.ascend.graphs import AscendGraphs
     from runtime.devices.ascend.memory import AscendMemory
     from runtime.devices.ascend.mla_prolog import Prologs
@@ -80,7 +80,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, rank)
     ranks: Collectives = (
-        SingleRank() if start.tp_size == 1 else Hccl(rank, start.tp_size, start.rendezvous, torch_device)
+        SingleRank() if start.tp_size == 1 else HcclCollectives(rank, start.tp_size, start.rendezvous, torch_device)
     )
     prologs = Prologs(
         start.page_size,

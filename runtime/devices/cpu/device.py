@@ -5,7 +5,7 @@ import os
 import torch
 
 from runtime.devices.base import Device
-from runtime.devices.cpu.collectives import Gloo
+from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.memory import CpuMemory
 from runtime.devices.cpu.moe import CpuExperts
@@ -19,7 +19,7 @@ from runtime.messages.ranks import StartRank
 def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     read_options(start, NoOptions)
     torch.set_num_threads(start.num_threads or max(1, len(os.sched_getaffinity(0)) // start.tp_size))
-    ranks = SingleRank() if start.tp_size == 1 else Gloo(rank, start.tp_size, start.rendezvous)
+    ranks = SingleRank() if start.tp_size == 1 else GlooCollectives(rank, start.tp_size, start.rendezvous)
     ops = CpuOps(dtype)
     experts = CpuExperts(ops)
     return Device(

@@ -54,7 +54,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         from runtime.devices.cuda.ops import CudaOps
     except ModuleNotFoundError as error:
         raise StartError(f"--device cuda needs {error.name}, which is not installed; {INSTALL}") from error
-    from runtime.devices.cuda.collectives import Nccl
+    from runtime.devices.cuda.collectives import NcclCollectives
     from runtime.devices.cuda.graphs import CudaGraphs
     from runtime.devices.cuda.memory import CudaMemory
 
@@ -63,7 +63,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     ranks: Collectives = (
         SingleRank()
         if start.tp_size == 1
-        else Nccl(rank, start.tp_size, start.rendezvous, torch_device, shares=options.symm_mem)
+        else NcclCollectives(rank, start.tp_size, start.rendezvous, torch_device, symm_mem=options.symm_mem)
     )
     card = card_of(torch_device)
     phases = open_phases(

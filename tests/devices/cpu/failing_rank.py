@@ -26,7 +26,7 @@ def main() -> None:
     executor.loaded.open_graphs([1, 2, 3, 4], [], Compiled(), pads=True)
     mlp = executor.loaded.model.layers[0].mlp
     forward = mlp.forward
-    rendezvous.PATIENCE_S = 60.0
+    rendezvous.FAILED_TIMEOUT_S = 60.0
 
     def full(x: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("no room\nat all")
@@ -41,7 +41,7 @@ def main() -> None:
     executor.tapes.fails_at = 1 if rank == 1 else None
     capture(2)
     capture(3)
-    rendezvous.PATIENCE_S = 0.5
+    rendezvous.FAILED_TIMEOUT_S = 0.5
     mlp.forward = full if rank == 1 else forward
     capture(4)
 

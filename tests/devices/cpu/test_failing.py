@@ -33,7 +33,7 @@ def test_a_failure_on_one_rank_is_told_at_once(tmp_path: Path) -> None:
     first, _ = ranks[0].communicate()
     full, stranded = (
         "OutOfMemoryError: no room",
-        "another rank has said nothing since and may wait for this one",
+        "another rank has reported nothing since and may wait for this one",
     )
     assert [json.loads(line) for line in first.splitlines() if line[0] == "["][:3] == [
         [full, False, []],

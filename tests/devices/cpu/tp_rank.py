@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from runtime.devices.cpu.collectives import Gloo
+from runtime.devices.cpu.collectives import GlooCollectives
 from runtime.messages.ranks import CountExperts
 from runtime.ranks import open_executor
 from tests.devices.drive import Planner, sampling, start
@@ -21,7 +21,7 @@ PROMPTS = [[1, 2, 3, 4, 5], list(range(40, 70)), [200, 100]]
 
 def exchange(rank: int, rendezvous: str) -> None:
     """Each method's meaning, on two ranks."""
-    ranks = Gloo(rank, 2, rendezvous)
+    ranks = GlooCollectives(rank, 2, rendezvous)
     mine = torch.arange(4.0).view(4, 1) + 10 * rank
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert ranks.all_reduce(mine.to(dtype, copy=True)).flatten().tolist() == [10, 12, 14, 16]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.cuda import collectives
-from runtime.devices.cuda.collectives import Nccl
+from runtime.devices.cuda.collectives import NcclCollectives
 from runtime.devices.cuda.symmetric_memory import ONE_SHOT, SymmetricSums
 
 
@@ -67,7 +67,7 @@ def test_sums(shape: tuple[int, ...], dtype: torch.dtype, way: str | None) -> No
 def test_what_is_nothing_for_it_goes_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(collectives.dist, "all_reduce", lambda x: asked.append(x))
-    ranks = Nccl.__new__(Nccl)
+    ranks = NcclCollectives.__new__(NcclCollectives)
     ranks.sums, ops = opened()
     small, odd = torch.zeros(8), torch.zeros(3)
     assert ranks.all_reduce(small).tolist() == [1.0] * 8 and asked == []

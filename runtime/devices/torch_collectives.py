@@ -1,0 +1,62 @@
+"""Collectives over torch.distributed, which every torch device with several ranks builds on."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.devices.rendezvous import Rendezvous
+
+
+class TorchCollectives:
+    """Collectives (devices/base.py) of the ranks of one start. A device's own class adds what differs."""
+
+    def __init__(
+        self, backend: str, rank: int, size: int, rendezvous: str, torch_device: torch.device | None = None
+    ) -> None:
+        """`backend` is torch's name of it: gloo, nccl, hccl. The ranks meet at the file `rendezvous`, which
+        no earlier start has used. `torch_device` binds the process group to a device, where the backend
+        profits from it."""
+        self.rank = rank
+        self.size = size
+        store = dist.FileStore(rendezvous, size)
+        self._rendezvous = Rendezvous(store, rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=torch_device)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """The ranks' equally shaped tensors joined along `dim` in rank order."""
+        parts = x.new_empty(self.size, *x.shape)
+        dist.all_gather_into_tensor(parts.flatten(0, 1) if x.dim() else parts, x.contiguous())
+        return torch.cat(parts.unbind(), dim=dim)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """This rank's part of the sum over ranks, [len(x) / size, ...]."""
+        out = x.new_empty(len(x) // self.size, *x.shape[1:])
+        dist.reduce_scatter_tensor(out, x.contiguous())
+        return out
+
+    def all_to_all(
+        self, x: Tensor, sent: list[int] | None = None, received: list[int] | None = None
+    ) -> Tensor:
+        """Rows of `x` to each rank, and the rows that came from each, in rank order; equally many, or `sent`
+        and `received` rows."""
+        out = x.new_empty(len(x) if received is None else sum(received), *x.shape[1:])
+        dist.all_to_all_single(out, x.contiguous(), received, sent)
+        return out
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's `x` on every rank, in place."""
+        dist.broadcast(x, src=0)
+        return x
+
+    def outcomes(self, mine: str) -> list[str]:
+        """The outcome that each rank reports, "" or an error. Raises Stranded."""
+        return self._rendezvous.outcomes(mine)
+
+    def close(self) -> None:
+        """Ends the process group."""
+        dist.destroy_process_group()
