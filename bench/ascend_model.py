@@ -26,7 +26,7 @@ from bench.shapes import shape
 from runtime.models.config import ModelConfig
 from runtime.models.mla_config import Latent
 from runtime.models.moe_config import MoeConfig
-from runtime.options.footprint import kv_heads
+from runtime.options.model_sizes import kv_heads
 
 Kind = Literal["matrix", "vector", "attention", "exchange"]
 TERA, MICRO = 1e12, 1e-6

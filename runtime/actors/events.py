@@ -23,7 +23,7 @@ from runtime.actors.channels import Channel
 from runtime.cache.journal import CacheEvent, CacheEvents
 from runtime.errors import OptionsError
 from runtime.metrics import Metrics
-from runtime.options.kv_events import KVEvents
+from runtime.options.groups.observe import KVEvents
 
 END = b"\xff" * 8  # minus one
 YIELD_EVERY = 64  # batches of a replay between two looks at everything else

@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
+    """The text of `runtime --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
@@ -54,6 +55,7 @@ def usage() -> str:
 
 
 def package_version() -> str:
+    """The version of the installed package."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely asked for
 
     try:

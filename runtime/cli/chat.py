@@ -28,7 +28,7 @@ COMMANDS = "/system TEXT sets the system message, /reset begins anew, /exit leav
 
 
 class Chat:
-    """A conversation with one server: the messages so far, and how to say the next one."""
+    """A conversation with one server: the messages so far, and sending the next one."""
 
     def __init__(self, url: str, api_key: str | None = None, **parameters: Any) -> None:
         self.url = _split(url)
@@ -47,15 +47,15 @@ class Chat:
         """Sends one line and yields the answer as it comes. A turn that fails is taken back. Raises
         StartError with the server's reason."""
         self.messages.append({"role": "user", "content": text})
-        pieces: list[str] = []
+        deltas: list[str] = []
         try:
-            for piece in self._stream():
-                pieces.append(piece)
-                yield piece
+            for delta in self._stream():
+                deltas.append(delta)
+                yield delta
         except BaseException:
             self.messages.pop()
             raise
-        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        self.messages.append({"role": "assistant", "content": "".join(deltas)})
 
     def _stream(self) -> Iterator[str]:
         body = json.dumps({"messages": self.messages, "stream": True, **self.parameters})
@@ -68,7 +68,7 @@ class Chat:
             for line in response:
                 data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
                 if data and data != b"[DONE]":
-                    yield _piece(json.loads(data))
+                    yield _delta(json.loads(data))
         except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
             raise StartError(f"the connection to {self.url.geturl()} broke: {error}") from None
         finally:
@@ -135,8 +135,8 @@ def converse(chat: Chat, lines: TextIO, out: TextIO) -> None:
 def _answer(chat: Chat, text: str, out: TextIO, is_person: bool) -> None:
     """A person goes on after a failed or interrupted turn; a script stops."""
     try:
-        for piece in chat.say(text):
-            print(piece, end="", file=out, flush=True)
+        for delta in chat.say(text):
+            print(delta, end="", file=out, flush=True)
         print(file=out, flush=True)
     except (StartError, KeyboardInterrupt) as error:
         if not is_person:
@@ -165,8 +165,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 @contextmanager
 def _own_server(serve_arguments: Sequence[str]) -> Iterator[str]:
-    """A server on a free port for as long as the conversation lasts. It picks the port and logs it, so that
-    nobody can take it between."""
+    """A server on a free port for as long as the conversation lasts. It takes the port
+    itself and logs it, so that no other process can take it in between."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
         command = [
             sys.executable,
@@ -245,12 +245,12 @@ def _connect(target: SplitResult, timeout: float) -> http.client.HTTPConnection:
     return kind(target.hostname or "", target.port, timeout=timeout)
 
 
-def _piece(event: dict[str, Any]) -> str:
-    """The text of one chunk; thinking counts as text. Raises StartError for an error event."""
+def _delta(event: dict[str, Any]) -> str:
+    """The text of one chunk; reasoning counts as text. Raises StartError for an error event."""
     if "error" in event:
         raise StartError(f"the server ended the answer: {event['error'].get('message', event['error'])}")
-    delta = event["choices"][0]["delta"] if event.get("choices") else {}
-    return (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+    fields = event["choices"][0]["delta"] if event.get("choices") else {}
+    return (fields.get("reasoning_content") or "") + (fields.get("content") or "")
 
 
 def _reason(body: bytes) -> str:

@@ -21,7 +21,10 @@ from runtime.options.parse import from_argv, from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
 
-USAGE = "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime serve ...]"
+USAGE = (
+    "runtime check [explain [--diff] | memory | doctor [--bench [--shrink N]]] [--json] [OPTION of runtime "
+    "serve ...]"
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -56,15 +59,15 @@ def run(argv: Sequence[str]) -> int:
 
 
 def explain(options: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Prints every value in force with source and reason. Returns 0."""
     machine = this_machine()
-    given = from_argv(options)
-    plan = plan_for(given, machine)
+    parsed = from_argv(options)
+    plan = plan_for(parsed, machine)
     shown = plan.public()
     if arguments.diff:
-        said = given.options
-        usual = plan_for(
-            from_values({"model_path": said.model.model_path, "device": said.parallel.device}), machine
-        ).why
+        options_given = parsed.options
+        basics = {"model_path": options_given.model.model_path, "device": options_given.parallel.device}
+        usual = plan_for(from_values(basics), machine).why
         shown = {
             name: value
             for name, value in shown.items()
@@ -92,6 +95,7 @@ def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
 
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Prints the memory of one rank. Returns 0 if it fits, else 1."""
     from runtime.settings import open_loras  # imports numpy, which --help need not wait for
 
     plan = plan_for(from_argv(options))
@@ -105,15 +109,15 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
         overrides=plan.model.json_model_override_args,
     )
     loras = open_loras(plan, model)
-    found = footprint(plan, model, machine, stored, None if loras is None else loras.setup())
+    rank = footprint(plan, model, machine, stored, None if loras is None else loras.setup())
     fits = (
-        found.num_pages > 1 and found.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
+        rank.num_pages > 1 and rank.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
     )
     if arguments.json:
         print(
             _json(
                 {
-                    "rank": msgspec.to_builtins(found) | {"total_bytes": found.total_bytes},
+                    "rank": msgspec.to_builtins(rank) | {"total_bytes": rank.total_bytes},
                     "ranks": plan.parallel.tensor_parallel_size,
                     "stored": stored,
                     "available_bytes": machine.memory_bytes,
@@ -122,74 +126,77 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
             )
         )
     else:
-        print("\n".join(memory_lines(plan, found, stored, machine.memory_bytes, fits)))
+        print("\n".join(memory_lines(plan, rank, stored, machine.memory_bytes, fits)))
     return 0 if fits else 1
 
 
-def memory_lines(plan: Plan, found: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
+def memory_lines(plan: Plan, rank: Footprint, stored: Stored, available_bytes: int, fits: bool) -> list[str]:
     """The table of `runtime check memory`."""
     ranks, stored_as = plan.parallel.tensor_parallel_size, stored.dtype or "nothing"
-    windows = f", {found.num_window_pages} for layers with a window" if found.num_window_pages else ""
+    windows = f", {rank.num_window_pages} for layers with a window" if rank.num_window_pages else ""
     rows = [
         (
             "weights",
-            found.weights_bytes,
+            rank.weights_bytes,
             f"{plan.precision.dtype}; {stored.files} files hold {_size(stored.num_bytes)} of {stored_as}",
         ),
         (
             "pages",
-            found.pages_bytes,
-            f"{found.num_pages} of {plan.memory.page_size} tokens{windows}, {found.token_bytes} bytes a token; "
-            f"bounded by {found.bound}",
+            rank.pages_bytes,
+            f"{rank.num_pages} of {plan.memory.page_size} tokens{windows}, {rank.token_bytes} bytes a token; "
+            f"bounded by {rank.bound}",
         ),
         (
             "activations",
-            found.activations_bytes,
+            rank.activations_bytes,
             f"at most, for a step of {plan.schedule.max_step_tokens} tokens",
         ),
         (
             "graphs",
-            found.graphs_bytes,
+            rank.graphs_bytes,
             "about: of the largest captured step, which all share; taken while it runs"
-            if found.graphs_bytes
+            if rank.graphs_bytes
             else "none are captured",
         ),
         *[
-            ("adapters", found.adapters_bytes, f"{plan.lora.max_loras_per_batch} seats")
-            for _ in range(found.adapters_bytes > 0)
+            ("adapters", rank.adapters_bytes, f"{plan.lora.max_loras_per_batch} LoRA slots")
+            for _ in range(rank.adapters_bytes > 0)
         ],
         (
             "in all",
-            found.total_bytes,
+            rank.total_bytes,
             f"of {_size(available_bytes // ranks)} available to each of {ranks} ranks",
         ),
     ]
     lines = [f"{name:<12} {_size(size):>10}  {about}" for name, size, about in rows]
-    if found.host_bytes:
+    if rank.host_bytes:
         when = (
-            "of weights, while the device's memory is given back"
+            "of weights, while the device's memory is released"
             if plan.weights.enable_weights_cpu_backup
             else "of weights, page-locked"
         )
-        lines.append(f"{'host memory':<12} {_size(found.host_bytes):>10}  {when}")
+        lines.append(f"{'host memory':<12} {_size(rank.host_bytes):>10}  {when}")
     if plan.weights.enable_memory_saver:
         lines.append(
-            f"{'given back':<12} {_size(found.returned_bytes):>10}  weights, pages and graphs, by /release_memory_occupation"
+            f"{'releasable':<12} {_size(rank.releasable_bytes):>10}  weights, pages and graphs, by "
+            "/release_memory_occupation"
         )
-    lines.append(f"room for {found.pool_tokens} tokens; the longest sequence has {found.longest_tokens}")
+    lines.append(f"room for {rank.pool_tokens} tokens; the longest sequence has {rank.longest_tokens}")
     if not fits:
         lines.append(
-            "this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise --tensor-parallel-size"
+            "this does not fit: raise --mem-fraction-static, take a smaller model or --dtype, or raise "
+            "--tensor-parallel-size"
         )
     return lines
 
 
 def doctor(options: Sequence[str], arguments: argparse.Namespace) -> int:
-    given = from_argv(options)
-    findings = examine(host=given.options.http.host, port=given.options.http.port)
+    """Prints what this machine has and lacks. Returns 1 if a server could not run, else 0."""
+    parsed = from_argv(options)
+    findings = examine(host=parsed.options.http.host, port=parsed.options.http.port)
     measured = None
     if arguments.bench:
-        plan = plan_for(given)
+        plan = plan_for(parsed)
         measured = bench(
             plan.parallel.device, plan.parallel.num_ranks, plan.ascend.rank_environment, arguments.shrink
         )

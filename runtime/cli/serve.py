@@ -9,9 +9,9 @@ from runtime.options.resolve import plan_for
 
 def run(argv: Sequence[str]) -> int:
     """Serves until a signal ends it. Raises StartError for what the user can mend."""
-    for place, word in enumerate(argv):
+    for i, word in enumerate(argv):
         if word in ("-h", "--help"):
-            print(f"usage: runtime serve [OPTION ...]\n\n{help_text(argv[place + 1 :])}")
+            print(f"usage: runtime serve [OPTION ...]\n\n{help_text(argv[i + 1 :])}")
             return 0
     plan = plan_for(from_argv(argv))
     from runtime import server  # here, so that --help and a wrong option answer at once

@@ -1,9 +1,9 @@
 """Options: one declarative table, three pure stages.
 
-declare   declare.py, and a file a group         what there is
-derive    derive.py, facts.py, resolve.py        what "auto" means here
-check     rules.py                               what cannot work together
+declare   declare.py, groups/                 what there is: one file for each concern
+derive    groups/, resolve.py, facts.py       what "auto" means: a function next to the option
+check     rules/                              what cannot work together, or with this model and device
 
-given = from_argv(argv)      what the user said
-plan = plan_for(given)       the values in force (plan.py), with sources and reasons
+parsed = from_argv(argv)     the given options (parse.py), with their sources
+plan = plan_for(parsed)      the values in force (plan.py), with sources and reasons
 """

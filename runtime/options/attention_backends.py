@@ -1,5 +1,4 @@
-"""Kernels of attention by name: what each can do, as data. A device has its own; of the others, what would
-have to be there first."""
+"""Attention backends by name: what each can do, as data, and why a device or a model cannot use one."""
 
 from msgspec import Struct
 
@@ -10,21 +9,21 @@ HALVES = ("bfloat16", "float16")
 
 
 class Backend(Struct, frozen=True, kw_only=True):
-    """What is always true of an implementation of attention."""
+    """What an attention backend requires and supports."""
 
     devices: tuple[str, ...]
     phases: tuple[str, ...] = PHASES
-    package: str | None = None  # that it comes with; None: with the runtime, or with torch
+    package: str | None = None  # the package with its kernels; None: the runtime or torch
     page_sizes: tuple[int, ...] = ()  # (): any
-    is_latent: bool | None = False  # for multi-head latent attention alone; None: for both
-    majors: tuple[int, ...] = ()  # of compute capabilities that have it; (): all that --device cuda runs on
+    is_latent: bool | None = False  # True: latent attention (MLA) only; None: both kinds
+    majors: tuple[int, ...] = ()  # major compute capabilities that it needs; (): any
     has_adapter: bool = True
-    read: str | None = None  # the version of the package whose documents the adapter was written by
-    install: str | None = None  # what, where that is not the name of the package
-    has_graphs: bool = True  # its decodes can be captured
-    dtypes: tuple[str, ...] = ()  # that it computes in; (): all of the device
-    head_dims: tuple[int, ...] = ()  # (): all up to 256
-    has_kv_dtypes: bool = True  # False: pages are as queries
+    read: str | None = None  # version of the package whose documentation the adapter follows
+    install: str | None = None  # what to install, if not `package`
+    has_graphs: bool = True  # whether its decode steps can be captured
+    dtypes: tuple[str, ...] = ()  # dtypes that it computes in; (): all of the device
+    head_dims: tuple[int, ...] = ()  # supported head sizes; (): all up to 256
+    has_kv_dtypes: bool = True  # False: keys and values must have the dtype of queries
 
 
 BACKENDS = {
@@ -88,7 +87,8 @@ BACKENDS = {
 
 
 def why_not(name: str, phase: str | None, device: DeviceFacts) -> str | None:
-    """Why a device does not attend with these kernels, as the end of a sentence; None: it does."""
+    """Why a device cannot use an attention backend, as the end of a sentence; None: it can. `phase` None: for
+    both prefill and decode."""
     if name == device.attention_backend:
         return None
     backend = BACKENDS.get(name)
@@ -103,7 +103,7 @@ def why_not(name: str, phase: str | None, device: DeviceFacts) -> str | None:
 
 
 def offered(device: DeviceFacts) -> tuple[str, ...]:
-    """What --attention-backend can be on a device."""
+    """The values of --attention-backend that a device supports."""
     if device.name != "cuda":
         return (device.attention_backend,)
     return tuple(
@@ -112,8 +112,8 @@ def offered(device: DeviceFacts) -> tuple[str, ...]:
 
 
 def why_unsuited(name: str, page_size: int, dtype: str, kv_dtype: str, head_dim: int | None) -> str | None:
-    """Why kernels that a device has are none for a model and its pages, as the end of a sentence; `head_dim`
-    None: latent attention."""
+    """Why a backend of the device cannot compute a model with such pages, as the end of a sentence; None: it
+    can. `head_dim` None: latent attention."""
     backend = BACKENDS[name]
     if backend.is_latent is not None and backend.is_latent != (head_dim is None):
         return "is for latent attention (MLA) alone" if backend.is_latent else "has no latent attention (MLA)"

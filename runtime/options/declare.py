@@ -33,6 +33,17 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     docs."""
 
 
+class Derived(Struct, frozen=True):
+    """What "auto" stands for: the value that the runtime chose, and a clause that completes "because".
+
+    Each group's module has one pure function for each option with "auto", named as the option. Its parameters
+    are what the value depends on.
+    """
+
+    value: Any
+    reason: str
+
+
 def option(
     help: str,
     *,

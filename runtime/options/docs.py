@@ -47,7 +47,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
         "speculation turns the overlap schedule off",
         "accepted tokens stay on the device as the next step's input",
     ),
-    ("speculation turns mixed chunks off", "a verify step is a row of several tokens beside other rows"),
+    ("speculation turns mixed chunks off", "a verify step is a row of several tokens next to other rows"),
     (
         "standalone and n-gram drafts exclude data-parallel attention",
         "the steps of all replicas are planned in one place",
@@ -73,7 +73,7 @@ REMOVED: tuple[tuple[str, str], ...] = (
 
 
 def as_object(row: Row) -> dict[str, Any]:
-    """One row as JSON says it."""
+    """One row as an object for JSON."""
     return {
         "flag": row.flag,
         "aliases": list(row.aliases),
@@ -88,7 +88,7 @@ def as_object(row: Row) -> dict[str, Any]:
 
 
 def note(row: Row) -> str:
-    """What there is to say besides the help: the device, what does the job, or why a default differs."""
+    """The note in addition to the help: the devices, what does the job instead, or why a default differs."""
     if row.status == "other-device":
         return f"for {row.device} devices" + (f"; {row.note}" if row.note else "")
     devices = f"on {' and '.join(row.devices)} devices" if row.devices else ""
@@ -114,7 +114,7 @@ def schema() -> dict[str, Any]:
 
 
 def markdown() -> str:
-    """docs/options.md as it must be."""
+    """The text of docs/options.md."""
     every = (*rows(), *foreign_rows())
     counts = Counter(row.status for row in every)
     status = markdown_table(
@@ -125,15 +125,15 @@ def markdown() -> str:
     )
     removed = markdown_table(["the reference forbids", "here"], REMOVED)
     environment = markdown_table(
-        ["variable or setting", "its place here", "what it is"],
-        [(place.name, place.place, place.about) for place in ENVIRONMENT],
+        ["variable or setting", "what replaces it here", "what it is"],
+        [(setting.name, setting.counterpart, setting.about) for setting in ENVIRONMENT],
     )
     return (
         f"{INTRODUCTION}\n{status}\n\n{groups}\n\n## Checks that this design does not need\n\n"
         "Where an option is still planned, the check is not coming back with it.\n\n"
         f"{removed}\n\n## Environment\n\n"
-        "There is no second system of settings by environment. What the tuning guide for Ascend sets there "
-        "has a place each;\n"
+        "There is no second system of settings by environment. Each setting of the tuning guide for Ascend "
+        "has a counterpart;\n"
         "`runtime check doctor` shows the current values.\n\n"
         f"{environment}\n"
     )

@@ -1,5 +1,5 @@
-"""What derivations may know besides the options: facts about the model, the device and the machine. Data, no
-hooks."""
+"""Facts about the model, the device and the machine, which derivations and rules depend on in addition to the
+options. Data, no hooks."""
 
 import os
 from importlib.util import find_spec
@@ -25,46 +25,74 @@ class ModelFacts(Protocol):
     """The part of runtime.models.config.ModelConfig that options depend on."""
 
     @property
-    def context_len(self) -> int: ...
+    def context_len(self) -> int:
+        """Longest context, in tokens."""
+        ...
 
     @property
-    def dtype(self) -> str | None: ...
+    def dtype(self) -> str | None:
+        """The checkpoint's dtype; None: config.json names none."""
+        ...
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Token ids of the vocabulary."""
+        ...
 
     @property
-    def num_heads(self) -> int: ...
+    def num_heads(self) -> int:
+        """Attention heads."""
+        ...
 
     @property
-    def windows(self) -> tuple[int, ...]: ...
+    def windows(self) -> tuple[int, ...]:
+        """Sliding window of each layer, in tokens; 0: full attention."""
+        ...
 
     @property
-    def num_recurrent_layers(self) -> int: ...
+    def num_recurrent_layers(self) -> int:
+        """Layers whose sequences keep a state."""
+        ...
 
     @property
-    def num_kv_heads(self) -> int: ...
+    def num_kv_heads(self) -> int:
+        """Key/value heads."""
+        ...
 
     @property
-    def pooling(self) -> Pooling | None: ...
+    def pooling(self) -> Pooling | None:
+        """How tokens become a vector; None: the model generates."""
+        ...
 
     @property
-    def moe(self) -> MoeConfig | None: ...
+    def moe(self) -> MoeConfig | None:
+        """Experts of the model; None: it is dense."""
+        ...
 
     @property
-    def latent(self) -> Latent | None: ...
+    def latent(self) -> Latent | None:
+        """Latent attention (MLA); None: the model has none."""
+        ...
 
     @property
-    def quantization(self) -> Quantization | None: ...
+    def quantization(self) -> Quantization | None:
+        """Quantization of the checkpoint; None: plain weights."""
+        ...
 
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """Size of an attention head."""
+        ...
 
     @property
-    def score_cap(self) -> float: ...
+    def score_cap(self) -> float:
+        """Bound of attention scores; 0: none."""
+        ...
 
     @property
-    def has_sinks(self) -> bool: ...
+    def has_sinks(self) -> bool:
+        """Whether attention heads have sinks."""
+        ...
 
 
 # the best one first
@@ -74,18 +102,22 @@ DEVICES = {facts.name: facts for facts in (cpu.FACTS, cuda.FACTS, ascend.FACTS, 
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
-    """What is known about the machine that the runtime runs on."""
+    """The machine that the runtime runs on."""
 
     cores: int  # that this process may use
     memory_bytes: int  # available, within the limit of the control group
     entropy: int  # a fresh random number, for seeds
-    environment: dict[str, str] = {}  # of what RANK_VARIABLES names
-    grammar_backends: tuple[str, ...] = ("xgrammar", "llguidance", "outlines")  # that are installed
+    environment: dict[str, str] = {}  # variables of RANK_VARIABLES that are set
+    grammar_backends: tuple[str, ...] = (
+        "xgrammar",
+        "llguidance",
+        "outlines",
+    )  # installed libraries, the fastest first
 
 
 def best_device(root: Path = Path("/")) -> str:
-    """The name of the device that "auto" means on this machine: where there are the files of a driver, and
-    the packages for it."""
+    """The name of the device that "auto" stands for on this machine: one with device files and installed
+    packages, else cpu."""
     for name, files, has_packages in (
         ("npu", "davinci[0-9]*", _has_torch_npu),
         ("cuda", "nvidia[0-9]*", _has_torch_cuda),
@@ -111,7 +143,8 @@ def _has_torch_cuda() -> bool:
 
 
 def device_facts(name: str) -> DeviceFacts:
-    """Raises OptionsError for a device that is not in the table."""
+    """The facts of a device by name, or of the best one for "auto". Raises OptionsError for an unknown
+    name."""
     if name == "auto":
         name = best_device()
     if name not in DEVICES:
@@ -120,7 +153,7 @@ def device_facts(name: str) -> DeviceFacts:
 
 
 def this_machine() -> MachineFacts:
-    """Reads the machine once; everything after it is a pure function of the result."""
+    """Reads the machine; all else is a pure function of the result."""
     return MachineFacts(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=_available_bytes(),

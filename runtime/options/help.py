@@ -77,6 +77,7 @@ def _wrap(text: str, indent: str) -> str:
 
 
 def shown_default(default: Any) -> str:
+    """A default as help and docs show it."""
     match default:
         case None:
             return "none"

@@ -1,11 +1,10 @@
-"""From a command line, a YAML file or keyword arguments to Options. Every problem is found before any is
-raised.
+"""From a command line, a YAML file or keyword arguments to Options. All problems are raised together.
 
-    given = from_argv(["--port", "0", "--config", "server.yaml"])
-    given.options.http.port      0
-    given.sources["port"]        "flag --port"
+    parsed = from_argv(["--port", "0", "--config", "server.yaml"])
+    parsed.options.http.port     0
+    parsed.sources["port"]       "flag --port"
 
-What is said more than once: flags win over the file of --config, and that over the --profile.
+Where an option is given several times, flags win over the file of --config, and that over the --profile.
 """
 
 import difflib
@@ -24,8 +23,7 @@ from runtime.options.tree import Options
 
 
 class ParsedOptions(Struct, frozen=True):
-    """What the user said: the options, where each one that is not a default came from, and what to tell the
-    user at start."""
+    """The given options, the source of each one that is not a default, and notices for the log at start."""
 
     options: Options
     sources: dict[str, str]  # by option name: "flag --x", "file server.yaml", "argument", "profile x"
@@ -34,7 +32,7 @@ class ParsedOptions(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One value that somebody gave to one option. `alias` is how they wrote its name."""
+    """One value given to one option. `alias` is its name as written by the user."""
 
     row: Row
     value: Any
@@ -60,7 +58,7 @@ def from_values(values: Mapping[str, Any], source: str = "argument") -> ParsedOp
 
 
 def _from_profile(settings: list[Setting], problems: list[str], notices: list[str]) -> list[Setting]:
-    """What the profile says that the settings name, if they do."""
+    """Settings of the profile that the given settings name; none if they name none."""
     named = [setting.value for setting in settings if setting.row.name == "profile" and setting.value]
     if not named:
         return []
@@ -108,7 +106,7 @@ def _read_flags(argv: Sequence[str], problems: list[str]) -> Iterator[Setting]:
 
 
 def _take(row: Row, words: list[str]) -> Any:
-    """Pops what follows a flag from the reversed `words`; None where a value is missing."""
+    """Pops the value of a flag from the reversed `words`; None where it is missing."""
     if row.takes == "switch":
         return words.pop() if words and words[-1].lower() in ("true", "false", "0", "1") else True
     if row.takes == "many":
@@ -120,13 +118,13 @@ def _take(row: Row, words: list[str]) -> Any:
 
 
 def _skip_values(words: list[str]) -> None:
-    """After an unknown flag: what follows belongs to it, most likely, and is no second problem."""
+    """Drops the words after an unknown flag, which most likely are its values and not a second problem."""
     while words and not words[-1].startswith("-"):
         words.pop()
 
 
 def _read_file(path: Path, problems: list[str]) -> list[Setting]:
-    import yaml  # only who has a file pays for it
+    import yaml  # slow to import, and needed for files only
 
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -170,16 +168,16 @@ def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
     reasons: dict[str, str] = {}
     notices: list[str] = []
     for setting in [*_from_profile(settings, problems, notices), *settings]:
-        meant = _meaning(setting, notices)
-        if meant is None:
+        expanded = _expand(setting, notices)
+        if expanded is None:
             continue
-        if meant.row.status == "superseded":
-            notices.append(f"{meant.alias} has no effect: {meant.row.note}")
+        if expanded.row.status == "superseded":
+            notices.append(f"{expanded.alias} has no effect: {expanded.row.note}")
             continue
-        if (problem := _refusal(meant.row, meant.alias)) is not None:
+        if (problem := _refusal(expanded.row, expanded.alias)) is not None:
             problems.append(problem)
-        if _convert(meant, tree, problems):
-            sources[meant.row.name], reasons[meant.row.name] = meant.source, setting.reason
+        if _convert(expanded, tree, problems):
+            sources[expanded.row.name], reasons[expanded.row.name] = expanded.source, setting.reason
     values = {row.name: tree.get(row.group, {}).get(row.name, row.default) for row in rows()}
     problems += option_problems(values)
     if problems:
@@ -187,8 +185,8 @@ def _gather(settings: list[Setting], problems: list[str]) -> ParsedOptions:
     return ParsedOptions(msgspec.convert(tree, Options), sources, reasons, list(dict.fromkeys(notices)))
 
 
-def _meaning(setting: Setting, notices: list[str]) -> Setting | None:
-    """What a foreign spelling means here; None when it asks for what happens anyway."""
+def _expand(setting: Setting, notices: list[str]) -> Setting | None:
+    """The setting that a foreign alias stands for; None where it asks for the default."""
     row = setting.row
     if not row.means:
         return setting
@@ -212,7 +210,8 @@ def _refusal(row: Row, alias: str) -> str | None:
 
 
 def _convert(setting: Setting, tree: dict[str, dict[str, Any]], problems: list[str]) -> bool:
-    """Puts the value into `tree` by group and name; or a sentence into `problems`, and returns False."""
+    """Puts the value into `tree` by group and name and returns True; or a sentence into `problems`, and
+    returns False."""
     row, value = setting.row, setting.value
     try:
         if row.takes == "json" and isinstance(value, str):
@@ -247,14 +246,14 @@ def _first_lower(error: Exception) -> str:
 
 
 def _json_example(row: Row) -> str:
-    """What one may write instead."""
+    """An example of valid JSON for an option, as the end of a sentence."""
     fields = _fields(row.convert)
     of = f" of {', '.join(fields)}" if fields else ""
     return f"give an object{of} in quotes, like {row.flag} '{{\"{fields[0] if fields else 'name'}\": ...}}'"
 
 
 def _fields(kind: Any) -> tuple[str, ...]:
-    """Of the struct that an option's type is, or has in it."""
+    """Field names of the struct that an option's type is or contains; none where there is no struct."""
     if isinstance(kind, type) and issubclass(kind, Struct):
         return kind.__struct_fields__
     return next((fields for part in get_args(kind) if (fields := _fields(part))), ())

@@ -1,5 +1,5 @@
-"""Profiles: settings for a known model on known hardware, each with its reason, in YAML files beside this
-module or of the user's own.
+"""Profiles: settings for a known model on known hardware, each with its reason, in YAML files of this package
+or of the user.
 
     about: DeepSeek-R1 on one Atlas 800I A3
     source: where the figures come from
@@ -8,8 +8,8 @@ module or of the user's own.
     later:
       speculative-algorithm: {value: NEXTN, why: two tokens and more a step}
 
-`options` are in force; `later` are known to help, and refused by this version. A test holds the shipped files
-to that.
+`options` are in force; `later` are known to help, and refused by this version. A test checks this for the
+files of this package.
 """
 
 from functools import cache
@@ -26,14 +26,14 @@ FOLDER = Path(__file__).parent / "profiles"
 
 
 class Line(Struct, frozen=True, forbid_unknown_fields=True):
-    """One setting."""
+    """One setting of a profile, with its reason."""
 
     value: Any
     why: str
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
-    """Lines by option name, as fields are called."""
+    """A profile file. Options are keyed by field name."""
 
     about: str
     options: dict[str, Line]
@@ -42,14 +42,14 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def names() -> list[str]:
-    """Of the profiles in this package."""
+    """Names of the profiles in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 @cache
 def read_profile(name: str) -> Profile:
     """A profile of this package by name, or a file. Raises OptionsError."""
-    import yaml  # only who has a profile pays for it
+    import yaml  # slow to import, and needed for profiles only
 
     path = FOLDER / f"{name}.yaml" if name in names() else Path(name)
     if path.suffix not in (".yaml", ".yml"):

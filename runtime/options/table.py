@@ -1,4 +1,4 @@
-"""The options as rows: what the declarations say, flat, for everything that is generated from them."""
+"""The options as rows of a flat table, read from the declarations; everything generated is made from it."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -22,7 +22,7 @@ class Row(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
     group: str  # name of the field of Options
     title: str  # of the group
-    type: str  # for people: int|auto, low|high, str ...
+    type: str  # as shown in help: int|auto, low|high, str ...
     takes: Takes  # what follows the flag: nothing, one word, many, one word of JSON
     default: Any
     choices: tuple[str, ...] | None
@@ -34,8 +34,8 @@ class Row(Struct, frozen=True, kw_only=True):
     note: str  # status superseded: what does it here; else why it differs from the reference
     secret: bool
     convert: Any = Any  # the type that msgspec checks values against
-    means: str = ""  # a foreign spelling: the flag of ours that its value passes on to
-    values: Mapping[str, Any] = {}  # a foreign spelling: our value for each of their words
+    means: str = ""  # a foreign alias: the flag of ours that its value passes on to
+    values: Mapping[str, Any] = {}  # a foreign alias: our value for each of their words
 
 
 @cache
@@ -52,31 +52,31 @@ def rows() -> tuple[Row, ...]:
 
 @cache
 def foreign_rows() -> tuple[Row, ...]:
-    """Old spellings and those of other systems."""
+    """Rows of old aliases and of those of other systems."""
     own = {flag: row for row in rows() for flag in (row.flag, *row.aliases)}
     return tuple(_foreign(alias, own.get(alias.means)) for alias in (*OLD, *RTP_LLM))
 
 
 @cache
 def by_flag() -> dict[str, Row]:
-    """Row of every flag and alias, spelt with dashes."""
-    found: dict[str, Row] = {}
+    """Row of every flag and alias, written with dashes."""
+    table: dict[str, Row] = {}
     for row in (*rows(), *foreign_rows()):
         for flag in (row.flag, *row.aliases):
             key = canonical(flag)
-            assert key not in found, f"{flag} names both {found[key].name} and {row.name}"
-            found[key] = row
-    return found
+            assert key not in table, f"{flag} names both {table[key].name} and {row.name}"
+            table[key] = row
+    return table
 
 
 @cache
 def by_name() -> dict[str, Row]:
-    """Row of every option of ours by the name of its field."""
+    """Row of every own option, by the name of its field."""
     return {row.name: row for row in rows()}
 
 
 def canonical(flag: str) -> str:
-    """Dashes and underscores within a flag are the same."""
+    """The flag with dashes only: dashes and underscores within a flag are the same."""
     return flag.replace("_", "-")
 
 
@@ -108,8 +108,8 @@ def _row(field: structs.FieldInfo, meta: inspect.Type, group: str, title: str) -
 
 
 def _foreign(alias: Alias, own: Row | None) -> Row:
-    """A spelling that means an option of ours has its status, except that it is superseded where that one
-    works."""
+    """The row of an alias. One that stands for an option of ours has the status of that option, except that
+    it is superseded where that one works."""
     assert not alias.means or own, f"{alias.flag} means {alias.means}, which does not exist"
     is_switch = isinstance(alias.default, bool)
     kind = "bool" if is_switch else "int" if isinstance(alias.default, int) else "str"

@@ -1,4 +1,4 @@
-"""All groups of options under one root."""
+"""Options: all groups under one root."""
 
 from msgspec import field
 
@@ -27,7 +27,7 @@ from runtime.options.groups.weights import Weights
 
 
 class Options(Group, frozen=True, kw_only=True):
-    """What the user said, with "auto" where the runtime chooses. Every option's name is unique over all
+    """The given options, or their defaults, with "auto" where the runtime chooses. Names are unique over all
     groups."""
 
     model: Model = field(default_factory=Model)

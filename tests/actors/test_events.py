@@ -16,7 +16,7 @@ from runtime.actors.events import EventsActor
 from runtime.cache.journal import CacheEvents, Cleared, Removed
 from runtime.errors import OptionsError
 from runtime.metrics import Metrics
-from runtime.options.kv_events import KVEvents
+from runtime.options.groups.observe import KVEvents
 from tests.cache.reader import Reader
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ import pytest
 
 from bench.ascend_model import A3, REFERENCES, Layout, Load, Operator, Reach, Reference, predict, step
 from bench.shapes import shape
-from runtime.options.footprint import weight_count
+from runtime.options.model_sizes import weight_count
 
 
 def matrix_bytes(operators: list[Operator]) -> float:

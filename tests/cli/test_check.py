@@ -47,9 +47,9 @@ def test_explain_diff(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(printed(capsys, "explain", "--json", "--port", "1"))
-    assert told["values"]["port"] == {"value": 1, "source": "flag --port", "reason": ""}
-    assert told["values"]["page_size"]["reason"] and told["notices"] == []
+    report = json.loads(printed(capsys, "explain", "--json", "--port", "1"))
+    assert report["values"]["port"] == {"value": 1, "source": "flag --port", "reason": ""}
+    assert report["values"]["page_size"]["reason"] and report["notices"] == []
 
 
 def test_a_pasted_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +68,10 @@ def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
         and "bounded by --max-total-tokens" in text
         and "room for 1024 tokens" in text
     )
-    told = json.loads(printed(capsys, "memory", "--json", "--max-total-tokens", "1024"))
-    assert told["fits"] is True and told["rank"]["num_pages"] == 65 and told["stored"]["files"] == 1
+    report = json.loads(printed(capsys, "memory", "--json", "--max-total-tokens", "1024"))
+    assert report["fits"] is True and report["rank"]["num_pages"] == 65 and report["stored"]["files"] == 1
     parts = ("weights_bytes", "pages_bytes", "activations_bytes", "graphs_bytes")
-    assert told["rank"]["total_bytes"] == sum(told["rank"][part] for part in parts)
+    assert report["rank"]["total_bytes"] == sum(report["rank"][part] for part in parts)
 
 
 def test_memory_that_does_not_suffice(

@@ -87,7 +87,7 @@ def problems(flag: str, value: str | None, device: DeviceFacts) -> set[str]:
 
 def test_there_are_many() -> None:
     assert len(working()) > 80 and len(cases()) > 90
-    assert all(flag in working() for flag in (*VALUES, *BESIDE)), "what is told here of flags is used"
+    assert all(flag in working() for flag in (*VALUES, *BESIDE)), "every flag here is used"
 
 
 @pytest.mark.parametrize(("flag", "value"), cases())
@@ -146,7 +146,7 @@ HF: dict[str, object] = {
         (
             "--npu-multi-stream",
             {"n_shared_experts": None},
-            "--npu-multi-stream computes shared experts beside routed ones, and this model has",
+            "--npu-multi-stream computes shared experts next to routed ones, and this model has",
         ),
         (
             "--npu-mla-prolog --npu-nz-cache",

@@ -61,7 +61,7 @@ def card(words: str, **changes: Any) -> Plan:
 
 
 def test_decodes_without_graphs() -> None:
-    """What cannot be captured is launched, and who asks for captures is told."""
+    """Decodes that cannot be captured are launched one by one; asking for graphs of them is an error."""
     made = card("--decode-attention-backend torch_native")
     assert made.graphs.cuda_graph_max_bs == 0 and "not captured" in made.why["cuda_graph_max_bs"].reason
     assert card("--prefill-attention-backend flex_attention").graphs.cuda_graph_max_bs > 0

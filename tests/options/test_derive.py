@@ -4,9 +4,10 @@ import pytest
 from msgspec import structs
 
 from runtime.models.moe_config import MoeConfig
-from runtime.options import derive
-from runtime.options.derive import Derived
+from runtime.options.declare import Derived
 from runtime.options.facts import DEVICES, MachineFacts
+from runtime.options.groups import experts, graphs, kernels, memory, null, parallel, precision, schedule
+from runtime.options.groups import model as model_options
 
 CPU = DEVICES["cpu"]
 
@@ -33,32 +34,32 @@ def machine(cores: int) -> MachineFacts:
 @pytest.mark.parametrize(
     ("derived", "value", "reason"),
     [
-        (derive.dtype(Model, CPU), "bfloat16", "checkpoint"),
-        (derive.dtype(Untyped, CPU), "auto", "names none"),
-        (derive.dtype(Odd, CPU), "float32", "cpu has no float8"),
-        (derive.context_length(Model), 4096, "config.json"),
-        (derive.num_threads(machine(2), 1), 2, "2 cores for 1 rank"),
-        (derive.num_threads(machine(8), 1), 7, "one left"),
-        (derive.num_threads(machine(8), 2), 3, "one left"),
-        (derive.num_threads(machine(1), 4), 1, "1 cores for 4 ranks"),
-        (derive.max_step_tokens(512, 16384, 4096, CPU, Model), 512, "smaller"),
-        (derive.max_step_tokens(512, 100, 4096, CPU, Model), 100, "smaller"),
-        (derive.max_step_tokens(-1, 100, 4096, CPU, Model), 4096, "without chunks"),
-        (derive.max_step_tokens(0, 10000, 4096, CPU, Model), 10000, "without chunks"),
-        (derive.page_size(CPU), 16, "kernels of cpu"),
-        (derive.random_seed(machine(1)), 7, "drawn"),
-        (derive.num_ranks(4), 4, "one process"),
-        (derive.graph_max_running(CPU, 64, False, False, "triton"), 0, "captures no graphs"),
-        (derive.graph_max_running(CPU, 64, True, True, "triton"), 0, "--disable-cuda-graph"),
+        (precision.dtype(Model, CPU), "bfloat16", "checkpoint"),
+        (precision.dtype(Untyped, CPU), "auto", "names none"),
+        (precision.dtype(Odd, CPU), "float32", "cpu has no float8"),
+        (model_options.context_length(Model), 4096, "config.json"),
+        (parallel.num_threads(machine(2), 1), 2, "2 cores for 1 rank"),
+        (parallel.num_threads(machine(8), 1), 7, "one left"),
+        (parallel.num_threads(machine(8), 2), 3, "one left"),
+        (parallel.num_threads(machine(1), 4), 1, "1 cores for 4 ranks"),
+        (schedule.max_step_tokens(512, 16384, 4096, CPU, Model), 512, "smaller"),
+        (schedule.max_step_tokens(512, 100, 4096, CPU, Model), 100, "smaller"),
+        (schedule.max_step_tokens(-1, 100, 4096, CPU, Model), 4096, "without chunks"),
+        (schedule.max_step_tokens(0, 10000, 4096, CPU, Model), 10000, "without chunks"),
+        (memory.page_size(CPU), 16, "kernels of cpu"),
+        (schedule.random_seed(machine(1)), 7, "drawn"),
+        (parallel.num_ranks(4), 4, "one process"),
+        (graphs.cuda_graph_max_bs(CPU, 64, False, False, "triton"), 0, "captures no graphs"),
+        (graphs.cuda_graph_max_bs(CPU, 64, True, True, "triton"), 0, "--disable-cuda-graph"),
         (
-            derive.graph_max_running(CPU, 64, False, True, "triton"),
+            graphs.cuda_graph_max_bs(CPU, 64, False, True, "triton"),
             0,
             "--deepep-mode normal counts tokens on the host",
         ),
-        (derive.expert_spread("deepep", 8)[1], 8, "over all ranks"),
-        (derive.graph_sizes(0), (), "no graphs"),
-        (derive.attention_backend(CPU), "torch_native", "cpu"),
-        (derive.null_vocab_size(Model), 1000, "vocabulary"),
+        (experts.expert_parallel_aliases("deepep", 8)[1], 8, "over all ranks"),
+        (graphs.cuda_graph_bs(0), (), "no graphs"),
+        (kernels.attention_backend(CPU), "torch_native", "cpu"),
+        (null.null_vocab_size(Model), 1000, "vocabulary"),
     ],
 )
 def test_values_and_reasons(derived: Derived, value: object, reason: str) -> None:
@@ -71,7 +72,7 @@ def test_values_and_reasons(derived: Derived, value: object, reason: str) -> Non
 def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -> None:
     device = structs.replace(CPU, graph_max_running=graph_max)
     assert (
-        derive.graph_sizes(derive.graph_max_running(device, running, False, False, "triton").value).value
+        graphs.cuda_graph_bs(graphs.cuda_graph_max_bs(device, running, False, False, "triton").value).value
         == sizes
     )
 
@@ -79,7 +80,7 @@ def test_sizes_of_graphs(graph_max: int, running: int, sizes: tuple[int, ...]) -
 def test_graphs_waste_little() -> None:
     """A step of n sequences runs in the next larger graph: never more than twice as large, and at most an
     eighth above from 64 on."""
-    sizes = derive.graph_sizes(1024).value
+    sizes = graphs.cuda_graph_bs(1024).value
     for n in range(1, 1025):
         size = min(size for size in sizes if size >= n)
         assert size < 2 * n + 1 and (n < 64 or size <= n * 1.125)

@@ -9,7 +9,8 @@ from msgspec import structs
 from runtime.errors import ModelError
 from runtime.models.config import read_config
 from runtime.options.facts import MachineFacts
-from runtime.options.footprint import Footprint, footprint, stored_weights, weight_count
+from runtime.options.footprint import Footprint, footprint, stored_weights
+from runtime.options.model_sizes import offloaded_bytes, weight_count
 from runtime.options.parse import from_values
 from runtime.options.plan import Plan
 from runtime.options.resolve import plan_for
@@ -171,7 +172,7 @@ def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
-def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
+def test_lora_slots(family: str, tmp_path: Path) -> None:
     """As many bytes as a rank takes for them."""
     from runtime.ranks.open_executor import open_executor
     from runtime.settings import open_loras, start_rank
@@ -198,19 +199,18 @@ def test_seats_of_adapters(family: str, tmp_path: Path) -> None:
 
 def test_layers_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runtime.messages.memory import OffloadSpec, WeightOffload, chosen
-    from runtime.options.footprint import offloaded_bytes
     from tests.devices.drive import start_rank as start_of
     from tests.devices.streams import StreamedRunner, Streams, install
 
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=6)
-    config, wish = read_config(folder), OffloadSpec(0, 2, 1, 0)
-    hosted, buffers = offloaded_bytes(wish, config, (1, 1, 1), 4)
-    assert chosen(wish, [1] * 6) == (1, 3, 5) and hosted == 3 * buffers > 0
+    config, spec = read_config(folder), OffloadSpec(0, 2, 1, 0)
+    offloaded, buffers = offloaded_bytes(spec, config, (1, 1, 1), 4)
+    assert chosen(spec, [1] * 6) == (1, 3, 5) and offloaded == 3 * buffers > 0
     install(monkeypatch, streams := Streams(is_late=False))
     ready = StreamedRunner(streams, None).start(
-        start_of(folder, offload_setup=WeightOffload(wish)), lambda phase, fraction: None
+        start_of(folder, offload_setup=WeightOffload(spec)), lambda phase, fraction: None
     )
-    assert ready.weights_bytes == pytest.approx(weight_count(config, 1) * 4 - hosted + buffers, rel=0.01)
+    assert ready.weights_bytes == pytest.approx(weight_count(config, 1) * 4 - offloaded + buffers, rel=0.01)
 
 
 def test_graphs_are_of_the_largest_step(tmp_path: Path) -> None:
@@ -233,4 +233,4 @@ def test_what_is_given_back(tmp_path: Path) -> None:
         folder, device="cuda", dtype="bfloat16", enable_memory_saver=True, enable_weights_cpu_backup=True
     )
     assert found.host_bytes == found.weights_bytes
-    assert found.returned_bytes == found.total_bytes - found.activations_bytes
+    assert found.releasable_bytes == found.total_bytes - found.activations_bytes

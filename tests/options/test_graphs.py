@@ -35,7 +35,7 @@ def plan(words: str, *, has_graphs: bool = True) -> Plan:
         ("--disable-cuda-graph", []),
     ],
 )
-def test_sizes_that_the_ranks_are_told(words: str, sizes: list[int]) -> None:
+def test_sizes_that_the_ranks_get(words: str, sizes: list[int]) -> None:
     assert start_rank(plan(words), MODEL).graph_sizes == sizes
 
 

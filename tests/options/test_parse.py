@@ -14,8 +14,8 @@ from runtime.options.parse import ParsedOptions, from_argv, from_values
 from runtime.options.table import by_flag, by_name
 
 
-def value(given: ParsedOptions, name: str) -> Any:
-    return getattr(getattr(given.options, by_name()[name].group), name)
+def value(parsed: ParsedOptions, name: str) -> Any:
+    return getattr(getattr(parsed.options, by_name()[name].group), name)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def value(given: ParsedOptions, name: str) -> Any:
     ],
 )
 def test_words(words: str, name: str, expected: Any, source: str | None) -> None:
-    given = from_argv(words.split())
-    assert value(given, name) == expected and given.sources.get(name) == source
+    parsed = from_argv(words.split())
+    assert value(parsed, name) == expected and parsed.sources.get(name) == source
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_all_problems_at_once() -> None:
 
 
 def test_notices_say_who_does_the_job() -> None:
-    given = from_argv(["--enable-mixed-chunk", "--concurrency-limit", "7", "--sp-type", "vanilla"])
-    assert given.notices == [
+    parsed = from_argv(["--enable-mixed-chunk", "--concurrency-limit", "7", "--sp-type", "vanilla"])
+    assert parsed.notices == [
         "--enable-mixed-chunk has no effect: every step mixes them.",
         "--concurrency-limit is --max-running-requests here",
         "--sp-type vanilla asks for what is the default here",
@@ -99,10 +99,10 @@ def test_notices_say_who_does_the_job() -> None:
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
     file.write_text("port: 1\npage_size: 8\nmodel: x\ntp: 2\ndisable-radix-cache: true\n")
-    given = from_argv(["--config", str(file), "--port", "2"])
-    assert (value(given, "port"), value(given, "page_size"), value(given, "model_path")) == (2, 8, "x")
-    assert given.sources["page_size"] == "file server.yaml" and given.sources["port"] == "flag --port"
-    assert value(given, "tensor_parallel_size") == 2 and value(given, "disable_radix_cache") is True
+    parsed = from_argv(["--config", str(file), "--port", "2"])
+    assert (value(parsed, "port"), value(parsed, "page_size"), value(parsed, "model_path")) == (2, 8, "x")
+    assert parsed.sources["page_size"] == "file server.yaml" and parsed.sources["port"] == "flag --port"
+    assert value(parsed, "tensor_parallel_size") == 2 and value(parsed, "disable_radix_cache") is True
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,10 @@ def test_an_empty_file_and_one_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_keyword_arguments() -> None:
-    given = from_values({"port": 5, "tp_size": 2, "disable_radix_cache": True})
-    assert given.sources == dict.fromkeys(("port", "tensor_parallel_size", "disable_radix_cache"), "argument")
+    parsed = from_values({"port": 5, "tp_size": 2, "disable_radix_cache": True})
+    assert parsed.sources == dict.fromkeys(
+        ("port", "tensor_parallel_size", "disable_radix_cache"), "argument"
+    )
     with pytest.raises(OptionsError, match="did you mean port"):
         from_values({"prot": 1})
 
@@ -169,7 +171,7 @@ def test_any_words_give_options_or_sentences(argv: list[str]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @examples(st.one_of(st.text(max_size=40), st.binary(max_size=20)), st.lists(words, max_size=3))
-def test_any_file_beside_any_words_gives_options_or_sentences(content: str | bytes, argv: list[str]) -> None:
+def test_any_file_with_any_words_gives_options_or_sentences(content: str | bytes, argv: list[str]) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
         file.flush()

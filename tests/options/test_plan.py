@@ -34,8 +34,8 @@ MACHINE = MachineFacts(cores=8, memory_bytes=2**34, entropy=7)
 
 
 def plan(words: str = "") -> Plan:
-    given = from_argv(words.split())
-    return resolve(given, Model, device_facts(given.options.parallel.device), MACHINE)
+    parsed = from_argv(words.split())
+    return resolve(parsed, Model, device_facts(parsed.options.parallel.device), MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ class Sparse(Model):
     ],
 )
 def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> None:
-    given = from_argv(words.split())
+    parsed = from_argv(words.split())
     if not sentence:
-        assert resolve(given, model, DEVICES["cpu"], MACHINE).experts.expert_parallel_size == 2
+        assert resolve(parsed, model, DEVICES["cpu"], MACHINE).experts.expert_parallel_size == 2
         return
     with pytest.raises(OptionsError) as caught:
-        resolve(given, model, device_facts(given.options.parallel.device), MACHINE)
+        resolve(parsed, model, device_facts(parsed.options.parallel.device), MACHINE)
     assert any(sentence in problem for problem in caught.value.problems)
 
 
@@ -225,9 +225,9 @@ def test_states_need_recurrent_layers() -> None:
 
 
 def test_what_the_device_lacks_is_refused() -> None:
-    given = from_argv(["--dtype", "bfloat16"])
+    parsed = from_argv(["--dtype", "bfloat16"])
     with pytest.raises(OptionsError, match="not possible on cpu; choose one of float32"):
-        resolve(given, Model, structs.replace(DEVICES["cpu"], dtypes=("float32",)), MACHINE)
+        resolve(parsed, Model, structs.replace(DEVICES["cpu"], dtypes=("float32",)), MACHINE)
 
 
 def test_all_broken_rules_are_shown() -> None:
@@ -236,7 +236,7 @@ def test_all_broken_rules_are_shown() -> None:
     assert len(caught.value.problems) == 4
 
 
-def test_ranks_are_told_about_the_null_device_only_there() -> None:
+def test_options_of_the_null_device_are_for_its_ranks_only() -> None:
     assert plan().device_options == {}
     assert plan("--device null --null-step-s 0.5").device_options == {
         "step_s": 0.5,

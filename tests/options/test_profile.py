@@ -73,9 +73,9 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     path.write_text(
         "about: mine\noptions:\n  tp: {value: 1, why: one is enough}\nlater:\n  nnodes: {value: 2, why: two are more}\n"
     )
-    given = from_argv(["--profile", str(path)])
-    assert given.reasons["tensor_parallel_size"] == "one is enough"
-    assert given.notices == [f"profile {path} leaves out what is not here yet: nnodes"]
+    parsed = from_argv(["--profile", str(path)])
+    assert parsed.reasons["tensor_parallel_size"] == "one is enough"
+    assert parsed.notices == [f"profile {path} leaves out what is not here yet: nnodes"]
 
 
 @pytest.mark.parametrize(

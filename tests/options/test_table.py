@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("row", [*rows(), *foreign_rows()], ids=lambda ro
 
 
 def same_default(theirs: Any, ours: Any) -> bool:
-    """Equal, or the same thing said differently: None for auto, None or nothing for off and empty, a product
+    """Equal, or the same value written differently: None for auto, None or nothing for off and empty, a product
     for a number."""
     if isinstance(theirs, str) and isinstance(ours, int):
         return theirs == "10 * 1000 * 1000" and ours == 10_000_000
@@ -96,7 +96,7 @@ def test_each_status_is_kept(row: Row) -> None:
     ignored in silence."""
     argv = [row.flag, *sample(row)]
     try:
-        given = from_argv(argv)
+        parsed = from_argv(argv)
     except OptionsError as error:
         text = "\n".join(error.problems)
         if row.status == "planned":
@@ -112,11 +112,11 @@ def test_each_status_is_kept(row: Row) -> None:
                 or any(words in text for words in ("does nothing without", "requires"))
             ), text
         return
-    means_default = row.means and any("asks for what is the default" in line for line in given.notices)
+    means_default = row.means and any("asks for what is the default" in line for line in parsed.notices)
     assert row.status in ("works", "superseded") or means_default
-    assert row.status == "works" or any(row.flag in line for line in given.notices)
+    assert row.status == "works" or any(row.flag in line for line in parsed.notices)
     if row.status == "works":
-        assert given.sources[row.name] == f"flag {row.flag}"
+        assert parsed.sources[row.name] == f"flag {row.flag}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Weights in host memory: where that can be, and what ranks are told of it."""
+"""Weights in host memory: where it is possible, and the spec that ranks get."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def cuda(words: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("words", "wish"),
+    ("words", "spec"),
     [
         ("", None),
         ("--cpu-offload-gb 2", OffloadSpec(2**31, -1, 1, 1)),
@@ -21,8 +21,8 @@ def cuda(words: str) -> Plan:
         ("--offload-group-size 4 --offload-num-in-group 2", OffloadSpec(0, 4, 2, 1)),
     ],
 )
-def test_what_ranks_are_told(words: str, wish: OffloadSpec | None) -> None:
-    assert cuda(words).memory.offload == wish
+def test_the_spec_of_the_ranks(words: str, spec: OffloadSpec | None) -> None:
+    assert cuda(words).memory.offload == spec
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def examine(root: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
             "npu devices",
             "none",
             "problem" if torch_npu else "ok",
-            "torch_npu is installed and finds no device: load the driver, or give the container /dev/davinci*, "
+            "torch_npu is installed and finds no device: load the driver, or give the container "
+            "/dev/davinci*, "
             "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc"
             if torch_npu
             else "",
@@ -169,7 +170,8 @@ def _cann(root: Path, environment: Mapping[str, str], version: str | None) -> It
             "cann libraries",
             f"no {', '.join(missing)}",
             "problem",
-            "they are neither in lib64 of CANN nor on LD_LIBRARY_PATH; install the kernels package of CANN and source set_env.sh",
+            "they are neither in lib64 of CANN nor on LD_LIBRARY_PATH; install the kernels package of CANN "
+            "and source set_env.sh",
         )
 
 
@@ -212,7 +214,8 @@ def _packages(torch_npu: str | None, cann: str | None) -> Iterator[Finding]:
             "ok" if is_new else "problem",
             ""
             if is_new
-            else f"torch_npu {_base(torch_npu)} goes with CANN {wanted} or newer; install that, and its driver",
+            else f"torch_npu {_base(torch_npu)} goes with CANN {wanted} or newer; install that, and its "
+            "driver",
         )
 
 
@@ -285,7 +288,8 @@ def _host(root: Path, environment: Mapping[str, str], num_devices: int) -> Itera
         "ok" if is_enough else "note",
         ""
         if is_enough
-        else "each rank and the event loop want a core of their own: widen the affinity (taskset, cpuset of the "
+        else "each rank and the event loop want a core of their own: widen the affinity (taskset, cpuset of "
+        "the "
         "container), or use fewer devices",
     )
     mode = re.search(r"\[(\w+)\]", read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
@@ -297,7 +301,8 @@ def _host(root: Path, environment: Mapping[str, str], num_devices: int) -> Itera
             "ok" if is_on else "note",
             ""
             if is_on
-            else "pinned host memory is slow to map: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            else "pinned host memory is slow to map: echo madvise > "
+            "/sys/kernel/mm/transparent_hugepage/enabled",
         )
     if environment.get("ASCEND_LAUNCH_BLOCKING", "0") not in ("", "0"):
         yield Finding(

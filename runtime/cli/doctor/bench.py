@@ -45,7 +45,8 @@ def bench(device: str, ranks: int, variables: dict[str, str], shrink: int | None
             ended = [(*process.communicate(timeout=LIMIT_S), process.returncode) for process in processes]
         except subprocess.TimeoutExpired:
             raise StartError(
-                f"--device {device} did not finish its measurement in {LIMIT_S:.0f} seconds; look at its driver"
+                f"--device {device} did not finish its measurement in {LIMIT_S:.0f} seconds; look at its "
+                "driver"
             ) from None
         finally:
             for process in processes:
@@ -54,6 +55,7 @@ def bench(device: str, ranks: int, variables: dict[str, str], shrink: int | None
     failed = next((stderr for _, stderr, code in ended if code), None)
     if failed is not None:
         raise StartError(
-            f"--device {device} cannot be measured: {(failed.strip().splitlines() or ['it ended without a word'])[-1]}"
+            f"--device {device} cannot be measured: "
+            f"{(failed.strip().splitlines() or ['it ended without a word'])[-1]}"
         )
     return msgspec.json.decode(ended[0][0].strip().splitlines()[-1], type=Measured)

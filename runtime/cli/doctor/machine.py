@@ -112,7 +112,8 @@ def _memory(root: Path) -> Iterator[Finding]:
     lines = dict(re.findall(r"^(\w+):\s+(\d+)", read(root / "proc/meminfo"), re.M))
     yield Finding(
         "memory",
-        f"{int(lines.get('MemAvailable', 0)) / 2**20:.1f} of {int(lines.get('MemTotal', 0)) / 2**20:.1f} GiB available",
+        f"{int(lines.get('MemAvailable', 0)) / 2**20:.1f} of {int(lines.get('MemTotal', 0)) / 2**20:.1f} "
+        "GiB available",
     )
     shared = root / "dev/shm"
     size = f"{shutil.disk_usage(shared).total / 2**30:.1f} GiB" if shared.is_dir() else "none"
@@ -180,7 +181,10 @@ def _settings(root: Path, environment: Mapping[str, str], has_npu: bool) -> Iter
                 f"recommended for npu devices: {setting.recommended}" if differs else "",
             )
         elif setting.kind != "read" and (has_npu or setting.name in environment):
-            wish = f"; recommended {setting.recommended}" if setting.recommended else ""
+            recommended = f"; recommended {setting.recommended}" if setting.recommended else ""
             yield Finding(
-                setting.name, environment.get(setting.name, "not set"), "note", f"{setting.place}{wish}"
+                setting.name,
+                environment.get(setting.name, "not set"),
+                "note",
+                f"{setting.counterpart}{recommended}",
             )

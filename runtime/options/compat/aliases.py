@@ -1,7 +1,7 @@
-"""Options by the names that other systems have for them, and by names of old.
+"""Aliases of options: names of other systems, and former names.
 
-A spelling either means an option of ours, to which its value passes on (translated by `values` where the
-words differ), or it has a status of its own, with the reason. Those of RTP-LLM stand in rtp_llm.py.
+An alias either stands for an option of ours, to which its value passes on (translated by `values` where the
+words differ), or it has a status of its own, with the reason. rtp_llm.py has the aliases of RTP-LLM.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from runtime.options.declare import Status
 
 
 class Alias(Struct, frozen=True, kw_only=True):
-    """One foreign flag. `means` is a flag of ours; without it `status` and `note` say what becomes of the
-    option."""
+    """One foreign flag. `means` is the flag of ours that it stands for; without it, `status` and `note`
+    describe what becomes of the option."""
 
     flag: str
     group: Literal["old", "rtp_llm"]
@@ -27,7 +27,7 @@ class Alias(Struct, frozen=True, kw_only=True):
     device: str = ""
 
 
-TITLES = {"old": "Old spellings", "rtp_llm": "Options of RTP-LLM"}
+TITLES = {"old": "Former names", "rtp_llm": "Options of RTP-LLM"}
 
 
 def _old(flag: str, means: str, value: str) -> Alias:
@@ -35,7 +35,7 @@ def _old(flag: str, means: str, value: str) -> Alias:
         flag=flag,
         group="old",
         default=False,
-        help=f"Old spelling of {means} {value}.",
+        help=f"Former name of {means} {value}.",
         means=means,
         values={"true": value},
     )
@@ -46,7 +46,7 @@ OLD = (
         flag="--hybrid-kvcache-ratio",
         group="old",
         default=None,
-        help="Old spelling of --swa-full-tokens-ratio.",
+        help="Former name of --swa-full-tokens-ratio.",
         means="--swa-full-tokens-ratio",
     ),
     _old("--enable-ep-moe", "--moe-a2a-backend", "none"),

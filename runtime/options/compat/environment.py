@@ -1,9 +1,8 @@
-"""Environment variables and system settings that the tuning guide for Ascend sets, and the place that each
-has here.
+"""Environment variables and system settings of the tuning guide for Ascend, and the counterpart of each here.
 
-Three kinds of place: an option of ours; a variable that the ranks' libraries read and that an option of ours
-sets in their environment (what the server itself finds there stays, unless the option is given); and a
-setting of the machine, which `runtime check doctor` compares with the value that the guide recommends.
+Three kinds of counterpart: an option; a variable that the ranks' libraries read, which an option sets in
+their environment (a value in the environment of the server stays, unless the option is given); and a setting
+of the machine, which `runtime check doctor` compares with the value that the guide recommends.
 """
 
 from typing import Literal
@@ -13,12 +12,12 @@ from msgspec import Struct
 Kind = Literal["option", "rank", "machine", "read"]
 
 
-class Setting(Struct, frozen=True, kw_only=True):
+class EnvironmentSetting(Struct, frozen=True, kw_only=True):
     """One variable or setting. `probe` is the file that shows a machine setting's value."""
 
     name: str
     kind: Kind
-    place: str
+    counterpart: str
     about: str
     recommended: str | None = None
     probe: str = ""
@@ -39,30 +38,36 @@ RANK_VARIABLES: dict[str, tuple[str, str | None, str]] = {
 }
 
 
-def _rank(name: str, about: str, recommended: str | None) -> Setting:
+def _rank(name: str, about: str, recommended: str | None) -> EnvironmentSetting:
     """A variable of the rank's libraries, which an option sets."""
     option = next(option for option, (variable, _, _) in RANK_VARIABLES.items() if variable == name)
-    return Setting(
-        name=name, kind="rank", place="--" + option.replace("_", "-"), about=about, recommended=recommended
+    return EnvironmentSetting(
+        name=name,
+        kind="rank",
+        counterpart="--" + option.replace("_", "-"),
+        about=about,
+        recommended=recommended,
     )
 
 
-def _option(name: str, place: str, about: str, recommended: str | None = None) -> Setting:
-    return Setting(name=name, kind="option", place=place, about=about, recommended=recommended)
+def _option(name: str, counterpart: str, about: str, recommended: str | None = None) -> EnvironmentSetting:
+    return EnvironmentSetting(
+        name=name, kind="option", counterpart=counterpart, about=about, recommended=recommended
+    )
 
 
-def _sysctl(name: str, about: str, recommended: str) -> Setting:
-    return Setting(
+def _sysctl(name: str, about: str, recommended: str) -> EnvironmentSetting:
+    return EnvironmentSetting(
         name=f"sysctl: {name}",
         kind="machine",
-        place="runtime check doctor",
+        counterpart="runtime check doctor",
         about=about,
         recommended=recommended,
         probe="/proc/sys/" + name.replace(".", "/"),
     )
 
 
-ENVIRONMENT: tuple[Setting, ...] = (
+ENVIRONMENT: tuple[EnvironmentSetting, ...] = (
     _rank("PYTORCH_NPU_ALLOC_CONF", "allocator whose segments grow", "expandable_segments:True"),
     _rank("STREAMS_PER_DEVICE", "most streams of a device", "32"),
     _rank(
@@ -70,16 +75,16 @@ ENVIRONMENT: tuple[Setting, ...] = (
         "megabytes of a collective's buffer: more for prompts than for decodes",
         "1200 or 400",
     ),
-    Setting(
+    EnvironmentSetting(
         name="HCCL_SOCKET_IFNAME",
         kind="read",
-        place="left to the user; several nodes need it",
+        counterpart="left to the user; several nodes need it",
         about="network interface of HCCL",
     ),
-    Setting(
+    EnvironmentSetting(
         name="GLOO_SOCKET_IFNAME",
         kind="read",
-        place="left to the user for several nodes; the loopback interface on one",
+        counterpart="left to the user for several nodes; the loopback interface on one",
         about="network interface of gloo",
     ),
     _rank("HCCL_OP_EXPANSION_MODE", "where collectives are scheduled", "AIV"),
@@ -143,10 +148,10 @@ ENVIRONMENT: tuple[Setting, ...] = (
         "gather after the low-rank projection of queries",
         "1",
     ),
-    Setting(
+    EnvironmentSetting(
         name="kernel: cpufreq scaling_governor",
         kind="machine",
-        place="runtime check doctor",
+        counterpart="runtime check doctor",
         about="keep the cores at full speed",
         recommended="performance",
         probe="/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
@@ -154,7 +159,10 @@ ENVIRONMENT: tuple[Setting, ...] = (
     _sysctl("vm.swappiness", "keep memory out of swap", "0"),
     _sysctl("kernel.numa_balancing", "leave pages where they are", "0"),
     _sysctl("kernel.sched_migration_cost_ns", "keep threads on their cores", "50000"),
-    Setting(
-        name="ASCEND_HOME_PATH", kind="read", place="read, to find CANN", about="where CANN is installed"
+    EnvironmentSetting(
+        name="ASCEND_HOME_PATH",
+        kind="read",
+        counterpart="read, to find CANN",
+        about="where CANN is installed",
     ),
 )

@@ -141,7 +141,7 @@ OTHER_DEVICE: tuple[tuple[str, Any, str, str], ...] = (
     ("--enable-stable-scatter-add", False, "Deterministic scatter-add kernel.", "cuda"),
     ("--enable-multi-block-mode", True, "Split long sequences of decode attention.", "cuda"),
     ("--rocm-hipblaslt-config", "gemm_config.csv", "Tuned settings of hipBLASLt.", "rocm"),
-    ("--overlap-math-sm-count", 0, "Multiprocessors for mathematics beside communication.", "cuda"),
+    ("--overlap-math-sm-count", 0, "Multiprocessors for computation next to communication.", "cuda"),
     ("--overlap-comm-type", 0, "How communication overlaps with mathematics.", "cuda"),
     ("--m-split", 0, "Parts that a matrix product is split into for overlap.", "cuda"),
     ("--enable-comm-overlap", True, "Overlap communication with mathematics.", "cuda"),

@@ -45,7 +45,7 @@ UNITS = {"k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
 
 
 class Translation(Struct, frozen=True):
-    """What became of a command. `settings` are flags of ours in order, with their values; True stands for a
+    """A translated command. `settings` are flags of ours in order, with their values; True stands for a
     switch."""
 
     system: System
@@ -53,7 +53,7 @@ class Translation(Struct, frozen=True):
     notes: list[str]
 
     def words(self) -> list[str]:
-        """The command line."""
+        """The words of the command line, `runtime serve` first."""
         out = ["runtime", "serve"]
         for flag, value in self.settings:
             out += (
@@ -66,15 +66,17 @@ class Translation(Struct, frozen=True):
         return out
 
     def yaml(self) -> str:
-        """The same as a --config file: a JSON value is a YAML value."""
+        """The settings as a --config file; every JSON value is a YAML value."""
         return "".join(
             f"{flag[2:]}: {json.dumps(_typed(value), ensure_ascii=False)}\n" for flag, value in self.settings
         )
 
 
 def translate(words: Sequence[str], *, only_working: bool = False) -> Translation:
-    """Raises OptionsError when no known system's command is among `words`. `only_working` leaves out what
-    this version refuses."""
+    """Translates a command of another system. `only_working` leaves out what this version refuses.
+
+    Raises OptionsError when no known system's command is among `words`.
+    """
     before, system, after = _split([word for word in words if word.strip() not in ("", "\\")])
     settings: list[tuple[str, Any]] = []
     notes: list[str] = []
@@ -110,21 +112,21 @@ def _is_kept(row: Row, alias: str, value: Any, only_working: bool, notes: list[s
 def _split(words: list[str]) -> tuple[list[str], System, list[str]]:
     """The words before the command, whose command it is, and the words after it, up to the end of the
     command."""
-    found = [
-        (place, system)
-        for place, word in enumerate(words)
+    commands = [
+        (i, system)
+        for i, word in enumerate(words)
         for pattern, system in COMMANDS
         if re.fullmatch(pattern, word)
     ]
-    if found:
+    if commands:
         # An image or a folder may have the name as well: the module that Python runs is the command.
-        place, system = next((one for one in found if words[one[0] - 1] == "-m"), found[0])
-        after = words[place + 1 :]
+        start, system = next((one for one in commands if words[one[0] - 1] == "-m"), commands[0])
+        after = words[start + 1 :]
         after = after[: next((i for i, word in enumerate(after) if word in SHELL), len(after))]
         has_model = (
             system == "vllm" and after[:1] == ["serve"] and len(after) > 1 and not after[1].startswith("-")
         )
-        return words[:place], system, ["--model-path", *after[1:]] if has_model else after
+        return words[:start], system, ["--model-path", *after[1:]] if has_model else after
     raise OptionsError(
         [
             "no command of SGLang, RTP-LLM or vLLM is among the words; "
@@ -134,10 +136,10 @@ def _split(words: list[str]) -> tuple[list[str], System, list[str]]:
 
 
 def _environment(words: Sequence[str], system: System, notes: list[str]) -> list[str]:
-    """Flags for the VARIABLE=value words that have one: those of Ascend's libraries, and what RTP-LLM takes
-    as such. Others get a note: there are no settings by environment."""
+    """Flags for VARIABLE=value words: variables of Ascend's libraries, and those that RTP-LLM reads as
+    options. Others get a note, as there are no settings by environment."""
     out: list[str] = []
-    places = {setting.name.removeprefix("sysctl: "): setting.place for setting in ENVIRONMENT}
+    counterparts = {setting.name.removeprefix("sysctl: "): setting.counterpart for setting in ENVIRONMENT}
     for word in words:
         name, equals, value = word.partition("=")
         flag = canonical("--" + name.lower())
@@ -145,8 +147,8 @@ def _environment(words: Sequence[str], system: System, notes: list[str]) -> list
             continue
         if name in VARIABLE_FLAGS:
             out += [VARIABLE_FLAGS[name], value]
-        elif name in places:
-            notes.append(f"{name} is left out; its place here: {places[name]}")
+        elif name in counterparts:
+            notes.append(f"{name} is left out; its counterpart here: {counterparts[name]}")
         elif system == "rtp_llm" and (flag in by_flag() or flag in RTP_LLM_BASICS):
             out += [flag, value]
         else:

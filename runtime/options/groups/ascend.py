@@ -4,8 +4,10 @@ variables."""
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.devices.facts import DeviceFacts
 from runtime.options.compat.environment import RANK_VARIABLES
-from runtime.options.declare import Auto, Count, Group, option
+from runtime.options.declare import Auto, Count, Derived, Group, option
+from runtime.options.facts import MachineFacts
 
 
 class Ascend(Group, frozen=True, kw_only=True):
@@ -71,3 +73,14 @@ class AscendPlan(Ascend, frozen=True, kw_only=True):
         """Environment variables that the libraries of a rank read, by name."""
         values = {variable: getattr(self, option) for option, (variable, _, _) in RANK_VARIABLES.items()}
         return {variable: str(value) for variable, value in values.items() if value is not None}
+
+
+def rank_variable(option: str, device: DeviceFacts, machine: MachineFacts) -> Derived:
+    """One environment variable of the ranks: that of this environment, else the usual value; None: not
+    set."""
+    variable, usual, reason = RANK_VARIABLES[option]
+    if device.name != "npu":
+        return Derived(None, "ranks on npu devices read it")
+    if variable in machine.environment:
+        return Derived(machine.environment[variable], f"the environment sets {variable}")
+    return Derived(usual, reason)

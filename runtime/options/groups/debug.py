@@ -1,4 +1,4 @@
-"""For whoever develops the runtime or a model."""
+"""Debugging of the runtime or of a model."""
 
 from typing import Annotated as A
 

@@ -1,9 +1,20 @@
-"""Mixtures of experts: where experts lie and how tokens reach them."""
+"""Mixture-of-experts (MoE) models: where experts lie and how tokens reach them."""
 
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Count, Group, Whole, on_device, option, planned, superseded
+from runtime.devices.facts import DeviceFacts
+from runtime.options.declare import (
+    Amount,
+    Count,
+    Derived,
+    Group,
+    Whole,
+    on_device,
+    option,
+    planned,
+    superseded,
+)
 
 MoeRunner = Literal[
     "auto",
@@ -92,9 +103,7 @@ class Experts(Group, frozen=True, kw_only=True):
         ),
     ] = 1000
     deepep_config: A[str | None, on_device("cuda", "Tuned settings of DeepEP, as JSON.")] = None
-    moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of a mixture model.")] = (
-        None
-    )
+    moe_dense_tp_size: A[Count | None, planned("Ranks that share the dense layers of an MoE model.")] = None
     elastic_ep_backend: A[
         Literal["none", "mooncake"] | None,
         on_device("cuda", "What detects and replaces failed expert ranks."),
@@ -136,3 +145,20 @@ class ExpertsPlan(Experts, frozen=True, kw_only=True):
         """Whether ranks exchange tokens around the experts: then each holds a shard of a step's tokens
         between attention layers, and shared experts whole."""
         return self.moe_a2a_backend != "none"
+
+
+def moe_runner_backend(device: DeviceFacts) -> Derived:
+    """Expert kernels: Triton on CUDA, else the device's own."""
+    return Derived("triton" if device.name == "cuda" else "own", f"they are the kernels of {device.name}")
+
+
+def expert_parallel_aliases(moe_a2a_backend: str, tensor_parallel_size: int) -> dict[int, Derived]:
+    """What a default --expert-parallel-size stands for: an all-to-all backend spreads experts over all
+    ranks."""
+    if moe_a2a_backend == "none":
+        return {}
+    return {
+        1: Derived(
+            tensor_parallel_size, f"--moe-a2a-backend {moe_a2a_backend} spreads whole experts over all ranks"
+        )
+    }

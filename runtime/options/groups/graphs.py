@@ -3,7 +3,12 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, option
+from runtime.devices.facts import DeviceFacts
+from runtime.options.attention_backends import BACKENDS
+from runtime.options.declare import Auto, Count, Derived, Group, option
+
+# a larger piecewise step of a small model keeps a device busy for longer than the host takes to launch it
+MAX_PIECEWISE_TOKENS = 2048
 
 
 class Graphs(Group, frozen=True, kw_only=True):
@@ -31,7 +36,11 @@ class Graphs(Group, frozen=True, kw_only=True):
         bool, option("Let the garbage collector run during capture.", devices=("cuda",))
     ] = False
     enable_piecewise_cuda_graph: A[
-        bool, option("Capture steps with prompts too, in pieces between attentions.", devices=("cuda", "npu"))
+        bool,
+        option(
+            "Capture steps with prompts too, as piecewise graphs between attention layers.",
+            devices=("cuda", "npu"),
+        ),
     ] = False
     piecewise_cuda_graph_tokens: A[
         tuple[Count, ...] | Auto,
@@ -75,3 +84,77 @@ class GraphsPlan(Graphs, frozen=True, kw_only=True):
     cuda_graph_bs: tuple[int, ...]  # numbers of sequences that decode steps are captured for
     piecewise_cuda_graph_tokens: tuple[int, ...]  # numbers of tokens that piecewise graphs are captured for
     piecewise_cuda_graph_max_tokens: int  # 0: no piecewise graphs
+
+
+def cuda_graph_max_bs(
+    device: DeviceFacts,
+    max_running_requests: int,
+    disable_cuda_graph: bool,
+    counts_on_host: bool,
+    decode_backend: str,
+) -> Derived:
+    """Most sequences of a captured decode step; 0: no graphs."""
+    if disable_cuda_graph:
+        return Derived(0, "--disable-cuda-graph")
+    if counts_on_host:
+        return Derived(0, "--deepep-mode normal counts tokens on the host, which no graph can hold")
+    if device.graph_max_running == 0:
+        return Derived(0, f"{device.name} captures no graphs")
+    if (
+        decode_backend != device.attention_backend
+        and decode_backend in BACKENDS
+        and not BACKENDS[decode_backend].has_graphs
+    ):
+        return Derived(0, f"decodes of --attention-backend {decode_backend} are not captured")
+    return Derived(
+        min(device.graph_max_running, max_running_requests),
+        f"the fewer of --max-running-requests and what {device.name} gains from",
+    )
+
+
+def cuda_graph_bs(cuda_graph_max_bs: int) -> Derived:
+    """Numbers of sequences that decode steps are captured for: dense where a padded row costs much of the
+    step, sparse above."""
+    if cuda_graph_max_bs == 0:
+        return Derived((), "there are no graphs")
+    sizes = [
+        size
+        for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 4097, 32))
+        if size < cuda_graph_max_bs
+    ]
+    return Derived(
+        (*sizes, cuda_graph_max_bs), "up to --cuda-graph-max-bs, dense where padding costs much of a step"
+    )
+
+
+def piecewise_cuda_graph_max_tokens(is_enabled: bool, largest_step: int) -> Derived:
+    """Most tokens of a piecewise graph; 0: no piecewise graphs."""
+    if not is_enabled:
+        return Derived(0, "no --enable-piecewise-cuda-graph")
+    return Derived(
+        min(MAX_PIECEWISE_TOKENS, largest_step),
+        "larger steps keep the device busy for longer than their launch takes",
+    )
+
+
+def piecewise_cuda_graph_tokens(piecewise_cuda_graph_max_tokens: int) -> Derived:
+    """Numbers of tokens of piecewise graphs: dense enough that at most a fifth of a step is padding, where
+    padding costs time."""
+    if piecewise_cuda_graph_max_tokens == 0:
+        return Derived((), "there are no such graphs")
+    sizes = [
+        size
+        for size in (
+            16,
+            32,
+            64,
+            96,
+            128,
+            *(eighth * 2**power for power in range(5, 17) for eighth in (5, 6, 7, 8)),
+        )
+        if size < piecewise_cuda_graph_max_tokens
+    ]
+    return Derived(
+        (*sizes, piecewise_cuda_graph_max_tokens),
+        "up to --piecewise-cuda-graph-max-tokens, four for each doubling",
+    )

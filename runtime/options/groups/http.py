@@ -1,9 +1,20 @@
-"""The HTTP face: address, limits, and what clients see."""
+"""HTTP server and API: address, limits, and what clients see."""
 
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Count, Group, Json, Port, Seconds, Whole, option, planned, superseded
+from runtime.options.declare import (
+    Count,
+    Derived,
+    Group,
+    Json,
+    Port,
+    Seconds,
+    Whole,
+    option,
+    planned,
+    superseded,
+)
 
 
 class Http(Group, frozen=True, kw_only=True):
@@ -95,7 +106,7 @@ class Api(Group, frozen=True, kw_only=True):
     reasoning_parser: A[
         str,
         option(
-            "How thinking is told from the answer: a format of docs/tools.md, or none.",
+            "How reasoning is separated from the answer: a format of docs/tools.md, or none.",
             note="auto: as the chat template shows",
         ),
     ] = "auto"
@@ -170,3 +181,8 @@ class Api(Group, frozen=True, kw_only=True):
             "no token is needed",
         ),
     ] = None
+
+
+def served_model_name(model_path: str) -> Derived:
+    """The served name is --model-path as given."""
+    return Derived(model_path, "clients name the model as --model-path does")

@@ -1,9 +1,11 @@
-"""Which kernels compute what. Most of these choices belong to an accelerator."""
+"""Kernels of attention, sampling, grammars and matrix multiplication."""
 
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Auto, Count, Group, on_device, option, planned
+from runtime.devices.facts import DeviceFacts
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, on_device, option, planned
+from runtime.options.facts import MachineFacts, ModelFacts
 
 AttentionBackend = Literal[
     "triton",
@@ -69,17 +71,16 @@ class Kernels(Group, frozen=True, kw_only=True):
             "auto", "deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "cutlass", "triton", "aiter"
         ],
         option(
-            "Kernels of fp8 matrix products: triton, or cutlass for those of torch (CUTLASS, cuBLASLt); "
-            "auto: by the number of rows.",
-            note="squares of weights with scales of their own, and cards before Ada, have triton whatever "
-            "is said",
+            "Kernels of fp8 GEMM: triton, or cutlass for those of torch "
+            "(CUTLASS, cuBLASLt); auto: by the number of rows.",
+            note="weights with block scales, and cards before Ada, always have triton",
             later=("deep_gemm", "flashinfer_trtllm", "flashinfer_deepgemm", "aiter"),
             devices=("cuda",),
         ),
     ] = "auto"
     fp4_gemm_backend: A[
         Literal["auto", "flashinfer_cudnn", "flashinfer_cutlass", "flashinfer_trtllm"],
-        on_device("cuda", "Kernels of fp4 matrix products."),
+        on_device("cuda", "Kernels of fp4 GEMM."),
     ] = "flashinfer_cutlass"
     disable_flashinfer_autotune: A[
         bool, on_device("cuda", "Don't let FlashInfer measure its kernels at start.")
@@ -142,3 +143,42 @@ class KernelsPlan(Kernels, frozen=True, kw_only=True):
     sampling_backend: str
     grammar_backend: str  # none: no structured outputs
     fp8_gemm_backend: str  # by_rows, triton or cutlass on CUDA; own elsewhere
+
+
+def attention_backend(device: DeviceFacts) -> Derived:
+    """The device's own attention kernels."""
+    return Derived(device.attention_backend, f"it is the attention of {device.name}")
+
+
+def phase_backend(attention_backend: str) -> Derived:
+    """Attention kernels of one phase, prefill or decode, are those of both."""
+    return Derived(attention_backend, "--attention-backend is for both phases")
+
+
+def sampling_backend(device: DeviceFacts) -> Derived:
+    """The device's first sampling kernels."""
+    return Derived(device.sampling_backends[0], f"it is the sampling of {device.name}")
+
+
+def fp8_gemm_backend(device: DeviceFacts) -> Derived:
+    """fp8 matrix multiplication: on CUDA by the number of rows."""
+    if device.name == "cuda":
+        return Derived("by_rows", "Triton's for few rows, torch's for many")
+    return Derived("own", f"{device.name} has one way")
+
+
+def grammar_backend(device: DeviceFacts, machine: MachineFacts, model: ModelFacts) -> Derived:
+    """The fastest installed grammar library; "none" where no grammar can be used."""
+    if model.pooling is not None:
+        return Derived("none", "the model generates no text")
+    if not device.has_logits:
+        return Derived("none", f"{device.name} computes no logits that a grammar could mask")
+    if not machine.grammar_backends:
+        return Derived("none", "no library for grammars is installed")
+    best = machine.grammar_backends[0]
+    return Derived(
+        best,
+        "it has the fastest masks"
+        if best == "xgrammar"
+        else "of the libraries for grammars, it is installed",
+    )

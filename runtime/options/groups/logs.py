@@ -1,4 +1,4 @@
-"""What the server says about itself."""
+"""The log of the server."""
 
 from typing import Annotated as A
 from typing import Literal
@@ -18,7 +18,7 @@ class Logs(Group, frozen=True, kw_only=True):
         option(
             "Least severe line of the access log: info all requests, warning those that were refused, "
             "error those that failed.",
-            note="none unless it is said; the reference logs them as --log-level says",
+            note="none unless it is given; the reference logs them as --log-level says",
         ),
     ] = None
     log_requests: A[bool, option("Log requests and answers.")] = False
@@ -58,7 +58,7 @@ class Logs(Group, frozen=True, kw_only=True):
         Count | None,
         option(
             "Steps between two log lines about load and speed.",
-            note="none unless it is said; the reference has one every 40",
+            note="none unless it is given; the reference has one every 40",
         ),
     ] = None
     enable_request_time_stats_logging: A[bool, option("Log the times of each request when it ends.")] = False

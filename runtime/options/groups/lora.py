@@ -1,21 +1,22 @@
-"""Low-rank adapters."""
+"""LoRA adapters."""
 
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, on_device, option, superseded
+from runtime.options.declare import Auto, Count, Derived, Group, on_device, option, superseded
 
 
 class Lora(Group, frozen=True, kw_only=True):
     """LoRA"""
 
     enable_lora: A[
-        bool | Auto, option("Serve low-rank adapters beside the model; auto: where --lora-paths names some.")
+        bool | Auto,
+        option("Serve low-rank adapters in addition to the model; auto: where --lora-paths names some."),
     ] = "auto"
     enable_lora_overlap_loading: A[
         bool,
         superseded(
-            "Copy adapters to the device while steps run.", "Adapters are always read beside the steps."
+            "Copy adapters to the device while steps run.", "Adapters are always read while steps run."
         ),
     ] = False
     max_lora_rank: A[
@@ -39,7 +40,7 @@ class Lora(Group, frozen=True, kw_only=True):
     ] = None
     lora_eviction_policy: A[
         Literal["lru", "fifo"],
-        option("Which adapter leaves the device when its room is full, of those that nobody uses."),
+        option("Which adapter leaves the device when its room is full, of those that no request uses."),
     ] = "lru"
     lora_backend: A[
         Literal["triton", "csgmv", "ascend", "torch_native"] | Auto,
@@ -59,3 +60,13 @@ class LoraPlan(Lora, frozen=True, kw_only=True):
 
     enable_lora: bool
     lora_backend: str
+
+
+def enable_lora(paths: tuple[str, ...] | None) -> Derived:
+    """LoRA is on where --lora-paths names adapters."""
+    return Derived(bool(paths), "--lora-paths names adapters" if paths else "no --lora-paths")
+
+
+def lora_backend() -> Derived:
+    """The LoRA kernels that run on every device."""
+    return Derived("torch_native", "it runs on every device")

@@ -1,12 +1,13 @@
-"""The pages that hold keys and values."""
+"""Memory of weights and of the pages that hold keys and values."""
 
 from typing import Annotated as A
 from typing import Literal
 
 from msgspec import Meta
 
+from runtime.devices.facts import DeviceFacts
 from runtime.messages.memory import OffloadSpec
-from runtime.options.declare import Auto, Count, Fraction, Group, Whole, on_device, option
+from runtime.options.declare import Auto, Count, Derived, Fraction, Group, Whole, on_device, option
 
 GroupSize = A[int, Meta(ge=-1)]  # -1: no layer-wise offload
 
@@ -67,7 +68,7 @@ class Memory(Group, frozen=True, kw_only=True):
         GroupSize,
         option(
             "Layers in one group, whose last --offload-num-in-group stay in host memory.",
-            note="another way to say --cpu-offload-gb; -1: no groups",
+            note="an alternative to --cpu-offload-gb; -1: no groups",
         ),
     ] = -1
     offload_num_in_group: A[Count, option("Layers of each group whose weights stay in host memory.")] = 1
@@ -107,3 +108,18 @@ class MemoryPlan(Memory, frozen=True, kw_only=True):
     def window_ratio(self) -> float:
         """Cached tokens of sliding-window layers for each cached token of full layers; 0: shared pages."""
         return 0.0 if self.disable_hybrid_swa_memory else self.swa_full_tokens_ratio
+
+
+def mem_fraction_static(device: DeviceFacts) -> Derived:
+    """The fraction of free memory that suits the device."""
+    return Derived(device.memory_fraction, device.memory_reason)
+
+
+def max_total_tokens() -> Derived:
+    """None: each rank measures its memory."""
+    return Derived(None, "each rank measures its memory and takes what --mem-fraction-static allows")
+
+
+def page_size(device: DeviceFacts) -> Derived:
+    """The page that suits the device's kernels, in tokens."""
+    return Derived(device.page_size, f"it suits the kernels of {device.name}")

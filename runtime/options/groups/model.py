@@ -1,9 +1,12 @@
 """Which weights are served, and how they and their tokenizer are read."""
 
+from pathlib import Path
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Auto, Count, Group, Json, option, planned, superseded
+import runtime
+from runtime.options.declare import Amount, Auto, Count, Derived, Group, Json, option, planned, superseded
+from runtime.options.facts import ModelFacts
 
 LoadFormat = Literal[
     "auto",
@@ -123,7 +126,7 @@ class Model(Group, frozen=True, kw_only=True):
         bool,
         superseded(
             "Encode the prompts of a batch request together.",
-            "prompts are encoded as they come, and long ones in worker threads beside each other.",
+            "prompts are encoded as they come, and long ones in parallel in worker threads.",
         ),
     ] = False
     disable_tokenizer_batch_decode: A[
@@ -168,3 +171,30 @@ class ModelPlan(Model, frozen=True, kw_only=True):
 
     context_length: int  # tokens, prompt and output together
     pooling: str  # last, mean or cls; none: the model generates text
+
+
+EMBEDDED_MODEL = {
+    "pocket": Derived(
+        str(Path(runtime.__file__).parent / "pocket"), "pocket is the model inside this package"
+    )
+}
+
+
+def tokenizer_path(model_path: str) -> Derived:
+    """The tokenizer's folder is the model's."""
+    return Derived(model_path, "the tokenizer lies with the model")
+
+
+def context_length(model: ModelFacts) -> Derived:
+    """The context length is that of config.json, in tokens."""
+    return Derived(model.context_len, "config.json says so")
+
+
+def pooling(model: ModelFacts) -> Derived:
+    """Pooling is that of the model's folder or head; "none" for a model that generates text."""
+    if model.pooling is None:
+        return Derived("none", "the model generates text")
+    return Derived(
+        model.pooling.mode,
+        "the model's folder says so" if model.pooling.task == "embed" else "the model's head takes it",
+    )

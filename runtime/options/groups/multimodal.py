@@ -1,4 +1,4 @@
-"""What models that see and hear need besides."""
+"""Image, video and audio input."""
 
 from typing import Annotated as A
 

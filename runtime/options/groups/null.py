@@ -3,7 +3,8 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Auto, Count, Group, Seconds, Whole, option
+from runtime.options.declare import Auto, Count, Derived, Group, Seconds, Whole, option
+from runtime.options.facts import ModelFacts
 
 
 class Null(Group, frozen=True, kw_only=True):
@@ -31,3 +32,8 @@ class NullPlan(Null, frozen=True, kw_only=True):
     """Settings of the null device in force."""
 
     null_vocab_size: int
+
+
+def null_vocab_size(model: ModelFacts) -> Derived:
+    """The null device draws from the model's vocabulary."""
+    return Derived(model.vocab_size, "the model's vocabulary")

@@ -1,9 +1,34 @@
 """Metrics, traces, and where they go."""
 
 from typing import Annotated as A
+from typing import Literal
 
-from runtime.options.declare import Amount, Group, Json, option, planned, superseded
-from runtime.options.kv_events import KVEvents
+from msgspec import Meta, Struct
+
+from runtime.options.declare import Amount, Count, Group, Json, option, planned, superseded
+
+Endpoint = A[str, Meta(pattern="^(tcp|ipc)://.+")]
+
+
+class KVEvents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """--kv-events-config: where events of the prefix cache go. The fields are those of vLLM's and SGLang's
+    option."""
+
+    publisher: Literal["zmq", "null"] | None = None  # None: zmq if enable_kv_cache_events is true
+    endpoint: Endpoint = "tcp://*:5557"
+    replay_endpoint: Endpoint | None = None
+    buffer_steps: Count = 10_000  # batches that can be asked for again
+    hwm: Count = 100_000  # batches that may wait for one slow reader
+    max_queue_size: Count = 100_000  # batches that may wait to be published
+    topic: str = ""
+    enable_kv_cache_events: bool | None = None  # a switch of vLLM, in addition to publisher
+
+    @property
+    def is_on(self) -> bool:
+        """Whether events are published."""
+        if self.enable_kv_cache_events is None:
+            return self.publisher == "zmq"
+        return self.enable_kv_cache_events and self.publisher != "null"
 
 
 class Observe(Group, frozen=True, kw_only=True):

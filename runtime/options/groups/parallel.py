@@ -1,11 +1,13 @@
-"""Devices, and how a model is spread over them."""
+"""Devices, and how a model is divided among them."""
 
 from typing import Annotated as A
 from typing import Literal
 
+from runtime.devices.facts import DeviceFacts
 from runtime.options.declare import (
     Auto,
     Count,
+    Derived,
     Group,
     Port,
     Seconds,
@@ -15,6 +17,7 @@ from runtime.options.declare import (
     planned,
     superseded,
 )
+from runtime.options.facts import MachineFacts
 
 
 class Parallel(Group, frozen=True, kw_only=True):
@@ -124,3 +127,23 @@ class ParallelPlan(Parallel, frozen=True, kw_only=True):
     device: str
     num_ranks: int
     num_threads: int  # CPU threads of each rank
+
+
+def device(facts: DeviceFacts) -> Derived:
+    """The device is the best one of this machine."""
+    return Derived(facts.name, "it is the best device that this machine has")
+
+
+def num_ranks(tensor_parallel_size: int) -> Derived:
+    """One process for each tensor-parallel shard."""
+    return Derived(tensor_parallel_size, "one process for each part of the model")
+
+
+def num_threads(machine: MachineFacts, tensor_parallel_size: int) -> Derived:
+    """Ranks share the cores; one stays with the event loop where there are enough."""
+    spare = 1 if machine.cores > 2 * tensor_parallel_size else 0
+    return Derived(
+        max(1, (machine.cores - spare) // tensor_parallel_size),
+        f"{machine.cores} cores for {tensor_parallel_size} rank{'s' if tensor_parallel_size > 1 else ''}"
+        + (", one left to the event loop" if spare else ""),
+    )

@@ -3,7 +3,9 @@
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Group, on_device, option
+from runtime.devices.facts import DeviceFacts
+from runtime.options.declare import Derived, Group, on_device, option
+from runtime.options.facts import ModelFacts
 
 Quantization = Literal[
     "awq",
@@ -107,3 +109,26 @@ class PrecisionPlan(Precision, frozen=True, kw_only=True):
 
     dtype: str  # float32, bfloat16 or float16; auto: that of the weights, where config.json names none
     kv_cache_dtype: str  # bfloat16, fp8_e4m3 or fp8_e5m2; otherwise the dtype of the activations
+
+
+# words that stand for other values
+DTYPE_ALIASES = {
+    "half": Derived("float16", "half is float16"),
+    "float": Derived("float32", "float is float32"),
+}
+KV_DTYPE_ALIASES = {"bf16": Derived("bfloat16", "bf16 is bfloat16")}
+
+
+def dtype(model: ModelFacts, device: DeviceFacts) -> Derived:
+    """The checkpoint's dtype, where the device has it; "auto" lets each rank take the dtype of the
+    weights."""
+    if model.dtype is None:
+        return Derived("auto", "config.json names none; each rank takes the type of the weights")
+    if model.dtype in device.dtypes:
+        return Derived(model.dtype, "the checkpoint is in it")
+    return Derived(device.dtypes[0], f"{device.name} has no {model.dtype}")
+
+
+def kv_cache_dtype(dtype: str) -> Derived:
+    """Keys and values have the dtype of the activations."""
+    return Derived(dtype, "that of the activations")

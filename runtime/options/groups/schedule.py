@@ -5,10 +5,12 @@ from typing import Literal
 
 from msgspec import Meta
 
+from runtime.devices.facts import DeviceFacts
 from runtime.options.declare import (
     Amount,
     Auto,
     Count,
+    Derived,
     Fraction,
     Group,
     Json,
@@ -17,9 +19,12 @@ from runtime.options.declare import (
     option,
     superseded,
 )
+from runtime.options.facts import MachineFacts, ModelFacts
 
 ChunkTokens = A[int, Meta(ge=-1)]
 Above = A[float, Meta(gt=0)]
+
+CHUNKS_OF_TEXTS = 2  # chunks of tokens in a step of texts to embed: no decode waits for such a step
 
 
 class Schedule(Group, frozen=True, kw_only=True):
@@ -182,3 +187,46 @@ class SchedulePlan(Schedule, frozen=True, kw_only=True):
     chunked_prefill_size: int  # tokens; -1: prompts are not split into chunks
     max_step_tokens: int  # most prompt tokens of one step
     random_seed: int
+
+
+def max_running_requests(device: DeviceFacts) -> Derived:
+    """The number of sequences beyond which a step of the device only gets slower."""
+    return Derived(device.max_running, f"more make a step of {device.name} slower, not fuller")
+
+
+def max_queued_requests() -> Derived:
+    """A bound on waiting requests."""
+    return Derived(16384, "enough for a benchmark that sends all at once, and a bound on memory")
+
+
+def chunked_prefill_size(device: DeviceFacts, model: ModelFacts) -> Derived:
+    """Prompt tokens that keep the device busy for one step; -1 where a text must not be split."""
+    if model.pooling is not None and model.pooling.is_whole:
+        return Derived(-1, "the model must see all of a text in one step")
+    return Derived(
+        device.chunk_tokens, f"it keeps {device.name} busy for one step without making decodes wait long"
+    )
+
+
+def max_step_tokens(
+    chunked_prefill_size: int,
+    max_prefill_tokens: int,
+    context_length: int,
+    device: DeviceFacts,
+    model: ModelFacts,
+) -> Derived:
+    """Most prompt tokens that one step computes."""
+    if model.pooling is not None and model.pooling.is_whole:
+        size = max(context_length, min(CHUNKS_OF_TEXTS * device.chunk_tokens, max_prefill_tokens))
+        return Derived(size, f"texts together keep {device.name} busy, and the longest one fits")
+    if chunked_prefill_size > 0:
+        return Derived(
+            min(chunked_prefill_size, max_prefill_tokens),
+            "the smaller of --chunked-prefill-size and --max-prefill-tokens",
+        )
+    return Derived(max(max_prefill_tokens, context_length), "without chunks the longest prompt fits one step")
+
+
+def random_seed(machine: MachineFacts) -> Derived:
+    """A fresh seed."""
+    return Derived(machine.entropy, "drawn at start")

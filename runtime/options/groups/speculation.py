@@ -1,4 +1,4 @@
-"""Drafts that the model verifies several tokens at a time."""
+"""Speculative decoding: drafts that the model verifies several tokens at a time."""
 
 from typing import Annotated as A
 from typing import Literal

@@ -1,9 +1,9 @@
-"""Models whose sequences keep a state besides keys and values."""
+"""Models whose sequences keep a state in addition to keys and values."""
 
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Count, Group, option, planned
+from runtime.options.declare import Amount, Count, Derived, Group, option, planned
 
 RECURRENT = "acts on models with recurrent layers, of which this version loads none yet"
 
@@ -46,3 +46,14 @@ class StatesPlan(States, frozen=True, kw_only=True):
     def state_interval(self) -> int:
         """Tokens between two kept states while a sequence decodes; 0: decoding keeps none."""
         return self.mamba_track_interval if self.mamba_scheduler_strategy == "extra_buffer" else 0
+
+
+def mamba_scheduler_strategy(mamba_track_interval: int, page_size: int) -> Derived:
+    """Second states are kept, as newly admitted sequences can take them when slots are short. They need
+    states at page boundaries."""
+    if mamba_track_interval % page_size:
+        return Derived("no_buffer", "--mamba-track-interval is no multiple of --page-size")
+    return Derived(
+        "extra_buffer",
+        "conversations go on from their answers, and newcomers take the second states where slots are short",
+    )

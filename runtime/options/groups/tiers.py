@@ -1,9 +1,9 @@
-"""The cache beyond the device: host memory and storage."""
+"""Cache tiers beyond the device: host memory and storage."""
 
 from typing import Annotated as A
 from typing import Literal
 
-from runtime.options.declare import Amount, Group, Json, Whole, on_device, option, superseded
+from runtime.options.declare import Amount, Derived, Group, Json, Whole, on_device, option, superseded
 
 
 class Tiers(Group, frozen=True, kw_only=True):
@@ -64,3 +64,7 @@ class Tiers(Group, frozen=True, kw_only=True):
         ),
     ] = None
     enable_lmcache: A[bool, on_device("cuda", "Use LMCache as the tiers of the cache.")] = False
+
+
+# words that stand for other values
+LAYOUT_ALIASES = {"page_first_direct": Derived("page_first", "a page is one piece in both")}

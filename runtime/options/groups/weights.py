@@ -44,17 +44,14 @@ class Weights(Group, frozen=True, kw_only=True):
     enable_memory_saver: A[
         bool,
         option(
-            "Let weights and cache be given back and taken again while the server runs.",
+            "Let weights and cache be released (sleep) and resumed (wake) while the server runs.",
             note="/release_memory_occupation and /resume_memory_occupation; weights are read again from the "
             "checkpoint",
         ),
     ] = False
     enable_weights_cpu_backup: A[
         bool,
-        option(
-            "Copy weights to host memory when the device's is given back, and from there when it is taken "
-            "again."
-        ),
+        option("Copy weights to host memory when the device's is released, and back when it is resumed."),
     ] = False
     enable_draft_weights_cpu_backup: A[bool, planned("The same for the draft model's weights.")] = False
     decrypted_config_file: A[

@@ -121,7 +121,7 @@ def shared_experts_have_others(plan: Plan, model: ModelFacts, device: DeviceFact
     """A second stream for shared experts needs a model with shared experts."""
     if plan.ascend.npu_multi_stream and (model.moe is None or not model.moe.shared_size):
         return (
-            "--npu-multi-stream computes shared experts beside routed ones, and this model has none; leave "
+            "--npu-multi-stream computes shared experts next to routed ones, and this model has none; leave "
             "it out"
         )
     return None

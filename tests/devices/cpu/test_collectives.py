@@ -10,7 +10,7 @@ from runtime.devices.single_rank import SingleRank
 from runtime.errors import ModelError
 from runtime.layers.weight import Share, even_share, kv_share
 from runtime.models.config import read_config
-from runtime.options.footprint import float_bytes, weight_count
+from runtime.options.model_sizes import float_bytes, weight_count
 from tests.devices.cpu.ranks import RunRanks
 from tests.models.make import make_checkpoint
 

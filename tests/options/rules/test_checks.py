@@ -1,5 +1,5 @@
-"""What options cannot mean together: one case for each rule and each entry of the tables, and the case beside
-it that is fine."""
+"""What options cannot mean together: one case for each rule and each entry of the tables, and a similar case
+that is fine."""
 
 from typing import Any
 

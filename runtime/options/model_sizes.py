@@ -1,0 +1,177 @@
+"""How many numbers and bytes a rank holds of a model: weights, LoRA slots, and keys and values of a token."""
+
+from typing import TYPE_CHECKING
+
+from runtime.messages.memory import OffloadSpec, chosen
+from runtime.models.config import ModelConfig
+from runtime.models.encoder_config import Encoder
+from runtime.models.lora_targets import linears
+
+if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
+    from runtime.messages.lora import AdapterSetup
+
+
+def kv_heads(model: ModelConfig, ranks: int) -> int:
+    """Key/value heads of one rank: a share of them, or one where ranks outnumber them."""
+    return max(1, model.num_kv_heads // ranks)
+
+
+def cached_count(model: ModelConfig, ranks: int) -> int:
+    """Numbers that a layer caches for a token: keys and values of one rank's heads, or the latent and the
+    rotary part of all heads."""
+    if model.encoder is not None:
+        return 0
+    if model.latent is not None:
+        return model.latent.kv_rank + model.latent.rope_dim
+    return 2 * kv_heads(model, ranks) * model.head_dim
+
+
+def weight_count(
+    model: ModelConfig, ranks: int, expert_ranks: int = 1, shared_ranks: int | None = None
+) -> int:
+    """Weights of one rank, as a count of numbers. `shared_ranks`: ranks that a shared expert is split over;
+    None: all."""
+    if model.encoder is not None:
+        return encoder_count(model, model.encoder, ranks)
+    hidden = model.hidden_size
+    vocabulary = (
+        -(-model.vocab_size // ranks) * hidden * (1 if model.is_tied or model.pooling is not None else 2)
+    )
+    vocabulary += (
+        model.pooling.size * hidden if model.pooling is not None and model.pooling.task == "classify" else 0
+    )
+    layers = sum(
+        layer_count(model, i, ranks, expert_ranks, shared_ranks or ranks) for i in range(model.num_layers)
+    )
+    return layers + hidden + vocabulary
+
+
+def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
+    """Numbers in the LoRA slots of one rank, each as large as the largest adapter."""
+    count, keys = 0, kv_heads(model, ranks) * model.head_dim
+    for name, (ins, outs) in linears(model).items():
+        module = name.rpartition(".")[2]
+        if module in setup.targets:
+            is_row = module in ("o_proj", "down_proj")
+            count += (ins // ranks if is_row else ins) + (
+                outs if is_row else keys if module in ("k_proj", "v_proj") else outs // ranks
+            )
+    return count * setup.max_rank * setup.num_lora_slots
+
+
+def offloaded_bytes(
+    spec: OffloadSpec | None, model: ModelConfig, sizes: tuple[int, int, int], item: int
+) -> tuple[int, int]:
+    """Bytes of offloaded weights in host memory, and of the room on the device that their layers share.
+    `sizes`: ranks, expert ranks and shared ranks, as in weight_count."""
+    if spec is None:
+        return 0, 0
+    full = weight_count(model, *sizes) * item
+    part = 1.0 if not full else 1 - saved_bytes(model, *sizes, item) / full
+    layers = [int(layer_count(model, i, *sizes) * item * part) for i in range(model.num_layers)]
+    kept = [layers[i] for i in chosen(spec, layers)]
+    return sum(kept), max(kept) * (spec.ahead + 1)
+
+
+def layer_count(model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int) -> int:
+    """Numbers that one rank holds of a layer."""
+    if model.encoder is not None:
+        return encoder_layer_count(model, ranks)
+    norms = (4 if model.output_norms else 2) * model.hidden_size
+    return (
+        attention_count(model, ranks)
+        + norms
+        + feed_forward_count(model, layer, ranks, expert_ranks, shared_ranks)
+    )
+
+
+def encoder_layer_count(model: ModelConfig, ranks: int) -> int:
+    """Numbers that one rank holds of an encoder layer."""
+    hidden, inner, heads = (
+        model.hidden_size,
+        model.intermediate_size // ranks,
+        model.num_heads // ranks * model.head_dim,
+    )
+    return (
+        3 * (hidden + 1) * heads
+        + (heads + 1) * hidden
+        + (hidden + 1) * inner
+        + (inner + 1) * hidden
+        + 4 * hidden
+    )
+
+
+def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
+    """Numbers that one rank holds of an encoder: embeddings, layers, and a classifier's head."""
+    hidden = model.hidden_size
+    embeddings = (-(-model.vocab_size // ranks) + encoder.num_positions + encoder.num_types + 2) * hidden
+    is_scoring = model.pooling is not None and model.pooling.task == "classify"
+    head = (hidden + 1) * (hidden + model.pooling.size) if model.pooling is not None and is_scoring else 0
+    return embeddings + model.num_layers * encoder_layer_count(model, ranks) + head
+
+
+def attention_count(model: ModelConfig, ranks: int) -> int:
+    """Numbers that one rank holds of the attention of a layer."""
+    hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.latent, model.num_heads // ranks
+    if latent is None:
+        q, kv = heads * dim, kv_heads(model, ranks) * dim
+        return (
+            hidden * (q + 2 * kv)
+            + q * hidden
+            + (q + 2 * kv) * model.qkv_bias
+            + hidden * model.o_bias
+            + 2 * dim * model.qk_norm
+            + (heads * model.has_sinks)
+        )
+    queries, rank = heads * (latent.nope_dim + latent.rope_dim), latent.kv_rank
+    first = (latent.q_rank or queries) + rank + latent.rope_dim
+    q_rank = latent.q_rank or 0
+    up = rank + heads * (latent.nope_dim + latent.value_dim) * rank + q_rank + q_rank * queries
+    return (
+        hidden * first
+        + first * model.qkv_bias
+        + up
+        + heads * latent.value_dim * hidden
+        + hidden * model.o_bias
+    )
+
+
+def feed_forward_count(
+    model: ModelConfig, layer: int, ranks: int, expert_ranks: int, shared_ranks: int
+) -> int:
+    """Numbers that one rank holds of the feed-forward or MoE part of a layer."""
+    hidden, inner, moe = model.hidden_size, model.intermediate_size // ranks, model.moe
+    if moe is None or not moe.layers[layer]:
+        return 3 * hidden * inner + (2 * inner + hidden) * model.mlp_bias
+    if moe.is_stacked:
+        return moe.num_experts * (3 * hidden * inner + 2 * inner + hidden + hidden + 1)
+    experts = moe.num_experts // expert_ranks * moe.intermediate_size // (ranks // expert_ranks)
+    return hidden * (
+        3 * experts + 3 * moe.shared_size // shared_ranks + moe.num_experts + moe.has_shared_gate
+    )
+
+
+def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks: int, item: int) -> int:
+    """Bytes that quantization saves on one rank, within a few per cent: scales of single outputs are not
+    counted."""
+    if model.quantization is None:
+        return 0
+    saved, of = 0.0, model.quantization.of
+    for i in range(model.num_layers):
+        expert = "experts.0." if model.moe is not None and model.moe.layers[i] else ""
+        for name, count in (
+            (f"layers.{i}.self_attn.o_proj", attention_count(model, ranks)),
+            (
+                f"layers.{i}.mlp.{expert}down_proj",
+                feed_forward_count(model, i, ranks, expert_ranks, shared_ranks),
+            ),
+        ):
+            if (stored := of(name)) is not None:
+                saved += count * (item - stored.scheme.number_bytes)
+    return int(saved)
+
+
+def float_bytes(model: ModelConfig) -> int:
+    """Bytes of weights that stay float32 whatever the dtype: the bias of expert scores."""
+    moe = model.moe
+    return 4 * moe.num_experts * sum(moe.layers) if moe is not None and moe.has_bias else 0
