@@ -24,7 +24,7 @@ from msgspec.structs import asdict
 from bench.record import record
 from bench.shapes import shape
 from runtime.models.config import ModelConfig
-from runtime.models.mla_config import Latent
+from runtime.models.mla_config import MlaConfig
 from runtime.models.moe_config import MoeConfig
 from runtime.options.model_sizes import kv_heads
 
@@ -111,8 +111,8 @@ def step(model: ModelConfig, layout: Layout, load: Load) -> Iterator[Operator]:
         name="npu_add_rms_norm", kind="vector", count=2 * layers, num_bytes=4 * load.tokens * hidden * item
     )
     attention = (
-        latent_attention(model, model.latent, layout, load)
-        if model.latent is not None
+        latent_attention(model, model.mla, layout, load)
+        if model.mla is not None
         else head_attention(model, layout, load)
     )
     for operator in attention:
@@ -166,7 +166,7 @@ def head_attention(model: ModelConfig, layout: Layout, load: Load) -> Iterator[O
     yield from linear("o", load.tokens, heads * dim, model.hidden_size, layout)
 
 
-def latent_attention(model: ModelConfig, latent: Latent, layout: Layout, load: Load) -> Iterator[Operator]:
+def latent_attention(model: ModelConfig, latent: MlaConfig, layout: Layout, load: Load) -> Iterator[Operator]:
     """One latent of all heads: brought to the queries where a token decodes, made into keys and values for
     prompts."""
     heads, hidden, rank, rope = (

@@ -20,7 +20,7 @@ from bench.gpu import Bench
 from bench.record import record
 from runtime.devices.cuda.interpret import use_interpreter
 from runtime.models.moe_config import Routing
-from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 
 # Llama-3.1-8B
 LINEARS = {
@@ -34,10 +34,10 @@ SCHEMES: list[Scheme] = [
     Fp8(activations="none"),
     Fp8(128),
     Int8(),
-    Codes(4, 128),
-    Codes(4, 128, has_zeros=True),
-    Codes(4, 0, activations="token"),
-    Codes(8, 128),
+    PackedInt(4, 128),
+    PackedInt(4, 128, has_zero_points=True),
+    PackedInt(4, 0, activations="token"),
+    PackedInt(8, 128),
 ]
 # experts, of a token, hidden, inner
 EXPERTS = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14_336)}
@@ -48,17 +48,19 @@ def weight_of(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int
     """Any numbers."""
     from runtime.devices.base import Quantized
 
-    group = 0 if isinstance(scheme, Int8) else scheme.group
-    bits = scheme.bits if isinstance(scheme, Codes) else 8
+    group = 0 if isinstance(scheme, Int8) else scheme.group_size
+    bits = scheme.bits if isinstance(scheme, PackedInt) else 8
     weight = torch.randint(
         0, 120, (*lead, outs, ins * bits // 8), dtype=torch.uint8, device=bench.torch_device
     )
-    if not isinstance(scheme, Codes):
+    if not isinstance(scheme, PackedInt):
         weight = weight.view(torch.float8_e4m3fn if isinstance(scheme, Fp8) else torch.int8)
     groups = ins // group if group else 1
-    has_zeros = isinstance(scheme, Codes) and scheme.has_zeros
+    has_zero_points = isinstance(scheme, PackedInt) and scheme.has_zero_points
     zeros = (
-        torch.ones(*lead, outs, groups, dtype=torch.uint8, device=bench.torch_device) if has_zeros else None
+        torch.ones(*lead, outs, groups, dtype=torch.uint8, device=bench.torch_device)
+        if has_zero_points
+        else None
     )
     return Quantized(
         scheme, weight, torch.full((*lead, outs, groups), 1e-3, device=bench.torch_device), zeros

@@ -22,7 +22,7 @@ from runtime.errors import InvalidRequest, ModelError, OptionsError
 from runtime.messages.lora import AdapterSetup, LoadAdapter
 from runtime.messages.requests import AdapterRef
 from runtime.models.config import ModelConfig
-from runtime.models.lora_targets import linears
+from runtime.models.lora_targets import lora_modules
 from runtime.models.peft import Adapter, read_adapter
 from runtime.service import AdapterCard
 
@@ -88,7 +88,7 @@ class Loras:
         self._ids = count(1)
         self._held: dict[int, str] = {}  # folders of all that ranks have or are to have, by number
         self._busy: set[str] = set()  # names that are being loaded
-        self._modules = linears(model)
+        self._modules = lora_modules(model)
         if not self._modules:
             raise OptionsError(
                 [f"--enable-lora: adapters of {model.architecture} are not supported; leave it out"]

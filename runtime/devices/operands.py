@@ -16,7 +16,7 @@ class Quantized:
     dimension more in front.
 
     Fp8, Int8: W = weight * scale; Codes: W = (weight - zeros) * scale. A group of inputs has a column of
-    scale and zeros: input i is in group i // scheme.group, or order[i]; with scheme.group 0 there is one
+    scale and zeros: input i is in group i // scheme.group_size, or order[i]; with scheme.group_size 0 there is one
     column. Activations that are quantised become round(x / s + input_offset), saturated, of float8_e4m3 or
     int8, and the result is multiplied by s again. s is `input_scale`; or, of each token (and each group of
     inputs, for Fp8 with groups), the largest absolute value by 448 or 127. With Int8("tensor") s and offset

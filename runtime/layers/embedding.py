@@ -1,69 +1,68 @@
-"""Token embedding and language model head, both split over the ranks by vocabulary."""
-
-from typing import Any
+"""Token embedding and language model head, both sharded over the ranks by vocabulary."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from runtime.devices.base import Device
-from runtime.layers.weight import Layer, Part, Share, Weight
+from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
 
 
 def vocabulary_weight(
     device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int
-) -> tuple[Weight, Share]:
-    """Rows of this rank, [ceil(vocab / ranks), hidden]; those past the end of the vocabulary are zero."""
+) -> tuple[Weight, Shard]:
+    """This rank's rows of a weight [vocab, hidden], and which they are. All ranks have ceil(vocab / ranks) rows;
+    those past the end of the vocabulary are zero."""
     ranks = device.collectives
     rows = -(-vocab_size // ranks.size)
     start = min(rows * ranks.rank, vocab_size)
-    share = Share(vocab_size, start, min(rows, vocab_size - start))
-    weight = Weight(
-        (rows, hidden_size), {"": Part((vocab_size, hidden_size), 0, share)}, dtype, device.torch_device
-    )
-    weight.tensor[share.size :].zero_()
-    return weight, share
+    shard = Shard(vocab_size, start, min(rows, vocab_size - start))
+    source = SourceTensor((vocab_size, hidden_size), 0, shard)
+    weight = Weight.empty((rows, hidden_size), {"": source}, dtype, device.torch_device)
+    weight.tensor[shard.size :].zero_()
+    return weight, shard
 
 
 class Embedding(Layer):
-    """Token ids [T] -> vectors [T, hidden], the same on every rank."""
+    """Token embedding."""
 
     def __init__(self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int) -> None:
         self.ranks = device.collectives
-        self.weight, self.share = vocabulary_weight(device, dtype, vocab_size, hidden_size)
+        self.weight, self.shard = vocabulary_weight(device, dtype, vocab_size, hidden_size)
 
     def forward(self, token_ids: Tensor) -> Tensor:
+        """Token ids int64 [T] -> vectors [T, hidden], the same on every rank."""
         if self.ranks.size == 1:
             return embedding(token_ids, self.weight.tensor)
-        local = token_ids - self.share.start
-        is_here = (local >= 0) & (local < self.share.size)
+        local = token_ids - self.shard.start
+        is_here = (local >= 0) & (local < self.shard.size)
         rows = embedding(torch.where(is_here, local, 0), self.weight.tensor)
         return self.ranks.all_reduce(rows * is_here.unsqueeze(1))
 
 
-PACKED_COPY_BYTES = 64 << 20  # a tied weight up to this size is worth a second, packed copy
+PACKED_COPY_BYTES = 64 << 20  # a tied weight up to this size gets a second, packed copy
 
 
 class Head(Layer):
-    """Vectors [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank. A tied head shares the
-    embedding's weight."""
+    """Language model head. A tied head shares the embedding's weight."""
 
     def __init__(
         self, device: Device, dtype: torch.dtype, vocab_size: int, hidden_size: int, tied: Embedding | None
     ) -> None:
-        """Computes in `dtype`, which may be wider than the vectors' and that of a weight it shares: then it
-        has a copy of that."""
+        """The head computes in `dtype`. Where that is wider than the dtype of a weight it shares, the head has a
+        copy of the weight."""
         self.device = device
         self.dtype = dtype
         self.vocab_size = vocab_size
-        # stays as it is, for it is read row by row too
+        # the embedding's weight stays as it is, because the embedding reads it row by row
         self.tied = None if tied is None else tied.weight.tensor
         self.weight: Weight | None = (
             None if tied else vocabulary_weight(device, dtype, vocab_size, hidden_size)[0]
         )
-        self.packed: Any = None
+        self.packed: object = None  # what Ops.pack_linear made of the weight
 
-    def finish(self) -> None:
+    def finish_loading(self) -> None:
+        """Packs the weight for the device, except a large tied one, which is used as it is."""
         plain = self.tied if self.weight is None else self.weight.tensor
         assert plain is not None
         is_kept = self.tied is not None and self.tied.nbytes > PACKED_COPY_BYTES and plain.dtype == self.dtype
@@ -71,6 +70,7 @@ class Head(Layer):
         self.weight = self.tied = None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Hidden states [N, hidden] -> logits, float32 [N, vocabulary], the same on every rank."""
         logits = self.device.ops.linear(x.to(self.dtype), self.packed, None).float()
         if self.device.collectives.size == 1:
             return logits

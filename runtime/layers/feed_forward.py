@@ -4,14 +4,16 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, Gate
-from runtime.layers.linear import Linear, Sums
+from runtime.layers.linear import Linear, Reduction
 from runtime.layers.weight import Layer
 
 
 class FeedForward(Layer):
-    """SwiGLU: down(silu(gate(x)) * up(x)), or with `gelu` in place of silu GeGLU (Shazeer, 2020). With `sums`
-    False each rank returns its part of the sum; with `whole` each rank has all of the weights, and its own
-    tokens."""
+    """SwiGLU: down(silu(gate(x)) * up(x)), or with `gelu` in place of silu GeGLU (Shazeer, 2020).
+
+    `reduction`: see Linear; with "none" each rank returns its partial sum. With `replicated` each rank has all of
+    the weights, and only its own tokens pass it.
+    """
 
     def __init__(
         self,
@@ -21,23 +23,30 @@ class FeedForward(Layer):
         inner: int,
         *,
         bias: bool = False,
-        sums: Sums = True,
-        whole: bool = False,
+        reduction: Reduction = "all_reduce",
+        replicated: bool = False,
         gelu: bool = False,
     ) -> None:
         self.ops = device.ops
-        self.kind: Gate = "gelu_tanh" if gelu else "silu"
+        self.activation: Gate = "gelu_tanh" if gelu else "silu"
         self.gate_up_proj = Linear(
             device,
             dtype,
             hidden,
             {"gate": inner, "up": inner},
-            shard="whole" if whole else "column",
+            shard="replicated" if replicated else "column",
             bias=bias,
         )
         self.down_proj = Linear(
-            device, dtype, inner, {"": hidden}, shard="whole" if whole else "row", bias=bias, sums=sums
+            device,
+            dtype,
+            inner,
+            {"": hidden},
+            shard="replicated" if replicated else "row",
+            bias=bias,
+            reduction=reduction,
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj.forward(self.ops.act_and_mul(self.gate_up_proj.forward(x), self.kind))
+        """[T, hidden] -> [T, hidden]."""
+        return self.down_proj.forward(self.ops.act_and_mul(self.gate_up_proj.forward(x), self.activation))

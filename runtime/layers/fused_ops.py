@@ -1,4 +1,5 @@
-"""What devices without a kernel for it do in several steps: the specification of Fused."""
+"""FusedOps in plain Ops and torch: what devices without a fused kernel do in several steps, and the specification of
+those kernels."""
 
 import torch
 from torch import Tensor
@@ -7,8 +8,8 @@ from runtime.devices.base import Device, Ops
 from runtime.devices.operands import Fused, Seen
 
 
-class Unfused:
-    """Fused on any device."""
+class UnfusedOps:
+    """Fused on any device, as several operators."""
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
@@ -23,30 +24,33 @@ class Unfused:
         v_cache: Tensor,
         locations: Tensor,
     ) -> Tensor:
-        q, k, v = turned_heads(self.ops, qkv, k_cache, norm, cos, sin)
+        """See Fused.prepare_heads."""
+        q, k, v = split_and_rotate(self.ops, qkv, k_cache, norm, cos, sin)
         self.ops.store_kv(k, v, k_cache, v_cache, locations)
         return q
 
     def penalise(self, logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
+        """See Fused.penalise."""
         penalise(logits, rows, seen, at)
 
 
-def fused_of(device: Device) -> Fused:
-    return device.fused or Unfused(device.ops)
+def fused_ops_of(device: Device) -> Fused:
+    """The device's fused operators, or the same as several operators."""
+    return device.fused or UnfusedOps(device.ops)
 
 
-def turned_heads(
-    ops: Ops, qkv: Tensor, cache: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor
+def split_and_rotate(
+    ops: Ops, qkv: Tensor, k_cache: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a projection made, as queries [T, H, D], keys and values [T, K, D], the first two normalised and
-    turned. `cache`: of keys."""
-    kv_heads, dim = cache.shape[1:]
+    """Splits the output of a QKV projection, [T, (H + 2 K) * D], into queries [T, H, D], keys and values [T, K, D].
+    Queries and keys are normalized, where there is a norm, and rotated. `k_cache` [..., K, D] gives the sizes."""
+    kv_heads, dim = k_cache.shape[1:]
     heads = qkv.view(len(qkv), -1, dim)
     qk, v = heads.split((heads.shape[1] - kv_heads, kv_heads), dim=1)
     if norm is not None:
         qk = ops.rms_norm(qk, *norm)
-    turned = ops.rotary(qk, cos, sin)
-    q, k = turned.split((turned.shape[1] - kv_heads, kv_heads), dim=1)
+    rotated = ops.rotary(qk, cos, sin)
+    q, k = rotated.split((rotated.shape[1] - kv_heads, kv_heads), dim=1)
     return q, k, v
 
 
@@ -54,7 +58,7 @@ def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
     """Fused.penalise in plain torch."""
     frequency, presence, repetition = seen.penalties[at].unsqueeze(2).unbind(1)
     generated = seen.generated[at]
-    found = logits[rows]
-    scaled = torch.where(found > 0, found / repetition, found * repetition)
-    found = torch.where(seen.in_prompt[at] | (generated > 0), scaled, found)
-    logits[rows] = found - frequency * generated - presence * (generated > 0)
+    values = logits[rows]
+    scaled = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(seen.in_prompt[at] | (generated > 0), scaled, values)
+    logits[rows] = values - frequency * generated - presence * (generated > 0)

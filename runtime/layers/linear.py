@@ -1,29 +1,46 @@
-"""Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column layer splits its
-outputs over the ranks, the row layer that follows splits its inputs alike and sums, so a pair of them costs
-one exchange."""
+"""Linear layers, sharded by declaration (Megatron-LM, Shoeybi et al., 2019): a column-parallel layer splits its
+outputs over the ranks, the row-parallel layer that follows splits its inputs alike and reduces, so a pair of them
+costs one collective."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, Quantized
-from runtime.layers.parallel.sequence_parallel import Parts
-from runtime.layers.quantization.quantized_weight import PER_ROW, Storage, allocate, completed, dequantized
-from runtime.layers.weight import Layer, Lookup, Part, Share, Weight, even_share, kv_share, scaled
-from runtime.models.quantization_schemes import Stored
+from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.quantization.quantized_weight import (
+    ROW_TENSORS,
+    QuantizedWeight,
+    allocate_quantized,
+    dequantized,
+    quantized_operand,
+)
+from runtime.layers.weight import (
+    FormatLookup,
+    Layer,
+    Shard,
+    SourceTensor,
+    Weight,
+    even_shard,
+    kv_head_shard,
+    replicated_shard,
+    scaled_shard,
+)
+from runtime.models.quantization_schemes import WeightFormat
 
-# over the ranks, of their own part of the tokens alone; of all; or somebody else does
-Sums = Literal["parts"] | bool
+# how a row-parallel layer adds up its partial sums: on every rank, on each rank for its own shard of the tokens
+# alone, or not at all, because a layer above does
+Reduction = Literal["all_reduce", "reduce_scatter", "none"]
 
 
 class Linear(Layer):
-    """x [N, in] -> x Wᵀ + b [N, out]; with shard="column" this rank's share of out, with shard="row" of in,
-    with shard="whole" all.
+    """x [N, in] -> x Wᵀ + b [N, out]. With shard="column" a rank has a shard of out, with shard="row" a shard of
+    in, with shard="replicated" all.
 
-    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column layer may
-    give shares of its own choice instead of sizes. A row layer sums over the ranks as `sums` says.
+    `outputs` maps part names to sizes: several for fused weights, {"": size} otherwise. A column-parallel layer
+    may give shards in place of sizes. A row-parallel layer reduces over the ranks as `reduction` says.
     """
 
     def __init__(
@@ -31,115 +48,130 @@ class Linear(Layer):
         device: Device,
         dtype: torch.dtype,
         inputs: int,
-        outputs: dict[str, int | Share],
+        outputs: dict[str, int | Shard],
         *,
-        shard: Literal["column", "row", "whole"],
+        shard: Literal["column", "row", "replicated"],
         bias: bool = False,
-        sums: Sums = True,
+        reduction: Reduction = "all_reduce",
     ) -> None:
         self.device, self.dtype = device, dtype
-        assert sums or not bias, "whoever sums would add the bias once a rank"
+        assert reduction != "none" or not bias, "the layer that reduces would add the bias once a rank"
         self.is_row, self.is_column = shard == "row", shard == "column"
-        self.outputs = {name: self._output_share(out) for name, out in outputs.items()}
+        self.outputs = {name: self._output_shard(out) for name, out in outputs.items()}
         self.inputs = (
-            even_share(inputs, device.collectives, "row inputs") if self.is_row else Share(inputs, 0, inputs)
+            even_shard(inputs, device.collectives, "row inputs") if self.is_row else replicated_shard(inputs)
         )
-        self.size = sum(share.size for share in self.outputs.values())
+        self.size = sum(out.size for out in self.outputs.values())
         self.has_bias = bias
         self.weight: Weight | None = None
         self.bias: Weight | None = None
-        self.storage: Storage | None = None  # in place of the weight where it is in few bits
-        self.packed: Any = None
-        # what adapters add to the product (layers/lora.py)
-        self.adapted: Callable[[Tensor, Tensor], Tensor] | None = None
-        self.sum: Callable[[Tensor], Tensor] | None = None
-        if sums and self.is_row and device.collectives.size > 1:
-            self.sum = Parts(device.collectives).sum if sums == "parts" else device.collectives.all_reduce
+        self.quantized: QuantizedWeight | None = None  # in place of `weight` where that is quantized
+        self.packed: object = None  # what Ops.pack_linear or Ops.pack_quantized made of the weight
+        # adds the low-rank products of adapters to the layer's output, given its input (layers/lora.py)
+        self.add_lora: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.reduce: Callable[[Tensor], Tensor] | None = None
+        if reduction != "none" and self.is_row and device.collectives.size > 1:
+            self.reduce = (
+                SequenceParallel(device.collectives).reduce_scatter
+                if reduction == "reduce_scatter"
+                else device.collectives.all_reduce
+            )
 
-    def _output_share(self, out: int | Share) -> Share:
-        if isinstance(out, Share):
+    def _output_shard(self, out: int | Shard) -> Shard:
+        if isinstance(out, Shard):
             return out
         return (
-            even_share(out, self.device.collectives, "column outputs")
+            even_shard(out, self.device.collectives, "column outputs")
             if self.is_column
-            else Share(out, 0, out)
+            else replicated_shard(out)
         )
 
-    def open(self, lookup: Lookup) -> None:
-        if (stored := lookup("")) is not None:
-            self.storage = self._storage(stored)
+    def allocate(self, formats: FormatLookup) -> None:
+        """Takes memory for the weight, quantized or not, and the bias."""
+        if (format := formats("")) is not None:
+            self.quantized = self._quantized_weight(format)
         offset, weights, biases = 0, {}, {}
-        for name, share in self.outputs.items():
-            shape = (share.full, self.inputs.full)
-            weights[name] = Part(shape, 1, self.inputs) if self.is_row else Part(shape, 0, share, offset)
-            biases[name] = Part((share.full,), 0, share, offset)
-            offset += share.size
-        if self.storage is None:
-            self.weight = Weight((self.size, self.inputs.size), weights, self.dtype, self.device.torch_device)
-        if self.has_bias and not (self.storage is not None and self.storage.has_bias_inside):
-            self.bias = Weight((self.size,), biases, self.dtype, self.device.torch_device)
-            if self.storage is not None:
-                self.storage.entries.pop("bias", None)  # what it has to say of layers without one
+        for name, shard in self.outputs.items():
+            shape = (shard.full, self.inputs.full)
+            weights[name] = (
+                SourceTensor(shape, 1, self.inputs) if self.is_row else SourceTensor(shape, 0, shard, offset)
+            )
+            biases[name] = SourceTensor((shard.full,), 0, shard, offset)
+            offset += shard.size
+        if self.quantized is None:
+            self.weight = Weight.empty(
+                (self.size, self.inputs.size), weights, self.dtype, self.device.torch_device
+            )
+        if self.has_bias and not (self.quantized is not None and self.quantized.includes_bias):
+            self.bias = Weight.empty((self.size,), biases, self.dtype, self.device.torch_device)
+            if self.quantized is not None:
+                # the quantized weight expects a bias of zeros where the layer has none; this one has a bias
+                self.quantized.weights.pop("bias", None)
 
-    def _storage(self, stored: Stored) -> Storage:
-        tensors = allocate(stored.scheme, self.size, self.inputs, self.device.torch_device)
-        return Storage(
-            stored,
+    def _quantized_weight(self, format: WeightFormat) -> QuantizedWeight:
+        tensors = allocate_quantized(format.scheme, self.size, self.inputs, self.device.torch_device)
+        return QuantizedWeight(
+            format,
             self.outputs,
             self.inputs,
             tensors,
-            counts_sums=not self.is_row or self.device.collectives.rank == 0,
+            loads_quant_bias=not self.is_row or self.device.collectives.rank == 0,
         )
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
-        yield from (child for child in super().children() if child[0] != "storage")
-        if self.storage is not None:
-            yield from self.storage.children()
+        """The weights; those of a quantized one directly, as in the checkpoint."""
+        yield from (child for child in super().children() if child[0] != "quantized")
+        if self.quantized is not None:
+            yield from self.quantized.children()
 
-    def per_row(self) -> Iterator[Tensor]:
+    def row_tensors(self) -> Iterator[Tensor]:
         """All tensors that have a row for each output, so that rows may be put into another order before
-        `finish`."""
+        `finish_loading`."""
         yield from (weight.tensor for weight in (self.weight, self.bias) if weight is not None)
-        if self.storage is not None:
-            yield from (self.storage.tensors[name] for name in PER_ROW if name in self.storage.tensors)
+        if self.quantized is not None:
+            yield from (
+                self.quantized.tensors[name] for name in ROW_TENSORS if name in self.quantized.tensors
+            )
 
-    def stored(self) -> Tensor | Quantized:
-        """The weight, once, in place of `finish`."""
-        if self.storage is not None:
-            return completed(self.storage)
+    def take_weight(self) -> Tensor | Quantized:
+        """The loaded weight for a caller that packs it itself, in place of `finish_loading`. Call it once."""
+        if self.quantized is not None:
+            return quantized_operand(self.quantized)
         assert self.weight is not None
         return self.weight.tensor
 
-    def values(self) -> Tensor:
-        """[out, in] in full, before `finish`."""
-        if self.storage is None:
+    def full_weight(self) -> Tensor:
+        """The weight [out, in] of this rank, dequantized to `dtype`. Call it before `finish_loading`."""
+        if self.quantized is None:
             assert self.weight is not None
             return self.weight.tensor
-        return dequantized(completed(self.storage), self.dtype)
+        return dequantized(quantized_operand(self.quantized), self.dtype)
 
-    def finish(self) -> None:
-        weight = self.stored()
+    def finish_loading(self) -> None:
+        """Packs the weight for the device."""
+        weight = self.take_weight()
         self.packed = (
             self.device.ops.pack_linear(weight)
             if isinstance(weight, Tensor)
             else self.device.ops.pack_quantized(weight)
         )
-        self.weight = self.storage = None
+        self.weight = self.quantized = None
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [N, in] -> [N, out], or with reduction "reduce_scatter" this rank's shard of the rows."""
         bias = self.bias.tensor if self.bias is not None else None
-        out = self.device.ops.linear(x, self.packed, bias if self.sum is None else None)
-        if self.adapted is not None:
-            out = self.adapted(x, out)
-        if self.sum is None:
+        out = self.device.ops.linear(x, self.packed, bias if self.reduce is None else None)
+        if self.add_lora is not None:
+            out = self.add_lora(x, out)
+        if self.reduce is None:
             return out
-        out = self.sum(out)
+        out = self.reduce(out)
         return out if bias is None else out + bias
 
 
 class QkvLinear(Linear):
-    """Queries, keys and values in one column layer, split by whole heads; keys and values repeat where ranks
-    outnumber them."""
+    """Queries, keys and values in one column-parallel layer, split by whole heads. Key/value heads are replicated
+    where there are fewer of them than ranks."""
 
     def __init__(
         self,
@@ -152,14 +184,12 @@ class QkvLinear(Linear):
         *,
         bias: bool,
     ) -> None:
-        q, kv = (
-            even_share(num_heads, device.collectives, "attention heads"),
-            kv_share(num_kv_heads, device.collectives),
-        )
-        self.heads = (q.size, kv.size, kv.size)  # of this rank
-        outputs: dict[str, int | Share] = {
-            "q": scaled(q, head_dim),
-            "k": scaled(kv, head_dim),
-            "v": scaled(kv, head_dim),
+        q = even_shard(num_heads, device.collectives, "attention heads")
+        kv = kv_head_shard(num_kv_heads, device.collectives)
+        self.heads = (q.size, kv.size, kv.size)  # query, key and value heads of this rank
+        outputs: dict[str, int | Shard] = {
+            "q": scaled_shard(q, head_dim),
+            "k": scaled_shard(kv, head_dim),
+            "v": scaled_shard(kv, head_dim),
         }
         super().__init__(device, dtype, inputs, outputs, shard="column", bias=bias)

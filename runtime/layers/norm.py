@@ -1,52 +1,52 @@
-"""Root mean square normalisation."""
-
-from typing import Any
+"""Root mean square normalization."""
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Device
-from runtime.layers.weight import Layer, Part, Share, Weight
+from runtime.layers.weight import Layer, SourceTensor, TensorReader, Weight, replicated_shard
 
 
 class RMSNorm(Layer):
-    """Over the last dimension of size `size`; every rank holds the whole weight.
+    """RMSNorm over the last dimension, of size `size`. Every rank has the whole weight.
 
-    Tools that quantise may move outliers out of the weights behind a norm, and then checkpoints have a bias
-    for it.
+    Quantization tools may move outliers out of the weights behind a norm; their checkpoints have a bias for the
+    norm, unless `may_have_bias` is False.
     """
 
     def __init__(
-        self, device: Device, dtype: torch.dtype, size: int, eps: float, *, may_shift: bool = True
+        self, device: Device, dtype: torch.dtype, size: int, eps: float, *, may_have_bias: bool = True
     ) -> None:
         self.ops = device.ops
         self.eps = eps
-        self.weight = Weight(
-            (size,), {"": Part((size,), 0, Share(size, 0, size))}, dtype, device.torch_device
+        self.weight = Weight.empty(
+            (size,), {"": SourceTensor((size,), 0, replicated_shard(size))}, dtype, device.torch_device
         )
-        self.shift: Tensor | None = None
-        part = Part((size,), 0, Share(size, 0, size), load=self._shift)
-        self.bias = Weight.of(torch.empty(0), {"": part}, is_optional=True) if may_shift else None
+        self.shift: Tensor | None = None  # the bias, where the checkpoint has one
+        source = SourceTensor((size,), 0, replicated_shard(size), load=self._load_bias)
+        self.bias = Weight(torch.empty(0), {"": source}, is_optional=True) if may_have_bias else None
 
-    def _shift(self, raw: Any) -> None:
-        self.shift = torch.empty_like(self.weight.tensor).copy_(raw[...])
+    def _load_bias(self, reader: TensorReader) -> None:
+        self.shift = torch.empty_like(self.weight.tensor).copy_(reader[...])
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
         normed = self.ops.rms_norm(x, self.weight.tensor, self.eps)
         return normed if self.shift is None else normed + self.shift
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum)."""
+        """(norm of x + residual, x + residual)."""
         normed, total = self.ops.add_rms_norm(x, residual, self.weight.tensor, self.eps)
         return (normed if self.shift is None else normed + self.shift), total
 
 
-class UnitNorm(RMSNorm):
-    """The same where checkpoints hold how much weights differ from 1. They are float32: in fewer bits the sum
-    would lose what differs."""
+class UnitOffsetRMSNorm(RMSNorm):
+    """RMSNorm for checkpoints that store weight - 1. The weight is float32: the sum in fewer bits would lose the
+    difference from 1."""
 
     def __init__(self, device: Device, dtype: torch.dtype, size: int, eps: float) -> None:
-        super().__init__(device, torch.float32, size, eps, may_shift=False)
+        super().__init__(device, torch.float32, size, eps, may_have_bias=False)
 
-    def finish(self) -> None:
+    def finish_loading(self) -> None:
+        """Adds the 1."""
         self.weight.tensor += 1

@@ -6,9 +6,9 @@
     yarn      high frequencies kept, low ones divided, a ramp between; scores rescaled (Peng et al., 2023)
     llama3    as yarn with a ramp over wavelengths, no rescaling (Llama 3.1)
 
-`dynamic` is made a pure function of the position: position p turns as it does when a sequence of exactly p +
-1 tokens is extended by its last. That is what the reference does when it decodes, and it cannot depend on
-chunks, batch company or restarts.
+`dynamic` is a pure function of the position here: position p is rotated as when a sequence of exactly p + 1 tokens
+is extended by its last token. That is what the reference implementation does when it decodes, and it does not depend
+on chunks, on the rest of the batch or on restarts.
 """
 
 import math
@@ -21,8 +21,8 @@ from runtime.models.config import Rope
 
 
 class Rotary:
-    """Cosines and sines for the positions of a step; frequencies in float32, as the reference computes
-    them."""
+    """Cosines and sines for the positions of a step. Frequencies are float32, as in the reference
+    implementation."""
 
     def __init__(self, rope: Rope, head_dim: int, ops: Ops, torch_device: torch.device) -> None:
         self.rope = rope
@@ -32,7 +32,7 @@ class Rotary:
         self.scale = yarn_scale(rope) if rope.rope_type == "yarn" else 1.0
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [T] -> cos and sin for Ops.rotary."""
+        """Positions int64 [T] -> cos and sin tables for Ops.rotary."""
         places = positions.float().unsqueeze(1)
         angles = places * (self._dynamic(places) if self.rope.rope_type == "dynamic" else self.frequencies)
         cos, sin = angles.cos(), angles.sin()
@@ -50,19 +50,22 @@ class Rotary:
 
 
 def plain_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    """theta^(-2i/D), float32 [D / 2]."""
     return 1.0 / (rope.rope_theta**exponents)
 
 
 def linear_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    """The plain frequencies divided by `factor`."""
     return plain_frequencies(rope, exponents) / rope.factor
 
 
 def yarn_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    """YaRN: high frequencies stay, low ones are divided by `factor`, with a ramp between them."""
     plain = plain_frequencies(rope, exponents)
     dim, original = 2 * len(exponents), rope.original_max_position_embeddings or rope.max_position_embeddings
 
     def dimension(turns: float) -> float:
-        """Which pair makes this many full turns over the original context."""
+        """Index of the pair of dimensions that makes this many full turns over the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 
     low, high = dimension(rope.beta_fast or 32), dimension(rope.beta_slow or 1)
@@ -78,7 +81,7 @@ def yarn_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
 
 
 def yarn_scale(rope: Rope) -> float:
-    """The factor on cosines and sines, so its square is on the scores."""
+    """The factor on cosines and sines; scores are multiplied by its square."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
@@ -90,14 +93,16 @@ def _logarithmic(rope: Rope, scale: float) -> float:
     return 1.0 if rope.factor <= 1 else 0.1 * scale * math.log(rope.factor) + 1.0
 
 
-def stretched_scale(rope: Rope) -> float:
-    """The factor on all scores of latent attention, whose rotary part alone has that of cosines and sines."""
+def mla_score_scale(rope: Rope) -> float:
+    """The factor on all scores of latent attention. Cosines and sines scale only the rotary part of those
+    scores."""
     if rope.rope_type == "default" or not rope.mscale_all_dim:
         return 1.0
     return _logarithmic(rope, rope.mscale_all_dim) ** 2
 
 
 def llama3_frequencies(rope: Rope, exponents: Tensor) -> Tensor:
+    """Llama 3.1: as YaRN, with a ramp over wavelengths."""
     plain = plain_frequencies(rope, exponents)
     original = rope.original_max_position_embeddings or rope.max_position_embeddings
     turns = original * plain / (2 * math.pi)  # over the original context

@@ -1,4 +1,4 @@
-"""Host values to the device, without making the host wait for what the device does."""
+"""Copies from the host to the device that do not make the host wait for the device."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,22 @@ from torch import Tensor
 
 
 def upload(array: np.ndarray, torch_device: torch.device) -> Tensor:
-    """As it is, which must be writable; where the device has memory of its own, through pinned memory, in the
-    order of its work."""
+    """The array, which must be writable, as a tensor of the same dtype. On a device with memory of its own it is
+    copied through pinned memory, in the order of the device's work; on the CPU it is shared."""
     tensor = torch.from_numpy(array)
     return tensor if torch_device.type == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
 
 
-def to_device(array: np.ndarray, torch_device: torch.device) -> Tensor:
-    """A fresh int64 tensor; the array may be read-only, as those of a ring are."""
+def upload_int64(array: np.ndarray, torch_device: torch.device) -> Tensor:
+    """A fresh int64 tensor. The array may be read-only, as those of a ring are."""
     return upload(array.astype(np.int64), torch_device)
 
 
-def integers(values: Sequence[int] | Sequence[Sequence[int]], torch_device: torch.device) -> Tensor:
-    """int64"""
+def int64_tensor(values: Sequence[int] | Sequence[Sequence[int]], torch_device: torch.device) -> Tensor:
+    """An int64 tensor of these numbers."""
     return upload(np.array(values, np.int64), torch_device)
 
 
-def floats(values: Sequence[float] | Sequence[Sequence[float]], torch_device: torch.device) -> Tensor:
-    """float32"""
+def float32_tensor(values: Sequence[float] | Sequence[Sequence[float]], torch_device: torch.device) -> Tensor:
+    """A float32 tensor of these numbers."""
     return upload(np.array(values, np.float32), torch_device)

@@ -1,107 +1,170 @@
-"""What a model is made of: layers that hold weights and other layers, and where each weight comes from in a
-checkpoint.
+"""Layers, the weights that they hold, and where each weight comes from in a checkpoint.
 
-A checkpoint tensor fills one *part* of a weight: several parts where weights are fused (q, k and v in one
-matrix), and only this rank's *share* of a part where they are sharded.
+A checkpoint tensor fills one part of a weight: a fused weight (q, k and v in one matrix) has several parts. Where
+a weight is sharded over the ranks, each rank reads only its shard of each checkpoint tensor.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import EllipsisType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.models.quantization_schemes import Stored
+from runtime.models.quantization_schemes import WeightFormat
 
-FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors spells them
-Lookup = Callable[[str], Stored | None]  # module below a layer -> how its weight is stored; None: in full
+FLOATS = ("F32", "BF16", "F16", "F64")  # dtype names of safetensors
+# name of a module below a layer -> the format of its quantized weight; None: the weight is not quantized
+FormatLookup = Callable[[str], WeightFormat | None]
+# last name of a checkpoint's module -> the fused module here and the part of it that the checkpoint's module fills
+PackedModules = dict[str, tuple[str, str]]
+Index = EllipsisType | slice | int | tuple[slice | int, ...]
 
 
-class Ranks(Protocol):
-    """Who shares a dimension, and which of them this is."""
+class TensorReader(Protocol):
+    """A checkpoint tensor that is read when it is indexed, as safetensors' own slice objects are."""
+
+    def get_shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        ...
+
+    def get_dtype(self) -> str:
+        """The dtype by safetensors' name, as BF16."""
+        ...
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """Reads this part of the tensor."""
+        ...
+
+
+class RankGroup(Protocol):
+    """The ranks that share a dimension: how many they are, and which of them this one is."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank's number in the group, from 0."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank's place among those that it shares some weights with: less than all ranks, or groups of them."""
+class Subgroup:
+    """A RankGroup that is not all ranks: ranks that share one expert, or one rank of each such group."""
 
     rank: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """This rank's [start, start + size) of a dimension that has `full` entries in the checkpoint."""
+class Shard:
+    """This rank's range [start, start + size) of a dimension that has `full` entries in the checkpoint."""
 
     full: int
     start: int
     size: int
 
+    @property
+    def range(self) -> slice:
+        """The range as a slice."""
+        return slice(self.start, self.start + self.size)
+
+
+def replicated_shard(full: int) -> Shard:
+    """All of a dimension, on every rank."""
+    return Shard(full, 0, full)
+
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A checkpoint tensor of shape `shape`; its `share` of dimension `dim` goes to `offset` of the weight,
-    unless `load` says otherwise."""
+class SourceTensor:
+    """A checkpoint tensor of shape `shape`. Its `shard` of dimension `dim` is copied to `offset` of the weight,
+    unless `load` is given."""
 
     shape: tuple[int, ...]
     dim: int
-    share: Share
+    shard: Shard
     offset: int = 0
-    load: Callable[[Any], None] | None = None  # reads what this rank needs of a slice, to wherever it goes
+    load: Callable[[TensorReader], None] | None = None  # reads what this rank needs and stores it itself
     dtypes: tuple[str, ...] = FLOATS
-    shapes: tuple[tuple[int, ...], ...] = ()  # others that will do
-    draw: str = ""  # what random numbers for it look like, where they are not like weights
+    other_shapes: tuple[tuple[int, ...], ...] = ()  # shapes that are accepted as well
+    dummy_kind: str = ""  # how --load-format dummy makes it (models/dummy_weights.py); "": as weights
 
 
 class Weight:
-    """A tensor on the device, in parts that the loader fills; a weight that is not fused has one part, named
-    ""."""
+    """A tensor on the device and the checkpoint tensors that the loader fills it from, by the name of the part.
+    The only part of a weight that is not fused is named ""."""
 
     def __init__(
-        self, shape: tuple[int, ...], parts: dict[str, Part], dtype: torch.dtype, torch_device: torch.device
+        self, tensor: Tensor, sources: dict[str, SourceTensor], *, is_optional: bool = False
     ) -> None:
-        self.tensor = torch.empty(shape, dtype=dtype, device=torch_device)
-        self.parts = parts
-        self.is_optional = False
+        """`tensor` may be a view of a larger one. An optional weight may be missing in a checkpoint."""
+        self.tensor = tensor
+        self.sources = sources
+        self.is_optional = is_optional
 
     @classmethod
-    def of(cls, tensor: Tensor, parts: dict[str, Part], *, is_optional: bool = False) -> "Weight":
-        """A weight that lies in a larger tensor, or whose parts know where they go. An optional one may be
-        missing in a checkpoint."""
-        weight = cls.__new__(cls)
-        weight.tensor, weight.parts, weight.is_optional = tensor, parts, is_optional
-        return weight
+    def empty(
+        cls,
+        shape: tuple[int, ...],
+        sources: dict[str, SourceTensor],
+        dtype: torch.dtype,
+        torch_device: torch.device,
+    ) -> "Weight":
+        """A weight with uninitialized memory of its own."""
+        return cls(torch.empty(shape, dtype=dtype, device=torch_device), sources)
 
-    def destination(self, part: Part) -> Tensor:
-        return self.tensor.narrow(part.dim, part.offset, part.share.size)
+    def target(self, source: SourceTensor) -> Tensor:
+        """The view of the weight that this checkpoint tensor fills."""
+        return self.tensor.narrow(source.dim, source.offset, source.shard.size)
 
 
-def cache_scale() -> Weight:
-    """What some checkpoints have for a cache of few bits: one number; 1 where there is none."""
+def kv_cache_scale() -> Weight:
+    """A scale of keys or values that some checkpoints have for an fp8 cache: one number, 1 where it is missing."""
     tensor = torch.ones(1)
-    part = Part((1,), 0, Share(1, 0, 1), load=lambda raw: tensor.copy_(raw[...].reshape(1)), shapes=((),))
-    return Weight.of(tensor, {"": part}, is_optional=True)
+    source = SourceTensor(
+        (1,),
+        0,
+        replicated_shard(1),
+        load=lambda reader: tensor.copy_(reader[...].reshape(1)),
+        other_shapes=((),),
+    )
+    return Weight(tensor, {"": source}, is_optional=True)
+
+
+class LayerTree(Protocol):
+    """What functions below need of a layer or a model: see Layer."""
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """See Layer.allocate."""
+        ...
+
+    def finish_loading(self) -> None:
+        """See Layer.finish_loading."""
+        ...
+
+    def children(self) -> "Iterator[tuple[str, Layer | Weight]]":
+        """See Layer.children."""
+        ...
 
 
 class Layer:
-    """Base of all that holds weights: they are found by the names of the attributes, as in the checkpoint."""
+    """Base of everything that holds weights. Weights and layers below it are found by the names of the
+    attributes, which are those of the checkpoint."""
 
-    def open(self, lookup: Lookup) -> None:
-        """Called once, before anything is loaded: takes memory for weights that may be stored in several
-        ways."""
+    def allocate(self, formats: FormatLookup) -> None:
+        """Takes memory for weights that may be quantized. Called once, before anything is loaded."""
 
-    def finish(self) -> None:
-        """Called once, when all weights are loaded."""
+    def finish_loading(self) -> None:
+        """Packs or combines weights. Called once, when all of them are loaded."""
 
     def children(self) -> Iterator[tuple[str, "Layer | Weight"]]:
+        """The layers and weights directly below this one, with their names; members of a list are named
+        `list.0`."""
         for name, value in vars(self).items():
             if isinstance(value, (Layer, Weight)):
                 yield name, value
@@ -109,14 +172,14 @@ class Layer:
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Layer))
 
 
-class Held(Layer):
-    """A weight that a layer above computes with."""
+class WeightOnly(Layer):
+    """A layer that only names a weight, with which a layer above computes."""
 
     def __init__(self, weight: Weight) -> None:
         self.weight = weight
 
 
-def named_weights(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Weight]]:
+def named_weights(layer: LayerTree, prefix: str = "") -> Iterator[tuple[str, Weight]]:
     """All weights below a layer with their dotted names."""
     for name, child in layer.children():
         if isinstance(child, Weight):
@@ -125,40 +188,42 @@ def named_weights(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Weight]
             yield from named_weights(child, f"{prefix}{name}.")
 
 
-def open_weights(layer: Layer, lookup: Lookup, prefix: str = "") -> None:
-    """Takes memory for the weights of a layer and of all below it. `lookup` wants full names."""
-    layer.open(lambda name: lookup(prefix + name))
+def allocate_weights(layer: LayerTree, formats: FormatLookup, prefix: str = "") -> None:
+    """Takes memory for the weights of a layer and of all below it. `formats` is asked by full names."""
+    layer.allocate(lambda name: formats(prefix + name))
     for name, child in list(layer.children()):
         if isinstance(child, Layer):
-            open_weights(child, lookup, f"{prefix}{name}.")
+            allocate_weights(child, formats, f"{prefix}{name}.")
 
 
-def finish(layer: Layer) -> None:
-    """Tells a layer and all below it that their weights are complete; a layer may change what those below it
-    will pack."""
-    layer.finish()
+def finish_loading(layer: LayerTree) -> None:
+    """Calls `Layer.finish_loading` of a layer and of all below it, from the top down: a layer may change what
+    those below it pack."""
+    layer.finish_loading()
     for _, child in layer.children():
         if isinstance(child, Layer):
-            finish(child)
+            finish_loading(child)
 
 
-def even_share(full: int, ranks: Ranks, what: str, flag: str = "--tp-size") -> Share:
-    """An equal part of `full` for each rank. Raises ModelError where that cannot be."""
+def even_shard(full: int, ranks: RankGroup, what: str, flag: str = "--tp-size") -> Shard:
+    """An equal part of a dimension for each rank. Raises ModelError, naming `what` and `flag`, where the number of
+    ranks does not divide `full`."""
     if full % ranks.size:
         raise ModelError(
             f"{flag} {ranks.size} does not divide the model's {what} ({full}); choose a divisor of it"
         )
     size = full // ranks.size
-    return Share(full, ranks.rank * size, size)
+    return Shard(full, ranks.rank * size, size)
 
 
-def kv_share(num_kv_heads: int, ranks: Ranks) -> Share:
-    """Key/value heads of this rank; where there are fewer than ranks, neighbours hold the same one."""
+def kv_head_shard(num_kv_heads: int, ranks: RankGroup) -> Shard:
+    """Key/value heads of this rank. Where there are fewer heads than ranks, neighbouring ranks have the same
+    one."""
     if num_kv_heads >= ranks.size or ranks.size % num_kv_heads:
-        return even_share(num_kv_heads, ranks, "key/value heads")
-    return Share(num_kv_heads, ranks.rank * num_kv_heads // ranks.size, 1)
+        return even_shard(num_kv_heads, ranks, "key/value heads")
+    return Shard(num_kv_heads, ranks.rank * num_kv_heads // ranks.size, 1)
 
 
-def scaled(share: Share, unit: int) -> Share:
-    """The share of a dimension that has `unit` entries for each one of `share`."""
-    return Share(share.full * unit, share.start * unit, share.size * unit)
+def scaled_shard(shard: Shard, unit: int) -> Shard:
+    """The shard of a dimension that has `unit` entries for each entry of `shard`."""
+    return Shard(shard.full * unit, shard.start * unit, shard.size * unit)

@@ -1,9 +1,8 @@
 """The BERT line of encoders (Devlin et al., 2019): BERT, RoBERTa, XLM-RoBERTa and DistilBERT, to embed or to
 classify.
 
-Post-norm blocks of attention in which every token sees all of its text, and a plain feed-forward; learned
-absolute positions. The families differ in the names of their weights, in where positions begin, and in
-whether there are types of segments.
+Post-norm blocks of bidirectional attention and a plain feed-forward, with learned absolute positions. The
+families differ in the names of their weights, in where positions begin, and in whether there are token types.
 """
 
 import torch
@@ -11,17 +10,20 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from runtime.devices.base import Batch, Device
-from runtime.layers.attention.bidirectional import Picks, Rows, attend_rows
+from runtime.layers.attention.bidirectional import BidirectionalPlan, bidirectional_attention
 from runtime.layers.attention.paged import Attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.linear import Linear, QkvLinear
-from runtime.layers.parallel.replicated import Dense, LayerNorm, Table
-from runtime.layers.weight import Layer
+from runtime.layers.parallel.replicated import LayerNorm, ReplicatedEmbedding, ReplicatedLinear
+from runtime.layers.pooling import PoolingMetadata
+from runtime.layers.weight import Layer, PackedModules
+from runtime.models.base import Renames
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
 
 
 def activate(name: str, x: Tensor) -> Tensor:
+    """The activation of this name (see Encoder.activation and Encoder.head_activation)."""
     match name:
         case "gelu":
             return gelu(x)
@@ -35,27 +37,28 @@ def activate(name: str, x: Tensor) -> Tensor:
 
 
 class Embeddings(Layer):
-    """Word, position and type of segment, summed and normalised."""
+    """Embeddings of word, position and token type, summed and normalized."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, encoder: Encoder) -> None:
         size = config.hidden_size
         self.first_position = encoder.first_position
         self.word_embeddings = Embedding(device, dtype, config.vocab_size, size)
-        self.position_embeddings = Table(device, dtype, encoder.num_positions, size)
+        self.position_embeddings = ReplicatedEmbedding(device, dtype, encoder.num_positions, size)
         self.token_type_embeddings = (
-            Table(device, dtype, encoder.num_types, size) if encoder.num_types else None
+            ReplicatedEmbedding(device, dtype, encoder.num_types, size) if encoder.num_types else None
         )
         self.norm = LayerNorm(device, dtype, size, config.rms_norm_eps)
 
     def forward(self, batch: Batch) -> Tensor:
+        """[T, hidden]."""
         x = self.word_embeddings.forward(batch.token_ids)
         if self.token_type_embeddings is not None:
             x = x + self.token_type_embeddings.forward(batch.types)
         return self.norm.forward(x + self.position_embeddings.forward(batch.positions + self.first_position))
 
 
-class Block(Layer):
-    """Attention and feed-forward, each added to its input and normalised after."""
+class EncoderLayer(Layer):
+    """One block: attention and feed-forward, each added to its input and normalized after."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, activation: str) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
@@ -70,16 +73,19 @@ class Block(Layer):
         self.down = Linear(device, dtype, inner, {"": hidden}, shard="row", bias=True)
         self.norm = LayerNorm(device, dtype, hidden, eps)
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, plan: BidirectionalPlan) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
         q, k, v = self.qkv.forward(x).view(len(x), -1, self.head_dim).split(self.qkv.heads, dim=1)
-        x = self.attention_norm.forward(x + self.attention_out.forward(attend_rows(q, k, v, rows)))
+        x = self.attention_norm.forward(
+            x + self.attention_out.forward(bidirectional_attention(q, k, v, plan))
+        )
         return self.norm.forward(x + self.down.forward(activate(self.activation, self.up.forward(x))))
 
 
 class Bert(Layer):
-    """`forward` gives the tokens' vectors, `vectors` what is pooled of them."""
+    """An encoder. See Model."""
 
-    renames = (
+    renames: Renames = (
         ("embeddings.LayerNorm.", "embeddings.norm."),
         ("encoder.layer.", "layers."),
         ("attention.self.", ""),
@@ -105,33 +111,35 @@ class Bert(Layer):
         ("classifier.out_proj.", "score."),
         ("classifier.", "score."),
     )
-    fused = {"query": ("qkv", "q"), "key": ("qkv", "k"), "value": ("qkv", "v")}
-    attentions: list[Attention] = []  # with a key/value cache: none
+    packed_modules: PackedModules = {"query": ("qkv", "q"), "key": ("qkv", "k"), "value": ("qkv", "v")}
+    attentions: list[Attention] = []  # an encoder needs no key/value cache
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None:
         assert config.encoder is not None and config.pooling is not None
         size, self.head_activation = config.hidden_size, config.encoder.head_activation
         self.embeddings = Embeddings(device, dtype, config, config.encoder)
         self.layers = [
-            Block(device.of_layer(i), dtype, config, config.encoder.activation)
+            EncoderLayer(device.of_layer(i), dtype, config, config.encoder.activation)
             for i in range(config.num_layers)
         ]
         has_head = config.pooling.task == "classify"
-        self.dense = Dense(device, dtype, size, size, bias=True) if has_head else None
-        self.score = Dense(device, dtype, size, config.pooling.size, bias=True) if has_head else None
+        self.dense = ReplicatedLinear(device, dtype, size, size, bias=True) if has_head else None
+        self.score = (
+            ReplicatedLinear(device, dtype, size, config.pooling.size, bias=True) if has_head else None
+        )
 
     def forward(self, batch: Batch) -> Tensor:
-        """[T, hidden]"""
+        """The tokens' vectors, [T, hidden]."""
         x = self.embeddings.forward(batch)
         for layer in self.layers:
             x = layer.forward(x, batch.attention)
         return x
 
-    def vectors(self, hidden: Tensor, picks: Picks) -> Tensor:
-        """float32 [N, size]"""
-        if picks.mode == "mean":
-            return picks.mean(hidden)
-        picked = picks.pick(hidden)
+    def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
+        """Embeddings or class scores, float32 [N, size]."""
+        if pooling.mode == "mean":
+            return pooling.mean(hidden)
+        selected = pooling.select(hidden)
         if self.dense is None or self.score is None:
-            return picked.float()
-        return self.score.forward(activate(self.head_activation, self.dense.forward(picked))).float()
+            return selected.float()
+        return self.score.forward(activate(self.head_activation, self.dense.forward(selected))).float()

@@ -13,11 +13,12 @@ from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ModelError
+from runtime.layers.weight import TensorReader
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 
 
-class Index(Struct, frozen=True):
+class IndexFile(Struct, frozen=True):
     """model.safetensors.index.json: tensor name -> file name."""
 
     weight_map: dict[str, str]
@@ -26,18 +27,18 @@ class Index(Struct, frozen=True):
 def weight_files(folder: Path) -> list[Path]:
     """The files that together hold the weights. Raises ModelError when there are none or one of them is
     missing."""
-    if (folder / INDEX).is_file():
+    if (folder / INDEX_FILE).is_file():
         try:
-            index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
+            index = msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=IndexFile)
         except msgspec.MsgspecError as error:
             raise ModelError(
-                f"{INDEX} cannot be read: {error}; restore the file from the model's source"
+                f"{INDEX_FILE} cannot be read: {error}; restore the file from the model's source"
             ) from None
         names = sorted(set(index.weight_map.values()))
         missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
         if missing:
             raise ModelError(
-                f"{INDEX} names {missing[0]} ({len(missing)} of {len(names)} files are missing); "
+                f"{INDEX_FILE} names {missing[0]} ({len(missing)} of {len(names)} files are missing); "
                 "finish the download of the model"
             )
         return [folder / name for name in names]
@@ -54,12 +55,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class TensorSlice:
-    """A tensor in an open file. `raw` is safetensors' own slice object, which reads on indexing."""
+    """A tensor in an open file. `reader` is safetensors' own slice object, which reads on indexing."""
 
-    def __init__(self, name: str, file: str, raw: object) -> None:
+    def __init__(self, name: str, file: str, reader: TensorReader) -> None:
         self.name = name
         self.file = file
-        self.raw = raw
+        self.reader = reader
 
 
 def tensors(files: list[Path]) -> Iterator[TensorSlice]:

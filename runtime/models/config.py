@@ -15,8 +15,8 @@ from msgspec import Meta, Struct, structs
 
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
-from runtime.models.mla_config import HfLatent, Latent, read_latent
-from runtime.models.moe_config import MIXTURES, HfMoe, MoeConfig
+from runtime.models.mla_config import HfMlaConfig, MlaConfig, read_mla
+from runtime.models.moe_config import MOE_READERS, HfMoeConfig, MoeConfig
 from runtime.models.pooling import Pooling
 from runtime.models.quantization_config import Quantization, read_quantization
 from runtime.models.registry import check_architecture, check_pools
@@ -39,7 +39,7 @@ class Family(Struct, frozen=True, kw_only=True):
     # some: that and layer_types decide, or max_window_layers without them; listed: there must be layer_types
     # alternating: where layer_types does not decide, every second layer, from the first on
     moe: str | None = None  # its reader in sparse.py
-    is_latent: bool = False
+    is_mla: bool = False
     activation: str = "silu"
     output_norms: bool = False
     has_sinks: bool = False
@@ -50,8 +50,8 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family(
         activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"
     ),
-    "DeepseekV2ForCausalLM": Family(moe="deepseek2", is_latent=True),
-    "DeepseekV3ForCausalLM": Family(moe="deepseek3", is_latent=True),
+    "DeepseekV2ForCausalLM": Family(moe="deepseek2", is_mla=True),
+    "DeepseekV3ForCausalLM": Family(moe="deepseek3", is_mla=True),
     "GptOssForCausalLM": Family(window="alternating", moe="gpt_oss", has_sinks=True),
     "LlamaForCausalLM": Family(mlp_bias=None),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
@@ -115,7 +115,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     has_sinks: bool = False  # heads of attention have a learned logit beside their scores
     moe: MoeConfig | None  # None: no experts
     # None: keys and values of each head; else num_kv_heads is 1 and head_dim that of the rotary part
-    latent: Latent | None
+    mla: MlaConfig | None
     draft_layers: int  # of the checkpoint, behind the others, which are not loaded: they guess further tokens
     num_recurrent_layers: int = 0  # that keep a state for each sequence; no family here has them yet
     rope: Rope
@@ -243,12 +243,12 @@ def read_config(
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
     family = FAMILIES[family_of(architecture) + GENERATES]
-    moe = None if family.moe is None else MIXTURES[family.moe](_decode(raw, HfMoe, "config.json"))
-    latent = read_latent(_decode(raw, HfLatent, "config.json")) if family.is_latent else None
-    if latent is not None:
-        hf = structs.replace(hf, head_dim=latent.rope_dim, num_key_value_heads=1)
+    moe = None if family.moe is None else MOE_READERS[family.moe](_decode(raw, HfMoeConfig, "config.json"))
+    mla = read_mla(_decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
+    if mla is not None:
+        hf = structs.replace(hf, head_dim=mla.rope_dim, num_key_value_heads=1)
     config = structs.replace(
-        _resolve(architecture, hf, generation, moe, latent),
+        _resolve(architecture, hf, generation, moe, mla),
         quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization),
     )
     if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
@@ -267,7 +267,7 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
 
 
 def _resolve(
-    architecture: str, hf: HfConfig, generation: HfGeneration, moe: MoeConfig | None, latent: Latent | None
+    architecture: str, hf: HfConfig, generation: HfGeneration, moe: MoeConfig | None, mla: MlaConfig | None
 ) -> ModelConfig:
     family = FAMILIES[family_of(architecture) + GENERATES]
     _check_sizes(family, hf)
@@ -304,7 +304,7 @@ def _resolve(
         score_cap=hf.attn_logit_softcapping or 0.0,
         logit_cap=hf.final_logit_softcapping or 0.0,
         moe=moe,
-        latent=latent,
+        mla=mla,
         draft_layers=hf.num_nextn_predict_layers or 0,
         rope=rope,
         context_len=_context_len(rope),
@@ -334,7 +334,7 @@ def _resolve_encoder(architecture: str, raw: bytes, folder: Path, wishes: dict[s
         qk_norm=False,
         windows=(0,) * hf.num_hidden_layers,
         moe=None,
-        latent=None,
+        mla=None,
         draft_layers=0,
         rope=Rope(),
         context_len=longest_text(folder, encoder.num_positions - encoder.first_position),

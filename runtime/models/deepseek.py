@@ -1,120 +1,126 @@
-"""DeepSeek V2 and V3 (and R1): latent attention, and experts in all but the first layers.
+"""DeepSeek V2 and V3 (and R1): multi-head latent attention (MLA), and experts in all but the first layers.
 
-What is cached of a token is one latent vector and one rotary key part, from which all heads' keys and values
-follow, so every rank keeps all of it. The families differ in data only: how experts are chosen (sparse.py),
-whether queries come from a latent of their own (in V2-Lite they do not).
+The cache holds one latent vector and one rotary key for each token, from which the keys and values of all
+heads follow, so every rank caches all of it. The families differ in data only: how experts are selected
+(moe_config.py), and whether queries come from a latent of their own (in V2-Lite they do not).
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtime.devices.base import Batch, Device
 from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
-from runtime.layers.attention.paged import LatentAttention
+from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parallel.sequence_parallel import Parts
-from runtime.layers.rotary import stretched_scale
-from runtime.layers.weight import Layer, Share, even_share, scaled
+from runtime.layers.parallel.sequence_parallel import SequenceParallel
+from runtime.layers.rotary import mla_score_scale
+from runtime.layers.weight import Layer, PackedModules, even_shard, replicated_shard, scaled_shard
 from runtime.models.config import ModelConfig
-from runtime.models.llama import Llama, sums_of
+from runtime.models.llama import Llama, reduction_of
 
-EPS = 1e-6  # of the norms inside attention, whatever config.json says of the others
+EPS = 1e-6  # of the norms inside attention; rms_norm_eps of config.json is that of the other norms
 
 
-class LatentSelfAttention(Layer):
-    """Projections down to latents, norms, rotary positions, attention, and the way back up."""
+class MlaSelfAttention(Layer):
+    """Projections to latents, norms, rotary positions, attention, and the projection from latents to
+    outputs."""
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
-        assert config.latent is not None
+        assert config.mla is not None
         self.device = device
-        self.joins = device.joins_latents
-        self.parts = Parts(device.collectives)
-        self.latent = latent = config.latent
-        heads = even_share(config.num_heads, device.collectives, "attention heads")
-        self.num_heads, query_dim = heads.size, latent.nope_dim + latent.rope_dim
-        hidden, rank, queries = config.hidden_size, latent.kv_rank, scaled(heads, query_dim)
-        q = queries if latent.q_rank is None else Share(latent.q_rank, 0, latent.q_rank)
-        kv = Share(rank + latent.rope_dim, 0, rank + latent.rope_dim)
+        self.gathers_tokens = device.joins_latents
+        self.sequence_parallel = SequenceParallel(device.collectives)
+        self.mla = mla = config.mla
+        heads = even_shard(config.num_heads, device.collectives, "attention heads")
+        self.num_heads, query_dim = heads.size, mla.nope_dim + mla.rope_dim
+        hidden, rank, queries = config.hidden_size, mla.kv_rank, scaled_shard(heads, query_dim)
+        q = queries if mla.q_rank is None else replicated_shard(mla.q_rank)
+        kv = replicated_shard(rank + mla.rope_dim)
         self.qkv_a_proj: Linear | None = Linear(
             device, dtype, hidden, {"q": q, "kv": kv}, shard="column", bias=config.qkv_bias
         )
-        self.q_a_layernorm = None if latent.q_rank is None else RMSNorm(device, dtype, latent.q_rank, EPS)
+        self.q_a_layernorm = None if mla.q_rank is None else RMSNorm(device, dtype, mla.q_rank, EPS)
         self.q_b_proj: Linear | None = None
-        if latent.q_rank is not None:
-            self.q_b_proj = Linear(device, dtype, latent.q_rank, {"": queries}, shard="column")
+        if mla.q_rank is not None:
+            self.q_b_proj = Linear(device, dtype, mla.q_rank, {"": queries}, shard="column")
         self.kv_a_layernorm = RMSNorm(device, dtype, rank, EPS)
-        made = scaled(heads, latent.nope_dim + latent.value_dim)
-        self.kv_b_proj: Linear | None = Linear(device, dtype, rank, {"": made}, shard="column")
+        up_outputs = scaled_shard(heads, mla.nope_dim + mla.value_dim)
+        self.kv_b_proj: Linear | None = Linear(device, dtype, rank, {"": up_outputs}, shard="column")
         self.o_proj = Linear(
             device,
             dtype,
-            config.num_heads * latent.value_dim,
+            config.num_heads * mla.value_dim,
             {"": hidden},
             shard="row",
             bias=config.o_bias,
-            sums=sums_of(device),
+            reduction=reduction_of(device),
         )
-        self.up: Any = None  # made of it when it is complete
-        self.prolog: Prolog | None = None  # and this of the others
-        self.attention = LatentAttention(
-            device.ops, index, latent, query_dim**-0.5 * stretched_scale(config.rope)
-        )
+        self.up: object = None  # what Ops.pack_latent makes of kv_b_proj
+        self.prolog: Prolog | None = None  # made of the other projections when they are loaded
+        self.attention = MlaAttention(device.ops, index, mla, query_dim**-0.5 * mla_score_scale(config.rope))
 
-    def finish(self) -> None:
+    def finish_loading(self) -> None:
+        """Packs kv_b_proj, makes the prolog, and brings the rotary rows of the weights into the order that it
+        wants."""
         assert self.kv_b_proj is not None and self.qkv_a_proj is not None
-        device, latent, heads = self.device, self.latent, self.num_heads
-        self.up = device.ops.pack_latent(self.kv_b_proj.values().unflatten(0, (heads, -1)), latent.nope_dim)
+        device, mla, heads = self.device, self.mla, self.num_heads
+        self.up = device.ops.pack_latent(self.kv_b_proj.full_weight().unflatten(0, (heads, -1)), mla.nope_dim)
         self.kv_b_proj = None
         plain = PlainProlog(
-            device.ops, latent, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm
+            device.ops, mla, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm
         )
         self.prolog = plain if device.prologs is None else device.prologs.open(plain)
-        if latent.is_paired != self.prolog.pairs_keys:
-            for rows in self.qkv_a_proj.per_row():
-                reorder(rows[-latent.rope_dim :].unsqueeze(0), self.prolog.pairs_keys)
-        if latent.is_paired != self.prolog.pairs_queries:
-            for rows in (self.q_b_proj or self.qkv_a_proj).per_row():
-                queries = rows[: heads * (latent.nope_dim + latent.rope_dim)]
-                reorder(queries.unflatten(0, (heads, -1))[:, latent.nope_dim :], self.prolog.pairs_queries)
-        if self.prolog.finish():
+        if mla.is_interleaved != self.prolog.interleaves_keys:
+            for rows in self.qkv_a_proj.row_tensors():
+                reorder(rows[-mla.rope_dim :].unsqueeze(0), self.prolog.interleaves_keys)
+        if mla.is_interleaved != self.prolog.interleaves_queries:
+            for rows in (self.q_b_proj or self.qkv_a_proj).row_tensors():
+                queries = rows[: heads * (mla.nope_dim + mla.rope_dim)]
+                reorder(queries.unflatten(0, (heads, -1))[:, mla.nope_dim :], self.prolog.interleaves_queries)
+        if self.prolog.take_weights():
             self.qkv_a_proj = self.q_b_proj = None
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        """-> queries and their rotary parts; latents and theirs go to the cache."""
+        """x -> queries [T, H, N] and their rotary parts [T, H, P]; latents and rotary keys go to the
+        cache."""
         prolog, targets = self.prolog, self.attention.cache_targets(batch)
         assert prolog is not None, "a step before the weights are complete"
-        join = partial(self.parts.join, num_tokens=len(batch.positions)) if self.joins else None
+        gather = (
+            partial(self.sequence_parallel.all_gather, num_tokens=len(batch.positions))
+            if self.gathers_tokens
+            else None
+        )
         if prolog.takes(batch.attention):
-            return prolog.prepare(x if join is None else join(x), cos, sin, *targets, self.up)
-        q, kv = prolog.project(x, join)
-        q, q_rope = q.split((self.latent.nope_dim, self.latent.rope_dim), dim=2)
-        q_rope = prolog.turn(q_rope, cos, sin)
+            return prolog.prepare(x if gather is None else gather(x), cos, sin, *targets, self.up)
+        q, kv = prolog.project(x, gather)
+        q, q_rope = q.split((self.mla.nope_dim, self.mla.rope_dim), dim=2)
+        q_rope = prolog.rotate(q_rope, cos, sin)
         prolog.store(kv, cos, sin, *targets)
         return q, q_rope
 
     def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        """Attention output [T, H * V], before `o_proj`."""
         return self.attention.forward(*queries, self.up, batch)
 
 
 def reorder(rows: Tensor, to_pairs: bool) -> None:
-    """Brings, in place, the second of each pair of neighbours of dimension 1 behind all the first ones, or
-    back. Scores do not change, as queries and keys are turned alike."""
+    """Reorders dimension 1 of rows [n, P, ...] in place: from rows 2i and 2i + 1 that rotate together to rows
+    i and i + P / 2, or with `to_pairs` back. Scores do not change, as queries and keys are rotated alike."""
     halves, twos = (rows.unflatten(1, shape).transpose(1, 2).flatten(1, 2) for shape in ((-1, 2), (2, -1)))
     rows.copy_(twos if to_pairs else halves)
 
 
 class DeepSeek(Llama):
-    """Llama's frame around other attention."""
+    """Llama with MLA. See GenerativeModel."""
 
-    fused = {
+    packed_modules: PackedModules = {
         "q_proj": ("qkv_a_proj", "q"),
         "q_a_proj": ("qkv_a_proj", "q"),
         "kv_a_proj_with_mqa": ("qkv_a_proj", "kv"),
         "gate_proj": ("gate_up_proj", "gate"),
         "up_proj": ("gate_up_proj", "up"),
     }
-    attention_layer = LatentSelfAttention
+    attention_class = MlaSelfAttention

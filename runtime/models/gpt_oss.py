@@ -1,12 +1,10 @@
 """gpt-oss (OpenAI, 2025), its checkpoints in bfloat16.
 
-Unlike Llama: heads have sinks beside their scores, every second layer slides a window, all projections have
-biases, and every feed-forward is a mixture. Its experts have biases and a gate of their own: both halves are
-clamped, which kernels of other mixtures do not know; so they are computed one by one over all tokens, each
-with its share of 0 where it was not chosen. That is right and can be captured, and costs more than it must.
+Unlike Llama: heads have attention sinks, every second layer has a sliding window, all projections have
+biases, and every feed-forward is MoE. Its experts have biases, and a gate whose halves are clamped, which the
+MoE kernels of devices do not know. So experts are computed one by one over all tokens, with weight 0 where a
+token did not select the expert. That is exact and can be captured, but slower than grouped kernels.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +13,17 @@ from torch.nn.functional import linear
 from runtime.devices.base import Batch, Device
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parallel.replicated import Dense
-from runtime.layers.weight import Layer, Part, Share, Weight, even_share, scaled
+from runtime.layers.parallel.replicated import ReplicatedLinear
+from runtime.layers.weight import (
+    Layer,
+    Shard,
+    SourceTensor,
+    Weight,
+    even_shard,
+    replicated_shard,
+    scaled_shard,
+)
+from runtime.models.base import AttentionLayer
 from runtime.models.config import ModelConfig
 from runtime.models.llama import Llama
 from runtime.models.moe_config import MoeConfig
@@ -25,8 +32,8 @@ ALPHA, LIMIT = 1.702, 7.0  # of the gate: its sigmoid's gain, and what its halve
 
 
 class Experts(Layer):
-    """Stacks as the checkpoint has them; ranks split each expert by its inner dimension, of which gate and up
-    take turns."""
+    """The stacked expert weights as the checkpoint has them. Ranks split each expert by its inner dimension,
+    in which columns of gate and up alternate."""
 
     def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
         if device.ep_size > 1 or device.exchanges is not None:
@@ -35,36 +42,38 @@ class Experts(Layer):
             )
         experts, torch_device = moe.num_experts, device.torch_device
         self.is_first = device.collectives.rank == 0
-        inner = even_share(moe.intermediate_size, device.collectives, "intermediate_size")
-        both, all_of = scaled(inner, 2), Share(hidden, 0, hidden)
+        inner = even_shard(moe.intermediate_size, device.collectives, "intermediate_size")
+        both, replicated = scaled_shard(inner, 2), replicated_shard(hidden)
 
-        def weight(dim: int, share: Share, *shape: int) -> Weight:
-            local = tuple(share.size if i == dim else size for i, size in enumerate(shape))
-            return Weight(local, {"": Part(shape, dim, share)}, dtype, torch_device)
+        def weight(dim: int, shard: Shard, *shape: int) -> Weight:
+            local = tuple(shard.size if i == dim else size for i, size in enumerate(shape))
+            return Weight.empty(local, {"": SourceTensor(shape, dim, shard)}, dtype, torch_device)
 
         self.gate_up_proj = weight(2, both, experts, hidden, both.full)
         self.gate_up_proj_bias = weight(1, both, experts, both.full)
         self.down_proj = weight(1, inner, experts, inner.full, hidden)
-        self.down_proj_bias = weight(1, all_of, experts, hidden)
+        self.down_proj_bias = weight(1, replicated, experts, hidden)
 
-    def finish(self) -> None:
-        if not self.is_first:  # the sum over ranks adds it once
+    def finish_loading(self) -> None:
+        """Drops the output bias on all ranks but the first, so that the sum over ranks adds it once."""
+        if not self.is_first:
             self.down_proj_bias.tensor.zero_()
 
-    def forward(self, x: Tensor, shares: Tensor) -> Tensor:
-        """x [T, hidden] and float32 shares [T, experts] -> this rank's part of the sum, float32."""
+    def forward(self, x: Tensor, routed_weights: Tensor) -> Tensor:
+        """x [T, hidden] and the experts' weights, float32 [T, experts] -> this rank's partial sum, float32
+        [T, hidden]."""
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         stacks = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
         for expert, (first, first_bias, second, second_bias) in enumerate(
             zip(*(stack.tensor for stack in stacks), strict=True)
         ):
             inner = clamped(torch.addmm(first_bias, x, first))
-            out += torch.addmm(second_bias, inner, second) * shares[:, expert, None]
+            out += torch.addmm(second_bias, inner, second) * routed_weights[:, expert, None]
         return out
 
 
 def clamped(gate_up: Tensor) -> Tensor:
-    """[T, 2 * inner] -> [T, inner]"""
+    """The gated activation with clamped halves: [T, 2 * inner] -> [T, inner]."""
     gate, up = gate_up[:, ::2].clamp(max=LIMIT), gate_up[:, 1::2].clamp(-LIMIT, LIMIT)
     return (up + 1) * gate * torch.sigmoid(ALPHA * gate)
 
@@ -75,10 +84,11 @@ class FeedForward(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
         self.device = device
         self.routing = moe.routing
-        self.router = Dense(device, torch.float32, hidden, moe.num_experts, bias=True)
+        self.router = ReplicatedLinear(device, torch.float32, hidden, moe.num_experts, bias=True)
         self.experts = Experts(device, dtype, hidden, moe)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
         assert self.router.bias is not None
         logits = linear(x.float(), self.router.weight.tensor, self.router.bias.tensor)
         ids, weights = self.device.experts.route(logits, None, self.routing)
@@ -86,31 +96,37 @@ class FeedForward(Layer):
         return self.device.collectives.all_reduce(out.to(x.dtype))
 
 
-class GptOssDecoder(Layer):
-    """One block."""
+class GptOssDecoderLayer(Layer):
+    """One block. See DecoderLayer."""
 
     def __init__(
-        self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int, attention: type[Any]
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        config: ModelConfig,
+        index: int,
+        attention_class: type[AttentionLayer],
     ) -> None:
         assert config.moe is not None
         self.input_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
-        self.self_attn = attention(device, dtype, config, index)
+        self.self_attn = attention_class(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe)
 
-    def before(
+    def before_attention(
         self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """See llama.Decoder."""
+        """See DecoderLayer.before_attention."""
         x, residual = self.input_layernorm.add(x, residual)
         return self.self_attn.project(x, cos, sin, batch), residual
 
-    def after(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def after_attention(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See DecoderLayer.after_attention."""
         x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
         return self.mlp.forward(x), residual
 
 
 class GptOss(Llama):
-    """See Llama."""
+    """gpt-oss. See GenerativeModel."""
 
-    decoder = GptOssDecoder
+    layer_class = GptOssDecoderLayer

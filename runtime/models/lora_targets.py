@@ -4,7 +4,7 @@ from runtime.models.config import ModelConfig
 from runtime.models.registry import MODELS
 
 
-def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
+def lora_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Inputs and outputs by name, as `layers.0.self_attn.q_proj`; empty for families whose layers are of
     another kind."""
     if MODELS.get(config.architecture) != "runtime.models.llama:Llama":

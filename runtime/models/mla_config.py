@@ -8,11 +8,11 @@ from msgspec import Meta, Struct
 from runtime.errors import ModelError
 
 # most numbers of keys and values that a device makes from latents at once; those of one head may be more
-EXPANDED = 1 << 24
+MAX_EXPANDED = 1 << 24
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 
 
-class Latent(Struct, frozen=True, kw_only=True):
+class MlaConfig(Struct, frozen=True, kw_only=True):
     """A token's keys and values of all heads are one latent vector; keys have a rotary part besides, the same
     for all heads."""
 
@@ -21,10 +21,10 @@ class Latent(Struct, frozen=True, kw_only=True):
     nope_dim: int  # of a head's query and key, without the rotary part
     rope_dim: int
     value_dim: int
-    is_paired: bool  # rotary dimensions 2i and 2i + 1 turn together; else i and i + rope_dim / 2
+    is_interleaved: bool  # rotary dimensions 2i and 2i + 1 turn together; else i and i + rope_dim / 2
 
 
-class HfLatent(Struct, frozen=True, kw_only=True):
+class HfMlaConfig(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     kv_lora_rank: Count | None = None
@@ -36,7 +36,7 @@ class HfLatent(Struct, frozen=True, kw_only=True):
     attention_bias: bool = False
 
 
-def read_latent(hf: HfLatent) -> Latent:
+def read_mla(hf: HfMlaConfig) -> MlaConfig:
     """Raises ModelError."""
     if (
         hf.kv_lora_rank is None
@@ -54,11 +54,11 @@ def read_latent(hf: HfLatent) -> Latent:
         )
     if hf.attention_bias and hf.q_lora_rank is None:
         raise ModelError("config.json: attention_bias without q_lora_rank is not supported")
-    return Latent(
+    return MlaConfig(
         kv_rank=hf.kv_lora_rank,
         q_rank=hf.q_lora_rank,
         nope_dim=hf.qk_nope_head_dim,
         rope_dim=hf.qk_rope_head_dim,
         value_dim=hf.v_head_dim,
-        is_paired=hf.rope_interleave,
+        is_interleaved=hf.rope_interleave,
     )

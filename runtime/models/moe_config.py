@@ -1,7 +1,7 @@
 """Mixtures of experts in config.json: which layers have experts, how many, and how tokens choose among them.
 Torch-free.
 
-Families spell the same facts differently; `MIXTURES` names the reader of each.
+Families spell the same facts differently; `MOE_READERS` names the reader of each.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class MoeConfig(Struct, frozen=True, kw_only=True):
     is_stacked: bool = False  # as one tensor of all experts, with biases
 
 
-class HfMoe(Struct, frozen=True, kw_only=True):
+class HfMoeConfig(Struct, frozen=True, kw_only=True):
     """The part of config.json that is read here."""
 
     num_hidden_layers: Count
@@ -67,7 +67,7 @@ class HfMoe(Struct, frozen=True, kw_only=True):
     routed_scaling_factor: float = 1.0
 
 
-def _sizes(hf: HfMoe) -> tuple[int, int, int]:
+def _sizes(hf: HfMoeConfig) -> tuple[int, int, int]:
     """Experts, experts of a token, intermediate size. Raises ModelError."""
     num_experts = hf.num_experts or hf.num_local_experts or hf.n_routed_experts
     if num_experts is None or hf.num_experts_per_tok is None or hf.moe_intermediate_size is None:
@@ -82,7 +82,7 @@ def _sizes(hf: HfMoe) -> tuple[int, int, int]:
     return num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size
 
 
-def _qwen(hf: HfMoe, has_shared: bool) -> MoeConfig:
+def _qwen(hf: HfMoeConfig, has_shared: bool) -> MoeConfig:
     num_experts, top_k, inner = _sizes(hf)
     dense = set(hf.mlp_only_layers or ())
     layers = tuple(
@@ -100,16 +100,18 @@ def _qwen(hf: HfMoe, has_shared: bool) -> MoeConfig:
     )
 
 
-def qwen2(hf: HfMoe) -> MoeConfig:
+def qwen2(hf: HfMoeConfig) -> MoeConfig:
     """A shared expert beside the others, with a gate of its own."""
     return _qwen(hf, True)
 
 
-def qwen3(hf: HfMoe) -> MoeConfig:
+def qwen3(hf: HfMoeConfig) -> MoeConfig:
     return _qwen(hf, False)
 
 
-def _deepseek(hf: HfMoe, score: Literal["softmax", "sigmoid"], grouped: bool, normalizes: bool) -> MoeConfig:
+def _deepseek(
+    hf: HfMoeConfig, score: Literal["softmax", "sigmoid"], grouped: bool, normalizes: bool
+) -> MoeConfig:
     num_experts, top_k, inner = _sizes(hf)
     groups, top_groups = (hf.n_group or 1, hf.topk_group or 1) if grouped else (1, 1)
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
@@ -147,7 +149,7 @@ def _deepseek(hf: HfMoe, score: Literal["softmax", "sigmoid"], grouped: bool, no
     )
 
 
-def deepseek2(hf: HfMoe) -> MoeConfig:
+def deepseek2(hf: HfMoeConfig) -> MoeConfig:
     if hf.topk_method not in (None, "greedy", "group_limited_greedy") or hf.norm_topk_prob:
         raise ModelError(
             f"config.json: topk_method {hf.topk_method} with norm_topk_prob {hf.norm_topk_prob} is not supported in this "
@@ -156,7 +158,7 @@ def deepseek2(hf: HfMoe) -> MoeConfig:
     return _deepseek(hf, "softmax", hf.topk_method == "group_limited_greedy", False)
 
 
-def deepseek3(hf: HfMoe) -> MoeConfig:
+def deepseek3(hf: HfMoeConfig) -> MoeConfig:
     if hf.topk_method not in (None, "noaux_tc"):
         raise ModelError(
             f"config.json: topk_method {hf.topk_method} is not supported in this family; supported is noaux_tc"
@@ -164,7 +166,7 @@ def deepseek3(hf: HfMoe) -> MoeConfig:
     return _deepseek(hf, "sigmoid", True, hf.norm_topk_prob is not False)
 
 
-def gpt_oss(hf: HfMoe) -> MoeConfig:
+def gpt_oss(hf: HfMoeConfig) -> MoeConfig:
     num_experts, top_k, inner = hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size
     if num_experts is None or top_k is None or inner is None or top_k > num_experts:
         raise ModelError(
@@ -188,7 +190,7 @@ def gpt_oss(hf: HfMoe) -> MoeConfig:
     )
 
 
-MIXTURES: dict[str, Callable[[HfMoe], MoeConfig]] = {
+MOE_READERS: dict[str, Callable[[HfMoeConfig], MoeConfig]] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "deepseek2": deepseek2,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Mode = Literal["last", "mean", "cls"]
+PoolingMode = Literal["last", "mean", "cls"]
 Activation = Literal["softmax", "sigmoid", "none"]
 
 
@@ -12,7 +12,7 @@ class Pooling(Struct, frozen=True, kw_only=True):
     """How the vectors of a text's tokens become one result of `size` numbers."""
 
     task: Literal["embed", "classify"]
-    mode: Mode  # of the tokens' vectors: that of the last one, their mean, that of the first one
+    mode: PoolingMode  # of the tokens' vectors: that of the last one, their mean, that of the first one
     size: int
     is_whole: bool  # a text must be computed in one step, all of it: no chunks, no cached prefixes
     is_normalised: bool = False  # embeddings have length 1

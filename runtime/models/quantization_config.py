@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.errors import ModelError
-from runtime.models.quantization_schemes import Codes, Fp8, Int8, Layout, Scheme, Stored
+from runtime.models.quantization_schemes import Fp8, Int8, Layout, PackedInt, Scheme, WeightFormat
 
 Json = dict[str, Any]
 DESCRIPTION = "quant_model_description*.json"
@@ -33,7 +33,7 @@ MODELSLIM: dict[str, Callable[[int], Scheme | None]] = {
     "FLOAT": lambda group: None,
     "W8A8": lambda group: Int8("tensor"),
     "W8A8_DYNAMIC": lambda group: Int8("token"),
-    "W4A8_DYNAMIC": lambda group: Codes(4, group, activations="token"),
+    "W4A8_DYNAMIC": lambda group: PackedInt(4, group, activations="token"),
 }
 
 
@@ -41,7 +41,7 @@ class Rule(Struct, frozen=True):
     """How modules are stored that a pattern matches."""
 
     pattern: str  # a name, the end of one, or a regular expression behind "re:"; "Linear": all
-    stored: Stored | None  # None: plain
+    stored: WeightFormat | None  # None: plain
 
 
 class Quantization(Struct, frozen=True, kw_only=True):
@@ -49,10 +49,10 @@ class Quantization(Struct, frozen=True, kw_only=True):
 
     method: str  # as --quantization calls it
     rules: tuple[Rule, ...] = ()  # the first that matches counts
-    modules: dict[str, Stored | None] = {}  # modelslim: each by its name
+    modules: dict[str, WeightFormat | None] = {}  # modelslim: each by its name
     is_online: bool = False  # the checkpoint is plain, and quantised while it is loaded
 
-    def of(self, module: str) -> Stored | None:
+    def format_of(self, module: str) -> WeightFormat | None:
         if self.modules:
             return self.modules.get(module)
         return next((rule.stored for rule in self.rules if _matches(rule.pattern, module)), None)
@@ -89,7 +89,7 @@ def read_quantization(folder: Path, given: Json | None, wish: str | None) -> Qua
                 f"{', '.join(ONLINE)}, which quantise while loading"
             )
         return Quantization(
-            method=wish, rules=_rules(Stored(ONLINE[wish], "online"), ["lm_head"]), is_online=True
+            method=wish, rules=_rules(WeightFormat(ONLINE[wish], "online"), ["lm_head"]), is_online=True
         )
     kind = LAYERWISE.get(wish)
     is_all = kind is not None and all(
@@ -122,7 +122,7 @@ def _read(folder: Path, given: Json | None) -> Quantization | None:
     return Quantization(method="gptq" if method == "gptq_marlin" else method, rules=rules)
 
 
-def _rules(stored: Stored, ignored: list[str]) -> tuple[Rule, ...]:
+def _rules(stored: WeightFormat, ignored: list[str]) -> tuple[Rule, ...]:
     return (*(Rule(pattern, None) for pattern in ignored), Rule("Linear", stored))
 
 
@@ -139,13 +139,15 @@ def _fp8(given: Json) -> tuple[Rule, ...]:
     _need(scheme in ("dynamic", "static"), "fp8", f"activation_scheme {scheme}")
     ignored = given.get("modules_to_not_convert") or given.get("ignored_layers") or []
     if size is None:
-        return _rules(Stored(Fp8(activations="token" if scheme == "dynamic" else "tensor"), "fp8"), ignored)
+        return _rules(
+            WeightFormat(Fp8(activations="token" if scheme == "dynamic" else "tensor"), "fp8"), ignored
+        )
     _need(
         len(size) == 2 and size[0] == size[1] and scheme == "dynamic",
         "fp8",
         f"blocks of {size} and {scheme} activations",
     )
-    return _rules(Stored(Fp8(group=size[1]), "fp8", square=size[0]), ignored)
+    return _rules(WeightFormat(Fp8(group_size=size[1]), "fp8", block_rows=size[0]), ignored)
 
 
 def _awq(given: Json) -> tuple[Rule, ...]:
@@ -157,7 +159,8 @@ def _awq(given: Json) -> tuple[Rule, ...]:
     )
     group = given.get("group_size", given.get("q_group_size", 128))
     return _rules(
-        Stored(Codes(4, max(group, 0), has_zeros=True), "awq"), given.get("modules_to_not_convert") or []
+        WeightFormat(PackedInt(4, max(group, 0), has_zero_points=True), "awq"),
+        given.get("modules_to_not_convert") or [],
     )
 
 
@@ -175,8 +178,8 @@ def _gptq(given: Json) -> tuple[Rule, ...]:
         all(name.startswith("-:") for name in special), "gptq", "other parameters for some modules (dynamic)"
     )
     layout: Layout = "gptq_v2" if version == "gptq_v2" else "gptq"
-    stored = Stored(
-        Codes(bits, max(group, 0), has_zeros=True, is_ordered=bool(given.get("desc_act"))), layout
+    stored = WeightFormat(
+        PackedInt(bits, max(group, 0), has_zero_points=True, has_g_idx=bool(given.get("desc_act"))), layout
     )
     return _rules(stored, ["re:" + name[2:] for name in special])
 
@@ -192,7 +195,7 @@ def _compressed(given: Json) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _compressed_group(group: Json, form: str) -> Stored:
+def _compressed_group(group: Json, form: str) -> WeightFormat:
     method, weights, inputs = "compressed-tensors", group["weights"], group.get("input_activations")
     bits, kind, strategy = (
         weights["num_bits"],
@@ -208,20 +211,20 @@ def _compressed_group(group: Json, form: str) -> Stored:
         )
         _need(strategy in ("group", "channel"), method, f"strategy {strategy} of packed weights")
         order = weights.get("actorder") not in (None, False, "weight", "static")
-        codes = Codes(
+        codes = PackedInt(
             bits,
             weights.get("group_size") or 0 if strategy == "group" else 0,
-            has_zeros=not weights.get("symmetric", True),
-            is_ordered=order,
+            has_zero_points=not weights.get("symmetric", True),
+            has_g_idx=order,
         )
-        return Stored(codes, "packed")
+        return WeightFormat(codes, "packed")
     _need(
         bits == 8 and weights.get("symmetric", True), method, f"{bits} bits in format {form}, or zero points"
     )
     _need(form in ("int-quantized", "float-quantized", "naive-quantized"), method, f"format {form}")
     if kind == "int":
         _need(strategy in ("tensor", "channel") and inputs is not None, method, f"int8 weights by {strategy}")
-        return Stored(Int8(_activations(inputs, "int")), "compressed-tensors")
+        return WeightFormat(Int8(_activations(inputs, "int")), "compressed-tensors")
     if strategy == "block":
         size = weights.get("block_structure") or []
         _need(
@@ -229,9 +232,9 @@ def _compressed_group(group: Json, form: str) -> Stored:
             method,
             f"blocks of {size}",
         )
-        return Stored(Fp8(group=int(size[1])), "compressed-tensors", square=int(size[0]))
+        return WeightFormat(Fp8(group_size=int(size[1])), "compressed-tensors", block_rows=int(size[0]))
     _need(strategy in ("tensor", "channel"), method, f"float8 weights by {strategy}")
-    return Stored(
+    return WeightFormat(
         Fp8(activations="none" if inputs is None else _activations(inputs, "float")), "compressed-tensors"
     )
 
@@ -262,14 +265,14 @@ def _modelslim(path: Path) -> Quantization:
             f"{path.name} cannot be read: {error}; restore the file from the model's source"
         ) from None
     group = int(description.get("group_size") or 0)
-    modules: dict[str, Stored | None] = {}
+    modules: dict[str, WeightFormat | None] = {}
     for name, kind in description.items():
         if not (name.endswith(".weight") and isinstance(kind, str)):
             continue
         _need(kind in MODELSLIM, "modelslim", f"{name} in {kind}")
         scheme = MODELSLIM[kind](group)
         modules[name.removeprefix("model.").removesuffix(".weight")] = (
-            None if scheme is None else Stored(scheme, "modelslim")
+            None if scheme is None else WeightFormat(scheme, "modelslim")
         )
     return Quantization(method="modelslim", modules=modules)
 

@@ -4,9 +4,12 @@ A new family is a file beside this one and a row here.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.errors import ModelError
+
+if TYPE_CHECKING:
+    from runtime.models.base import Model
 
 POOLED = ("Model", "ForSequenceClassification")  # tops of models that make vectors or scores
 
@@ -55,7 +58,7 @@ def check_pools(name: str) -> None:
         )
 
 
-def model_class(name: str) -> type[Any]:
+def model_class(name: str) -> "type[Model]":
     """The class of an architecture. Imports torch, so ranks only. Raises ModelError like
     `check_architecture`."""
     check_architecture(name)

@@ -6,48 +6,52 @@ by expert.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
+from torch import Tensor
+
+from runtime.layers.weight import TensorReader
 from runtime.models.checkpoint import TensorSlice
 
 STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-class Rows:
+class ExpertRows:
     """Rows [begin, begin + size) of entry `index` of a three-dimensional slice; reads on indexing, as
     safetensors' own do."""
 
-    def __init__(self, raw: Any, index: int, begin: int, size: int) -> None:
-        self._raw = raw
-        self._index = index
+    def __init__(self, reader: TensorReader, expert: int, begin: int, size: int) -> None:
+        self._reader = reader
+        self._expert = expert
         self._begin = begin
         self._size = size
 
     def get_shape(self) -> list[int]:
-        return [self._size, self._raw.get_shape()[2]]
+        return [self._size, self._reader.get_shape()[2]]
 
     def get_dtype(self) -> str:
-        name: str = self._raw.get_dtype()
+        name: str = self._reader.get_dtype()
         return name
 
-    def __getitem__(self, where: slice | tuple[slice, slice]) -> Any:
-        rows, columns = where if isinstance(where, tuple) else (where, slice(None))
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
+        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         first, last, _ = rows.indices(self._size)
-        return self._raw[self._index, self._begin + first : self._begin + last, columns]
+        return self._reader[self._expert, self._begin + first : self._begin + last, columns]
 
 
 def unstacked(sources: Iterator[TensorSlice]) -> Iterator[TensorSlice]:
     """All tensors, with stacks of experts taken apart."""
     for source in sources:
-        raw: Any = source.raw
+        reader = source.reader
         parent, _, leaf = source.name.rpartition(".")
-        if not (parent.endswith(".experts") and leaf in STACKS and len(raw.get_shape()) == 3):
+        if not (parent.endswith(".experts") and leaf in STACKS and len(reader.get_shape()) == 3):
             yield source
             continue
-        names, (num_experts, num_rows, _) = STACKS[leaf], raw.get_shape()
+        names, (num_experts, num_rows, _) = STACKS[leaf], reader.get_shape()
         size = num_rows // len(names)
         for expert in range(num_experts):
             for i, name in enumerate(names):
                 yield TensorSlice(
-                    f"{parent}.{expert}.{name}.weight", source.file, Rows(raw, expert, i * size, size)
+                    f"{parent}.{expert}.{name}.weight",
+                    source.file,
+                    ExpertRows(reader, expert, i * size, size),
                 )

@@ -14,7 +14,7 @@ from runtime.devices.cuda import facts as cuda
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.null import facts as null
 from runtime.errors import OptionsError
-from runtime.models.mla_config import Latent
+from runtime.models.mla_config import MlaConfig
 from runtime.models.moe_config import MoeConfig
 from runtime.models.pooling import Pooling
 from runtime.models.quantization_config import Quantization
@@ -70,7 +70,7 @@ class ModelFacts(Protocol):
         ...
 
     @property
-    def latent(self) -> Latent | None:
+    def mla(self) -> MlaConfig | None:
         """Latent attention (MLA); None: the model has none."""
         ...
 

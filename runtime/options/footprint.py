@@ -16,7 +16,7 @@ from msgspec import Struct
 from runtime.cache.pool_sizes import Pools, Room, has_two_pools, least_pages, share
 from runtime.errors import ModelError
 from runtime.models.config import ModelConfig
-from runtime.models.mla_config import EXPANDED
+from runtime.models.mla_config import MAX_EXPANDED
 from runtime.options.facts import MachineFacts
 from runtime.options.plan import Plan
 
@@ -222,7 +222,7 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
     ranks = plan.parallel.tensor_parallel_size
     # as if all tokens were in one expert
     inner = max(model.intermediate_size, model.moe.intermediate_size if model.moe is not None else 0)
-    heads, latent = model.num_heads // ranks, model.latent
+    heads, latent = model.num_heads // ranks, model.mla
     if latent is None:
         attention = 2 * (heads + 2 * kv_heads(model, ranks)) * model.head_dim
     else:  # queries, absorbed queries, and attention output
@@ -230,6 +230,6 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
     widest = max(3 * inner // ranks, attention)
     # keys and values expanded from latents, and these latents
     made = (
-        0 if latent is None else 2 * EXPANDED + plan.model.context_length * (latent.kv_rank + latent.rope_dim)
+        0 if latent is None else 2 * MAX_EXPANDED + plan.model.context_length * (latent.kv_rank + latent.rope_dim)
     )
     return (tokens * (2 * model.hidden_size + widest) + made) * item + rows * model.vocab_size * 4

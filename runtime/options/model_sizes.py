@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from runtime.messages.memory import OffloadSpec, chosen
 from runtime.models.config import ModelConfig
 from runtime.models.encoder_config import Encoder
-from runtime.models.lora_targets import linears
+from runtime.models.lora_targets import lora_modules
 
 if TYPE_CHECKING:  # it imports numpy, which `runtime check --help` need not wait for
     from runtime.messages.lora import AdapterSetup
@@ -21,8 +21,8 @@ def cached_count(model: ModelConfig, ranks: int) -> int:
     rotary part of all heads."""
     if model.encoder is not None:
         return 0
-    if model.latent is not None:
-        return model.latent.kv_rank + model.latent.rope_dim
+    if model.mla is not None:
+        return model.mla.kv_rank + model.mla.rope_dim
     return 2 * kv_heads(model, ranks) * model.head_dim
 
 
@@ -49,7 +49,7 @@ def weight_count(
 def adapter_count(model: ModelConfig, setup: "AdapterSetup", ranks: int) -> int:
     """Numbers in the LoRA slots of one rank, each as large as the largest adapter."""
     count, keys = 0, kv_heads(model, ranks) * model.head_dim
-    for name, (ins, outs) in linears(model).items():
+    for name, (ins, outs) in lora_modules(model).items():
         module = name.rpartition(".")[2]
         if module in setup.targets:
             is_row = module in ("o_proj", "down_proj")
@@ -112,7 +112,7 @@ def encoder_count(model: ModelConfig, encoder: Encoder, ranks: int) -> int:
 
 def attention_count(model: ModelConfig, ranks: int) -> int:
     """Numbers that one rank holds of the attention of a layer."""
-    hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.latent, model.num_heads // ranks
+    hidden, dim, latent, heads = model.hidden_size, model.head_dim, model.mla, model.num_heads // ranks
     if latent is None:
         q, kv = heads * dim, kv_heads(model, ranks) * dim
         return (
@@ -156,7 +156,7 @@ def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks:
     counted."""
     if model.quantization is None:
         return 0
-    saved, of = 0.0, model.quantization.of
+    saved, format_of = 0.0, model.quantization.format_of
     for i in range(model.num_layers):
         expert = "experts.0." if model.moe is not None and model.moe.layers[i] else ""
         for name, count in (
@@ -166,7 +166,7 @@ def saved_bytes(model: ModelConfig, ranks: int, expert_ranks: int, shared_ranks:
                 feed_forward_count(model, i, ranks, expert_ranks, shared_ranks),
             ),
         ):
-            if (stored := of(name)) is not None:
+            if (stored := format_of(name)) is not None:
                 saved += count * (item - stored.scheme.number_bytes)
     return int(saved)
 

@@ -13,12 +13,13 @@ import torch
 
 from runtime.devices.base import Batch, Device
 from runtime.errors import StartError
+from runtime.models.base import GenerativeModel
 
 # measures Triton's products beside cuBLAS's
 HOW: dict[str, Any] = {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"}
 
 
-def compile_model(model: Any, device: Device, dtype: torch.dtype, *, explains: bool) -> None:
+def compile_model(model: GenerativeModel, device: Device, dtype: torch.dtype, *, explains: bool) -> None:
     """`explains`: what is compiled anew, and where a compiled function is cut, goes to stderr. Raises
     StartError."""
     # not before it is wanted: it takes seconds, and imports triton
@@ -26,7 +27,7 @@ def compile_model(model: Any, device: Device, dtype: torch.dtype, *, explains: b
 
     if explains:
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
-    compiled = torch.compile(type(model.layers[0]).after, **HOW)
+    compiled = torch.compile(type(model.layers[0]).after_attention, **HOW)
     nothing = torch.empty(0, dtype=torch.int64, device=device.torch_device)
     batch = Batch(nothing, nothing, (), [], None)
     try:

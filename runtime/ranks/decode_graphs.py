@@ -40,10 +40,11 @@ from runtime import log
 from runtime.devices.base import Batch, Device, Graphs
 from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
-from runtime.layers.lora import Adapters
+from runtime.layers.lora import LoraAdapters
 from runtime.layers.sampling.sampler import clean
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
+from runtime.models.base import GenerativeModel
 from runtime.ranks.slots import Slots
 from runtime.ranks.transfers import Transfers
 
@@ -96,7 +97,7 @@ class DecodeGraphs:
         self,
         device: Device,
         graphs: Graphs,
-        model: Any,
+        model: GenerativeModel,
         slots: Slots,
         kv: list[tuple[Tensor, Tensor]],
         page_size: int,
@@ -117,7 +118,7 @@ class DecodeGraphs:
         self.windows = windows
         self.transfers = transfers
         self.pads = pads
-        self.adapters: Adapters | None = None
+        self.adapters: LoraAdapters | None = None
         self.masks = False  # layers must know which rows are padding
         self.compiles = 0  # steps of up to so many sequences run what the model has compiled
         # elsewhere all rows would pay for penalties in several launches
@@ -271,7 +272,7 @@ class DecodeGraphs:
         rows = self.inputs(size)
         slots, positions = rows[0], rows[1]
         if self.adapters is not None:
-            self.adapters.of_slots(slots if is_adapted else None)
+            self.adapters.use_slots(slots if is_adapted else None)
         tables = self.slots.page_tables
         for pool, table in enumerate(tables):
             at, row, ids = rows[2 + 3 * pool : 5 + 3 * pool]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec import structs
@@ -21,12 +20,13 @@ from runtime import log
 from runtime.devices.base import Device
 from runtime.devices.host_memory import HostPages
 from runtime.errors import ModelError, StartError
-from runtime.layers.attention.paged import Attention, LatentAttention
+from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.moe.feed_forward import SparseFeedForward
 from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, chosen, in_order
 from runtime.messages.ranks import StartRank
+from runtime.models.base import Model
 from runtime.models.config import ModelConfig, read_config
-from runtime.models.loader import layer_sizes, load, look
+from runtime.models.loader import check_weights, layer_sizes, load
 from runtime.models.registry import model_class
 from runtime.ranks.compile import compile_model
 from runtime.ranks.model_runner import ModelRunner
@@ -39,7 +39,7 @@ FREE = ("dtype", "bos_id", "eos_ids", "context_len", "sampling_defaults", "draft
 
 
 def allocate_kv(
-    device: Device, layer: Attention | LatentAttention, num_tokens: int, dtype: torch.dtype
+    device: Device, layer: Attention | MlaAttention, num_tokens: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of one layer, or what it keeps in their place."""
     allocate = partial(device.memory.allocate_cache, num_tokens, layer.num_kv_heads)
@@ -87,19 +87,12 @@ class Weights:
                 device, homes=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu"))
             )
 
-    def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Any:
+    def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Model:
         """Raises ModelError."""
         self.device.memory.expect_weights()
         model = self._empty(self.device)
         self.num_bytes = load(
-            model,
-            model.fused,
-            self.config,
-            Path(self.start.model_path),
-            self.start.load_format,
-            self.start.seed,
-            progress,
-            getattr(model, "renames", ()),
+            model, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed, progress
         )
         if self.start.offload_setup.offload is not None:
             with torch.inference_mode():
@@ -136,10 +129,10 @@ class Weights:
             )
         if load_format != "dummy":
             model = self._empty(self.nowhere)
-            look(model, model.fused, config, Path(model_path), getattr(model, "renames", ()))
+            check_weights(model, config, Path(model_path))
         return Weights(replace(self.device, homes={}), start, config, self.dtype)
 
-    def _empty(self, device: Device) -> Any:
+    def _empty(self, device: Device) -> Model:
         return model_class(self.config.architecture)(device, self.dtype, self.config)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +16,14 @@ from torch import Tensor
 
 from runtime.devices.base import Arrivals, Batch, Copies, Device
 from runtime.devices.executor import Pending
-from runtime.layers.attention.bidirectional import plan_picks, plan_rows
-from runtime.layers.lora import Adapters
+from runtime.layers.attention.bidirectional import plan_bidirectional
+from runtime.layers.lora import LoraAdapters
+from runtime.layers.pooling import plan_pooling
 from runtime.layers.sampling.sampler import Logprobs, clean, logprobs
-from runtime.layers.upload import to_device, upload
+from runtime.layers.upload import upload, upload_int64
 from runtime.messages.ranks import Compiled
 from runtime.messages.steps import Failing, PageCopies, PromptLogprobs, StepPlan, StepResult
+from runtime.models.base import Model, is_generative
 from runtime.models.pooling import Pooling
 from runtime.ranks.decode_graphs import DecodeGraphs
 from runtime.ranks.expert_counts import ExpertLoad
@@ -93,7 +94,7 @@ class ModelRunner:
     def __init__(
         self,
         device: Device,
-        model: Any,
+        model: Model,
         slots: Slots,
         kv: list[tuple[Tensor, Tensor]],
         page_size: int,
@@ -114,7 +115,7 @@ class ModelRunner:
         self.transfers: Transfers = Direct() if device.streams is None else Streamed(device.streams)
         self.graphs: DecodeGraphs | None = None
         self.pieces: PiecewiseGraphs | None = None
-        self.adapters: Adapters | None = None
+        self.adapters: LoraAdapters | None = None
         self.load: ExpertLoad | None = None
         self.unsettled: Launched | None = None  # the latest step whose tokens somebody must be told
         self.sampled_step = -1  # the latest step whose tokens are their slots' last ones
@@ -126,7 +127,7 @@ class ModelRunner:
             self.settle()
         self.slots.runs = {}
         arrivals = None if plan.page_copies is None else self.move(plan.page_copies)
-        is_adapted = self.adapters is not None and self.adapters.begin(plan)
+        is_adapted = self.adapters is not None and self.adapters.begin_step(plan)
         size = None if self.graphs is None else self.graphs.size_for(plan)
         if self.graphs is not None and size is not None:
             hidden = self.graphs.forward(size, plan, is_adapted=is_adapted)
@@ -143,7 +144,7 @@ class ModelRunner:
             return self.finish_page_copies(plan, begin)
         batch = self.batch(plan, arrivals)
         if self.adapters is not None:
-            self.adapters.of_plan(plan, is_adapted=is_adapted)
+            self.adapters.use_plan(plan, has_adapters=is_adapted)
         size = None if self.pieces is None or is_adapted else self.pieces.size_for(batch)
         hidden = (
             self.model.forward(batch)
@@ -164,7 +165,11 @@ class ModelRunner:
         return (
             []
             if plan.shown is None
-            else [self.model.states(hidden.index_select(0, to_device(plan.shown, self.device.torch_device)))]
+            else [
+                self.model.hidden_states(
+                    hidden.index_select(0, upload_int64(plan.shown, self.device.torch_device))
+                )
+            ]
         )
 
     def report(
@@ -228,7 +233,7 @@ class ModelRunner:
             )
             self.graphs.masks, self.graphs.compiles = self.load is not None, compiled.max_rows
             self.graphs.adapters = self.adapters
-        if piecewise_sizes and hasattr(self.model, "pieces"):
+        if piecewise_sizes and is_generative(self.model):
             self.pieces = PiecewiseGraphs(
                 self.device,
                 self.device.graphs,
@@ -257,11 +262,9 @@ class ModelRunner:
     def pool(self, plan: StepPlan, hidden: Tensor, pooling: Pooling, begin: float) -> Pending:
         """A vector of each row that is complete, where other models sample a token."""
         rows = np.flatnonzero(plan.samples)
-        picks = plan_picks(pooling.mode, plan.counts.astype(np.int64), rows, self.device.torch_device)
+        picks = plan_pooling(pooling.mode, plan.counts.astype(np.int64), rows, self.device.torch_device)
         vectors = (
-            self.model.vectors(hidden, picks)
-            if len(rows)
-            else torch.empty(0, device=self.device.torch_device)
+            self.model.pool(hidden, picks) if len(rows) else torch.empty(0, device=self.device.torch_device)
         )
         if plan.page_copies is not None and self.copies is not None:
             self.copies.finish()
@@ -313,11 +316,11 @@ class ModelRunner:
         ends = counts.cumsum()
         host_positions = np.repeat(plan.starts - (ends - counts), counts)
         host_positions += np.arange(len(host_positions))
-        positions = to_device(host_positions, torch_device)
-        token_slots = to_device(np.repeat(plan.slots, counts), torch_device)
+        positions = upload_int64(host_positions, torch_device)
+        token_slots = upload_int64(np.repeat(plan.slots, counts), torch_device)
         token_ids = self.slots.last_token[token_slots[: plan.num_decodes]]
         if len(plan.token_ids):
-            token_ids = torch.cat((token_ids, to_device(plan.token_ids, torch_device)))
+            token_ids = torch.cat((token_ids, upload_int64(plan.token_ids, torch_device)))
         if not self.kv:  # an encoder
             is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
             types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
@@ -326,8 +329,8 @@ class ModelRunner:
                 positions,
                 (),
                 self.kv,
-                plan_rows(counts, torch_device),
-                to_device(types, torch_device),
+                plan_bidirectional(counts, torch_device),
+                upload_int64(types, torch_device),
                 arrivals,
             )
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
@@ -348,7 +351,9 @@ class ModelRunner:
         if plan.embed_places is None or plan.embeds is None:
             return None
         rows = upload(plan.embeds.copy(), self.device.torch_device)  # a ring's arrays may be read-only
-        return to_device(plan.embed_places, self.device.torch_device), rows.view(len(plan.embed_places), -1)
+        return upload_int64(plan.embed_places, self.device.torch_device), rows.view(
+            len(plan.embed_places), -1
+        )
 
     def sample(self, plan: StepPlan, hidden: Tensor) -> tuple[Tensor, Logprobs | None]:
         """Tokens after the rows that sample, int64 [N], which also become their slots' last tokens."""
@@ -356,10 +361,10 @@ class ModelRunner:
         if len(rows) == 0:
             return torch.empty(0, dtype=torch.int64, device=torch_device), None
         if len(rows) < len(hidden):
-            hidden = hidden.index_select(0, to_device(plan.counts.cumsum()[rows] - 1, torch_device))
+            hidden = hidden.index_select(0, upload_int64(plan.counts.cumsum()[rows] - 1, torch_device))
         logits = self.model.logits(hidden)
         slots, lengths = plan.slots[rows], (plan.starts + plan.counts)[rows]
-        index = to_device(slots, torch_device)
+        index = upload_int64(slots, torch_device)
         if self.device.collectives.rank == 0:
             if self.slots.follows:
                 self.settle()
@@ -387,7 +392,7 @@ class ModelRunner:
 
     def row_logprobs(self, slot: int, width: int, hidden: Tensor, targets: np.ndarray) -> PromptRow:
         """In chunks, as the logits of a whole prompt would fill the memory."""
-        known = to_device(np.maximum(targets, 0), self.device.torch_device)
+        known = upload_int64(np.maximum(targets, 0), self.device.torch_device)
         chunk = max(1, PROMPT_LOGITS // self.slots.vocab_size)
         parts = []
         for at in range(0, len(targets), chunk):

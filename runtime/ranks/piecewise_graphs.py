@@ -27,6 +27,7 @@ from torch import Tensor
 from runtime.devices.base import Batch, Device, Graphs
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
+from runtime.models.base import AttentionLayer, GenerativeModel
 from runtime.ranks.decode_graphs import attempt
 from runtime.ranks.slots import Slots
 
@@ -37,7 +38,7 @@ FEW = 128  # tokens that a step computes in the time of one, or nearly: it waits
 class Cut:
     """An attention between two graphs."""
 
-    layer: Any  # has `attend`
+    layer: AttentionLayer
     queries: tuple[Tensor, ...]  # [size, ...] each, of the shared tensors
     attended: Tensor
 
@@ -71,13 +72,13 @@ class Crossings:
 class Walk:
     """One way through a model. Each `advance` computes a piece, up to the next attention or the end."""
 
-    def __init__(self, model: Any, batch: Batch, one: Batch, crossings: Crossings) -> None:
+    def __init__(self, model: GenerativeModel, batch: Batch, one: Batch, crossings: Crossings) -> None:
         """`batch`: rows of padding; `one`: one of them with an attention plan."""
-        self.pieces = model.pieces(batch)
+        self.pieces = model.piecewise(batch)
         self.size = len(batch.positions)
         self.one = one
         self.crossings = crossings
-        self.asked: tuple[Any, tuple[Tensor, ...]] | None = None  # who attends next, and with what
+        self.asked: tuple[AttentionLayer, tuple[Tensor, ...]] | None = None  # who attends next, and with what
         self.found: Tensor | None = None  # by the attention before
         self.hidden: Tensor | None = None  # at the end
 
@@ -114,7 +115,7 @@ class PiecewiseGraphs:
         self,
         device: Device,
         graphs: Graphs,
-        model: Any,
+        model: GenerativeModel,
         slots: Slots,
         kv: list[tuple[Tensor, Tensor]],
         page_size: int,

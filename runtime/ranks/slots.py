@@ -15,7 +15,7 @@ from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.penalties import LogitsPenalties, Penalises, has_penalties
 from runtime.layers.sampling.processors import Processors
 from runtime.layers.sampling.sampler import Logprobs, clean, logprobs, uniform
-from runtime.layers.upload import floats, integers, to_device, upload
+from runtime.layers.upload import float32_tensor, int64_tensor, upload, upload_int64
 from runtime.messages.steps import Admit, SlotSampling, StepPlan
 
 
@@ -69,9 +69,9 @@ class Slots:
             self._set_pages(1, plan.window.slots, plan.window.rows, plan.window.ids)
 
     def _set_pages(self, pool: int, slots: np.ndarray, rows: np.ndarray, ids: np.ndarray) -> None:
-        self.page_tables[pool, to_device(slots, self.torch_device), to_device(rows, self.torch_device)] = (
-            to_device(ids, self.torch_device).int()
-        )
+        self.page_tables[
+            pool, upload_int64(slots, self.torch_device), upload_int64(rows, self.torch_device)
+        ] = upload_int64(ids, self.torch_device).int()
 
     def _admit(self, admits: list[Admit]) -> None:
         for admit in admits:
@@ -91,12 +91,14 @@ class Slots:
             if sampling.logprob_ids:
                 self._admit_picks(admit.slot, sampling)
         wishes = [admit.sampling for admit in admits]
-        index = integers([admit.slot for admit in admits], self.torch_device)
-        self.floats[index] = floats([[w.temperature, w.top_p, w.min_p] for w in wishes], self.torch_device)
-        self.ints[index] = integers([[w.seed, w.top_k] for w in wishes], self.torch_device)
+        index = int64_tensor([admit.slot for admit in admits], self.torch_device)
+        self.floats[index] = float32_tensor(
+            [[w.temperature, w.top_p, w.min_p] for w in wishes], self.torch_device
+        )
+        self.ints[index] = int64_tensor([[w.seed, w.top_k] for w in wishes], self.torch_device)
 
     def _admit_picks(self, slot: int, sampling: SlotSampling) -> None:
-        self.picks[slot] = integers(sampling.logprob_ids, self.torch_device)
+        self.picks[slot] = int64_tensor(sampling.logprob_ids, self.torch_device)
         for widths in (self.top_logprobs, self.prompt_logprobs):
             if widths[slot] >= 0:
                 widths[slot] += len(sampling.logprob_ids)
@@ -133,7 +135,9 @@ class Slots:
             )
         if self.is_random[slots].any():
             draw = self.draw(
-                to_device(slots, self.torch_device), to_device(lengths, self.torch_device), *self.cuts(slots)
+                upload_int64(slots, self.torch_device),
+                upload_int64(lengths, self.torch_device),
+                *self.cuts(slots),
             )
             tokens = ops.sample(adjusted, draw)
         else:
@@ -158,7 +162,7 @@ class Slots:
         }
         if places:
             logits = logits if is_own else logits.clone()
-            ops.mask(logits, integers(places, self.torch_device), upload(bits, self.torch_device))
+            ops.mask(logits, int64_tensor(places, self.torch_device), upload(bits, self.torch_device))
         return logits
 
     def _can_run(self, slot: int) -> bool:

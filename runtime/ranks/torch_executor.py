@@ -3,7 +3,6 @@ steps."""
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from runtime.devices.executor import Pending, Progress
 from runtime.devices.facts import DeviceFacts
 from runtime.devices.host_memory import HostPages, open_host
 from runtime.errors import StartError
-from runtime.layers.fused_ops import fused_of
-from runtime.layers.lora import Adapters
+from runtime.layers.fused_ops import fused_ops_of
+from runtime.layers.lora import LoraAdapters
 from runtime.layers.sampling.grammar_masks import GrammarMasks
 from runtime.layers.sampling.processors import Processors
 from runtime.messages.constraint import Grammar
@@ -25,6 +24,7 @@ from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import ChangeMemory, MemoryReport, UpdateWeights
 from runtime.messages.ranks import Captured, CountExperts, Profile, RankReady, StartRank
 from runtime.messages.steps import StepPlan
+from runtime.models.base import Model
 from runtime.models.config import ModelConfig
 from runtime.models.loader import resolve_dtype
 from runtime.models.quantization_schemes import require_supported
@@ -67,7 +67,7 @@ class TorchExecutor:
         adapters = (
             None
             if start.adapters is None
-            else Adapters(device, model, config, start.adapters, start.max_slots)
+            else LoraAdapters(device, model, model.packed_modules, config, start.adapters, start.max_slots)
         )
         weights_bytes = weights.num_bytes + (adapters.num_bytes if adapters is not None else 0)
         experts = open_load(
@@ -102,7 +102,7 @@ class TorchExecutor:
             len(sizes),
             GrammarMasks(start.grammar if self.rank == 0 else None, config.vocab_size),
             Processors(start.processors if self.rank == 0 else []),
-            fused_of(device).penalise,
+            fused_ops_of(device).penalise,
         )
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
@@ -142,7 +142,7 @@ class TorchExecutor:
         )
 
     def room_beside_steps(
-        self, device: Device, model: Any, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype
+        self, device: Device, model: Model, start: StartRank, config: ModelConfig, kv_dtype: torch.dtype
     ) -> int:
         """Bytes that pages may take so that the largest step fits beside them, where a device can measure
         what one takes."""
@@ -211,7 +211,7 @@ class TorchExecutor:
         if graphs is None:
             return Captured(size, 0.0, 0, f"{self.facts.name} captures no steps of this model", unit)
         if self.loaded.adapters is not None:
-            self.loaded.adapters.of_slots(None)  # what the latest step wanted is nothing of a graph
+            self.loaded.adapters.use_slots(None)  # what the latest step wanted is nothing of a graph
         with torch.inference_mode():
             if not self.trace_folder or self.recording is not None:  # torch has one profiler
                 return graphs.capture(size)

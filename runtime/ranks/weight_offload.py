@@ -27,7 +27,7 @@ from runtime.layers.weight import Layer, Weight
 
 ALIGNED = 256  # bytes, as devices' allocators align
 # what computes with a decoder's weights first and last; encoders' layers have one method for all
-HALVES = ("before", "after")
+HALVES = ("before_attention", "after_attention")
 
 
 def tensors(layer: Layer) -> Iterator[Tensor]:
@@ -104,7 +104,7 @@ class OffloadedModel:
 class Offload:
     """The offloaded layers of one rank, in order, which were made in host memory."""
 
-    def __init__(self, device: Device, layers: list[Any], ahead: int) -> None:
+    def __init__(self, device: Device, layers: list[Layer], ahead: int) -> None:
         self._streams = device.streams
         self._side = device.streams.Stream()
         self._shelves = [OffloadBuffer.of(list(tensors(layer))) for layer in layers]

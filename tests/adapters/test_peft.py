@@ -7,7 +7,7 @@ import pytest
 
 from runtime.errors import ModelError
 from runtime.models.config import read_config
-from runtime.models.lora_targets import linears
+from runtime.models.lora_targets import lora_modules
 from runtime.models.peft import read_adapter
 from tests.models.make import make_checkpoint
 from tests.models.make_adapter import make_adapter
@@ -28,7 +28,7 @@ def test_scales_and_ranks_follow_patterns(base: Path, tmp_path: Path) -> None:
         rank_pattern={"k_proj": 2},
         alpha_pattern={r"layers\.1\..*v_proj": 2},
     )
-    adapter = read_adapter(str(folder), linears(read_config(str(base))))
+    adapter = read_adapter(str(folder), lora_modules(read_config(str(base))))
     scales = {
         name: adapter.pairs[f"layers.{name}"].scale
         for name in ("0.self_attn.k_proj", "0.self_attn.v_proj", "1.self_attn.v_proj")
@@ -53,16 +53,16 @@ def test_scales_and_ranks_follow_patterns(base: Path, tmp_path: Path) -> None:
 def test_refused(base: Path, tmp_path: Path, config: dict[str, Any], words: str) -> None:
     folder = make_adapter(base, tmp_path, seed=0, **config)
     with pytest.raises(ModelError, match=words.replace("(", r"\(")) as caught:
-        read_adapter(str(folder), linears(read_config(str(base))))
+        read_adapter(str(folder), lora_modules(read_config(str(base))))
     assert str(tmp_path) not in str(caught.value)
 
 
 def test_damaged_or_of_another_model(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path, seed=0, prefix="base_model.model.other.")
     with pytest.raises(ModelError, match="which this model lacks"):
-        read_adapter(str(folder), linears(read_config(str(base))))
+        read_adapter(str(folder), lora_modules(read_config(str(base))))
     (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(ModelError, match="damaged"):
-        read_adapter(str(folder), linears(read_config(str(base))))
+        read_adapter(str(folder), lora_modules(read_config(str(base))))
     with pytest.raises(ModelError, match="adapter_config.json of the adapter cannot be read"):
-        read_adapter(str(folder / "nowhere"), linears(read_config(str(base))))
+        read_adapter(str(folder / "nowhere"), lora_modules(read_config(str(base))))

@@ -29,9 +29,7 @@ FLAGS = ("mla_prolog", "nz_cache", "multi_stream")  # --npu-..., as runtime serv
 def kind_of(config: ModelConfig, index: int) -> str:
     """What a layer is, as far as its calls depend on it."""
     window = config.windows[index]
-    attention = (
-        "latent attention" if config.latent else f"a window of {window}" if window else "full attention"
-    )
+    attention = "latent attention" if config.mla else f"a window of {window}" if window else "full attention"
     return f"{attention}, {'experts' if config.moe is not None and config.moe.layers[index] else 'dense'}"
 
 
@@ -152,16 +150,16 @@ def mark(executor: Any, config: ModelConfig, trace: list[str]) -> None:
     layers = executor.loaded.model.layers
     for index, layer in enumerate(layers):
 
-        def before(*given: Any, run: Any = layer.before, index: int = index) -> Any:
+        def before(*given: Any, run: Any = layer.before_attention, index: int = index) -> Any:
             trace.append(f"> {kind_of(config, index)}")
             return run(*given)
 
-        def after(*given: Any, run: Any = layer.after) -> Any:
+        def after(*given: Any, run: Any = layer.after_attention) -> Any:
             found = run(*given)
             trace.append("<")
             return found
 
-        layer.before, layer.after = before, after
+        layer.before_attention, layer.after_attention = before, after
 
 
 def sections(trace: list[str], kinds: Counter[str]) -> list[tuple[str, list[str]]]:

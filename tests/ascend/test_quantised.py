@@ -9,7 +9,7 @@ import torch
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.models.quantization_schemes import Codes
+from runtime.models.quantization_schemes import PackedInt
 from tests.devices.test_conformance import Bench
 from tests.devices.test_schemes import expected, random_weight
 from tests.models import quantise as quantiser
@@ -93,10 +93,10 @@ def test_other_schemes_are_refused(tmp_path: Path) -> None:
 
 def test_inputs_follow_an_order_of_equal_groups() -> None:
     bench = Bench("npu", torch.float32)
-    plain = random_weight(bench, Codes(4, 32, has_zeros=True), 48, 96)
+    plain = random_weight(bench, PackedInt(4, 32, has_zero_points=True), 48, 96)
     order = (torch.randperm(96, generator=bench.generator) // 32).int().to(bench.torch_device)
     weight = Quantized(
-        Codes(4, 32, has_zeros=True, is_ordered=True), plain.weight, plain.scale, plain.zeros, order
+        PackedInt(4, 32, has_zero_points=True, has_g_idx=True), plain.weight, plain.scale, plain.zeros, order
     )
     x = bench.randn(5, 96)
     bench.near(bench.ops.linear(x, bench.ops.pack_quantized(weight), None), expected(x, weight))
@@ -108,7 +108,7 @@ def test_four_bits_times_eight() -> None:
     from runtime.devices.ascend.grouped_gemm import CodedExperts, TokenInt4, pack_quantized
 
     bench = Bench("npu", torch.float32)
-    scheme = Codes(4, 0, activations="token")
+    scheme = PackedInt(4, 0, activations="token")
     gate_up, down = random_weight(bench, scheme, 256, 256, (3,)), random_weight(bench, scheme, 256, 128, (3,))
     packed = pack_quantized(gate_up, down, torch.float32)
     assert isinstance(packed, TokenInt4)
@@ -127,7 +127,7 @@ def test_four_bits_times_eight() -> None:
         )
     alone = random_weight(bench, scheme, 256, 256, (1,)), random_weight(bench, scheme, 256, 128, (1,))
     in_groups = [
-        random_weight(bench, Codes(4, 32, activations="token"), 256, ins, (3,)) for ins in (256, 128)
+        random_weight(bench, PackedInt(4, 32, activations="token"), 256, ins, (3,)) for ins in (256, 128)
     ]
     for others in (alone, in_groups):
         assert isinstance(pack_quantized(*others, torch.float32), CodedExperts)
@@ -136,16 +136,22 @@ def test_four_bits_times_eight() -> None:
 @pytest.mark.parametrize(
     ("scheme", "outs", "ins", "lead", "words"),
     [
-        (Codes(4, 16), 48, 64, (), "each 16 of 64 inputs.*multiples of 32"),
-        (Codes(4, 32), 44, 64, (), "44 outputs.*multiples of 8"),
-        (Codes(4, 32), 48, 80, (3,), "each 32 of 80 inputs"),
-        (Codes(8, 32), 48, 64, (3,), "experts' weights in int8_weight have scales by group"),
-        (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (), "groups of other sizes than 32"),
-        (Codes(4, 32, has_zeros=True, is_ordered=True), 48, 64, (3,), "experts' 4-bit weights have an order"),
+        (PackedInt(4, 16), 48, 64, (), "each 16 of 64 inputs.*multiples of 32"),
+        (PackedInt(4, 32), 44, 64, (), "44 outputs.*multiples of 8"),
+        (PackedInt(4, 32), 48, 80, (3,), "each 32 of 80 inputs"),
+        (PackedInt(8, 32), 48, 64, (3,), "experts' weights in int8_weight have scales by group"),
+        (PackedInt(4, 32, has_zero_points=True, has_g_idx=True), 48, 64, (), "groups of other sizes than 32"),
+        (
+            PackedInt(4, 32, has_zero_points=True, has_g_idx=True),
+            48,
+            64,
+            (3,),
+            "experts' 4-bit weights have an order",
+        ),
     ],
 )
 def test_other_shapes_are_refused(
-    scheme: Codes, outs: int, ins: int, lead: tuple[int, ...], words: str
+    scheme: PackedInt, outs: int, ins: int, lead: tuple[int, ...], words: str
 ) -> None:
     bench = Bench("npu", torch.float32)
     weight = random_weight(bench, scheme, outs, ins, lead)

@@ -14,7 +14,7 @@ from runtime.devices.base import Experts, Ops, SamplingInputs
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.operands import Fused, Seen
-from runtime.layers.fused_ops import Unfused
+from runtime.layers.fused_ops import UnfusedOps
 from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
 from tests.devices.drive import start_rank
@@ -81,7 +81,7 @@ pytestmark = [
 
 def fused(ops: Any) -> Fused:
     if type(ops).__name__ != "CudaOps":
-        return Unfused(ops)
+        return UnfusedOps(ops)
     from runtime.devices.cuda.fused import CudaFused
 
     return CudaFused()
@@ -185,7 +185,7 @@ def test_prepare_heads(bench: Bench, has_norm: bool) -> None:
     tables = ops.rotary_tables(angles.cos().to(bench.torch_device), angles.sin().to(bench.torch_device))
     caches = [bench.randn(256, 2, 8) for _ in range(2)]
     expected = [cache.clone() for cache in caches]
-    q = Unfused(ops).prepare_heads(qkv, norm, *tables, *expected, at)
+    q = UnfusedOps(ops).prepare_heads(qkv, norm, *tables, *expected, at)
     bench.near(fused(ops).prepare_heads(qkv, norm, *tables, *caches, at), q.double())
     for cache, wanted in zip(caches, expected, strict=True):
         bench.near(cache, wanted.double())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.models.quantization_schemes import SCHEMES, Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import SCHEMES, Fp8, Int8, PackedInt, Scheme
 from runtime.options.facts import DEVICES as FACTS
 from tests.devices.test_conformance import DEVICES, MARKS, TOLERANCE, Bench
 
@@ -20,22 +20,22 @@ CASES: list[Scheme] = [
     Fp8(),
     Fp8(activations="tensor"),
     Fp8(activations="none"),
-    Fp8(group=16),
+    Fp8(group_size=16),
     Int8(),
     Int8("tensor"),
-    Codes(4, 16),
-    Codes(4, 16, has_zeros=True),
-    Codes(4, 0),
-    Codes(4, 16, has_zeros=True, is_ordered=True),
-    Codes(8, 32),
-    Codes(8, 16, has_zeros=True, is_ordered=True),
-    Codes(4, 0, activations="token"),
-    Codes(4, 16, activations="token"),
-    Codes(4, 32),
-    Codes(4, 32, has_zeros=True),
-    Codes(8, 32, has_zeros=True),
-    Codes(8, 0),
-    Codes(4, 32, activations="token"),
+    PackedInt(4, 16),
+    PackedInt(4, 16, has_zero_points=True),
+    PackedInt(4, 0),
+    PackedInt(4, 16, has_zero_points=True, has_g_idx=True),
+    PackedInt(8, 32),
+    PackedInt(8, 16, has_zero_points=True, has_g_idx=True),
+    PackedInt(4, 0, activations="token"),
+    PackedInt(4, 16, activations="token"),
+    PackedInt(4, 32),
+    PackedInt(4, 32, has_zero_points=True),
+    PackedInt(8, 32, has_zero_points=True),
+    PackedInt(8, 0),
+    PackedInt(4, 32, activations="token"),
 ]
 SAME = {"interpreter": "cuda"}
 SCHEME = pytest.mark.parametrize("scheme", CASES, ids=str)
@@ -44,7 +44,9 @@ SCHEME = pytest.mark.parametrize("scheme", CASES, ids=str)
 def refuses(device: str, scheme: Scheme) -> bool:
     """Shapes that a device's kernels lack, though it has the scheme: it says so while it loads them
     (tests/ascend/test_quantised.py)."""
-    return device == "npu" and isinstance(scheme, Codes) and (scheme.group % 32 > 0 or scheme.is_ordered)
+    return (
+        device == "npu" and isinstance(scheme, PackedInt) and (scheme.group_size % 32 > 0 or scheme.has_g_idx)
+    )
 
 
 @pytest.fixture
@@ -73,15 +75,15 @@ def random_weight(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple
     def floats(low: float, high: float, *shape: int) -> Tensor:
         return torch.empty(*lead, *shape).uniform_(low, high, generator=bench.generator)
 
-    group = 0 if isinstance(scheme, Int8) else scheme.group
+    group = 0 if isinstance(scheme, Int8) else scheme.group_size
     num_groups = -(-ins // group) if group else 1
     tensors = {}
-    if isinstance(scheme, Codes):
+    if isinstance(scheme, PackedInt):
         tensors["weight"] = integers(0, 256, outs, ins * scheme.bits // 8).to(torch.uint8)
         tensors["scale"] = floats(0.5, 1.0, outs, num_groups) / 2**scheme.bits
-        if scheme.has_zeros:
+        if scheme.has_zero_points:
             tensors["zeros"] = integers(1, 2**scheme.bits, outs, num_groups).to(torch.uint8)
-        if scheme.is_ordered:
+        if scheme.has_g_idx:
             tensors["order"] = integers(0, num_groups, ins).int()
     elif isinstance(scheme, Fp8):
         tensors["weight"] = floats(-448, 448, outs, ins).to(torch.float8_e4m3fn)
@@ -105,13 +107,19 @@ def meaning(weight: Quantized) -> Tensor:
     if isinstance(scheme, Int8):
         return weight.weight.double().cpu() * scale
     values = weight.weight.cpu()
-    if isinstance(scheme, Codes) and scheme.bits == 4:
+    if isinstance(scheme, PackedInt) and scheme.bits == 4:
         values = torch.stack((values % 16, values // 16), 2).flatten(1)
     columns = []
     for i in range(values.shape[1]):
-        group = int(weight.order[i]) if weight.order is not None else i // scheme.group if scheme.group else 0
+        group = (
+            int(weight.order[i])
+            if weight.order is not None
+            else i // scheme.group_size
+            if scheme.group_size
+            else 0
+        )
         column = values[:, i].double()
-        if isinstance(scheme, Codes):
+        if isinstance(scheme, PackedInt):
             column = column - (
                 2 ** (scheme.bits - 1) if weight.zeros is None else weight.zeros[:, group].double().cpu()
             )
@@ -136,7 +144,7 @@ def expected(x: Tensor, weight: Quantized) -> Tensor:
         ) * weight.scale.double().cpu().T
     if scheme.activations == "none":
         return given.double() @ meaning(weight).T
-    group = scheme.group if isinstance(scheme, Fp8) and scheme.group else given.shape[1]
+    group = scheme.group_size if isinstance(scheme, Fp8) and scheme.group_size else given.shape[1]
     rounded = []
     for part in given.split(group, 1):
         if isinstance(scheme, Fp8):
@@ -212,7 +220,7 @@ def one_of(stack: Quantized, index: int) -> Quantized:
     )
 
 
-@pytest.mark.parametrize("scheme", [Fp8(group=24), Codes(4, 24, has_zeros=True)], ids=str)
+@pytest.mark.parametrize("scheme", [Fp8(group_size=24), PackedInt(4, 24, has_zero_points=True)], ids=str)
 def test_the_last_group_may_be_smaller(bench: Bench, scheme: Scheme) -> None:
     x, weight = bench.randn(3, 64), random_weight(bench, scheme, 40, 64)
     bench.near(bench.ops.linear(x, bench.ops.pack_quantized(weight), None), expected(x, weight))

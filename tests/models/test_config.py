@@ -145,8 +145,8 @@ def test_latents_and_groups(tmp_path: Path) -> None:
         "num_nextn_predict_layers": 1,
     }
     config = read(tmp_path, **(V3 | said))
-    assert config.moe is not None and config.latent is not None
-    assert (config.num_kv_heads, config.head_dim, config.draft_layers, config.latent.is_paired) == (
+    assert config.moe is not None and config.mla is not None
+    assert (config.num_kv_heads, config.head_dim, config.draft_layers, config.mla.is_interleaved) == (
         1,
         4,
         1,

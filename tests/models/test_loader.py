@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ModelError, StartError
-from runtime.models.checkpoint import INDEX
+from runtime.models.checkpoint import INDEX_FILE
 from runtime.models.llama import Llama
 from runtime.models.loader import target_name
 from runtime.ranks.open_executor import open_executor
@@ -31,7 +31,7 @@ def edit(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path]
 
 
 def index(file: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": {"x": file}}))
+    return lambda folder: (folder / INDEX_FILE).write_text(json.dumps({"weight_map": {"x": file}}))
 
 
 def cut(folder: Path) -> None:
@@ -68,9 +68,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "other format": (rename, ["*.bin", "safetensors"]),
     "no weights": (lambda folder: (folder / FILE).unlink(), ["no weights", "dummy"]),
     "in two files": (twice, ["is in both a.safetensors and b.safetensors"]),
-    "index broken": (lambda folder: (folder / INDEX).write_text("{}"), [INDEX, "weight_map"]),
+    "index broken": (lambda folder: (folder / INDEX_FILE).write_text("{}"), [INDEX_FILE, "weight_map"]),
     "index names no file": (index("y.safetensors"), ["y.safetensors", "1 of 1"]),
-    "index leaves the folder": (index(f"../{FILE}"), [INDEX]),
+    "index leaves the folder": (index(f"../{FILE}"), [INDEX_FILE]),
 }
 
 
@@ -186,4 +186,4 @@ def test_refuses_to_start(wishes: dict[str, object], words: list[str], tmp_path:
     ],
 )
 def test_target_name(name: str, expected: tuple[str, str]) -> None:
-    assert target_name(name, Llama.fused) == expected
+    assert target_name(name, Llama.packed_modules) == expected

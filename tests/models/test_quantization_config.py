@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import ModelError
 from runtime.models.quantization_config import read_quantization
-from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 from tests.models.quantise import config, inputs
 
 PROJ, EXPERT, GATE = "layers.3.self_attn.q_proj", "layers.3.mlp.experts.7.down_proj", "layers.3.mlp.gate"
@@ -21,27 +21,31 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 def scheme(given: dict[str, Any], module: str, folder: Path, wish: str | None = None) -> Scheme | None:
     found = read_quantization(folder, given, wish)
     assert found is not None
-    stored = found.of(module)
+    stored = found.format_of(module)
     return None if stored is None else stored.scheme
 
 
 @pytest.mark.parametrize(
     ("given", "module", "expected"),
     [
-        (AWQ, PROJ, Codes(4, 128, has_zeros=True)),
+        (AWQ, PROJ, PackedInt(4, 128, has_zero_points=True)),
         (AWQ | {"modules_to_not_convert": ["gate"]}, GATE, None),
-        (AWQ | {"modules_to_not_convert": ["gate"]}, "layers.3.mlp.gate_proj", Codes(4, 128, has_zeros=True)),
+        (
+            AWQ | {"modules_to_not_convert": ["gate"]},
+            "layers.3.mlp.gate_proj",
+            PackedInt(4, 128, has_zero_points=True),
+        ),
         (AWQ | {"modules_to_not_convert": ["self_attn"]}, PROJ, None),
-        (GPTQ, EXPERT, Codes(4, 128, has_zeros=True)),
+        (GPTQ, EXPERT, PackedInt(4, 128, has_zero_points=True)),
         (
             GPTQ | {"desc_act": True, "group_size": -1, "bits": 8},
             PROJ,
-            Codes(8, 0, has_zeros=True, is_ordered=True),
+            PackedInt(8, 0, has_zero_points=True, has_g_idx=True),
         ),
         (GPTQ | {"dynamic": {r"-:.*\.self_attn\..*": {}}}, PROJ, None),
         (FP8, PROJ, Fp8()),
         (FP8 | {"activation_scheme": "static"}, PROJ, Fp8(activations="tensor")),
-        (FP8 | {"weight_block_size": [128, 128]}, EXPERT, Fp8(group=128)),
+        (FP8 | {"weight_block_size": [128, 128]}, EXPERT, Fp8(group_size=128)),
         (FP8 | {"modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]}, PROJ, None),
         (FP8 | {"ignored_layers": ["model.layers.3"]}, PROJ, None),
         (FP8 | {"ignored_layers": ["model.layers.3"]}, "layers.30.self_attn.q_proj", Fp8()),
@@ -51,18 +55,18 @@ def scheme(given: dict[str, Any], module: str, folder: Path, wish: str | None = 
         (
             config("float-quantized", "float", 8, "block", inputs("float", True), block_structure=[128, 128]),
             PROJ,
-            Fp8(group=128),
+            Fp8(group_size=128),
         ),
-        (config("pack-quantized", "int", 4, "channel", None), PROJ, Codes(4, 0)),
+        (config("pack-quantized", "int", 4, "channel", None), PROJ, PackedInt(4, 0)),
         (
             config("pack-quantized", "int", 4, "group", None, group_size=32, actorder="weight"),
             PROJ,
-            Codes(4, 32),
+            PackedInt(4, 32),
         ),
         (
             config("pack-quantized", "int", 8, "group", None, group_size=32, actorder="group"),
             PROJ,
-            Codes(8, 32, is_ordered=True),
+            PackedInt(8, 32, has_g_idx=True),
         ),
     ],
 )
@@ -94,8 +98,9 @@ def test_modelslim_names_each_module(tmp_path: Path) -> None:
     found = read_quantization(tmp_path, None, "modelslim")
     assert found is not None and found.schemes == ("int4_int8", "int8_static")
     assert [
-        None if (one := found.of(name)) is None else one.scheme for name in (PROJ, EXPERT, GATE, "lm_head")
-    ] == [Int8("tensor"), Codes(4, 256, activations="token"), None, None]
+        None if (one := found.format_of(name)) is None else one.scheme
+        for name in (PROJ, EXPERT, GATE, "lm_head")
+    ] == [Int8("tensor"), PackedInt(4, 256, activations="token"), None, None]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_models_that_kernels_do_not_know() -> None:
         OptionsError,
         match=r"--prefill-attention-backend torch_native .* has no latent attention \(MLA\); take triton",
     ):
-        card("--attention-backend torch_native", latent=Latents.latent)
+        card("--attention-backend torch_native", mla=Latents.mla)
     for changes, reason in (
         ({"score_cap": 50.0}, "caps its attention scores"),
         ({"has_sinks": True}, "has sinks"),

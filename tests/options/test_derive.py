@@ -16,7 +16,7 @@ class Model:
     context_len, dtype, vocab_size, num_heads, num_kv_heads, pooling = 4096, "bfloat16", 1000, 8, 4, None
     windows = (0, 1024)
     moe: MoeConfig | None = None
-    latent = None
+    mla = None
 
 
 class Untyped(Model):

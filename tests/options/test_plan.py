@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.errors import ModelError, OptionsError
-from runtime.models.mla_config import Latent
+from runtime.models.mla_config import MlaConfig
 from runtime.models.moe_config import MoeConfig, Routing
 from runtime.options.facts import DEVICES, MachineFacts, device_facts, this_machine
 from runtime.options.parse import from_argv, from_values
@@ -24,7 +24,7 @@ class Model:
     num_recurrent_layers = 0
     windows = (0, 1024)
     moe: MoeConfig | None = None
-    latent: Latent | None = None
+    mla: MlaConfig | None = None
     quantization = None
     head_dim, score_cap, has_sinks = 128, 0.0, False
 
@@ -183,7 +183,7 @@ def test_rules_about_experts(words: str, model: type[Model], sentence: str) -> N
 
 
 class Latents(Model):
-    latent = Latent(kv_rank=512, q_rank=None, nope_dim=128, rope_dim=64, value_dim=128, is_paired=True)
+    mla = MlaConfig(kv_rank=512, q_rank=None, nope_dim=128, rope_dim=64, value_dim=128, is_interleaved=True)
 
 
 def test_latents_have_pages_of_their_own() -> None:

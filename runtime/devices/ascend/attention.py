@@ -22,7 +22,7 @@ import torch_npu
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.layers.upload import to_device, upload
+from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 
 # the one size of mask that the operator takes for its sparse modes 2 to 4, for rows of any length
@@ -106,11 +106,11 @@ class Seen:
 
     def table(self, page_table: Tensor) -> Tensor:
         """int32 [rows, width]"""
-        slots = to_device(self.slots, page_table.device)
+        slots = upload_int64(self.slots, page_table.device)
         if not self.first.any():
             return page_table.index_select(0, slots)[:, : self.width].contiguous()
         columns = np.minimum(self.first[:, None] + np.arange(self.width), page_table.shape[1] - 1)
-        return page_table[slots.unsqueeze(1), to_device(columns, page_table.device)]
+        return page_table[slots.unsqueeze(1), upload_int64(columns, page_table.device)]
 
 
 def singles_of(
@@ -125,7 +125,7 @@ def singles_of(
 
 def where_of(queries: np.ndarray, torch_device: torch.device) -> slice | Tensor:
     first, last = int(queries[0]), int(queries[-1])
-    return slice(first, last + 1) if last - first + 1 == len(queries) else to_device(queries, torch_device)
+    return slice(first, last + 1) if last - first + 1 == len(queries) else upload_int64(queries, torch_device)
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:

@@ -18,7 +18,7 @@ from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
 from runtime.messages.steps import StepPlan
 from runtime.models.config import read_config
-from runtime.models.mla_config import Latent
+from runtime.models.mla_config import MlaConfig
 
 if TYPE_CHECKING:
     from runtime.devices.ascend.ops import AscendOps
@@ -133,11 +133,11 @@ def check_model(start: StartRank, ops: "AscendOps", dtype: torch.dtype, torch_de
         raise StartError(
             "this model caps its attention scores, or has sinks in them, and no operator of an NPU does that over pages"
         )
-    if config.latent is None:
+    if config.mla is None:
         check_attention(ops, dtype, start.page_size, torch_device)
     elif config.num_heads % start.tp_size == 0:
         check_latents(
-            ops, dtype, start.page_size, torch_device, config.latent, config.num_heads // start.tp_size
+            ops, dtype, start.page_size, torch_device, config.mla, config.num_heads // start.tp_size
         )
     return None
 
@@ -169,7 +169,7 @@ def check_latents(
     dtype: torch.dtype,
     page_size: int,
     torch_device: torch.device,
-    latent: Latent,
+    latent: MlaConfig,
     num_heads: int,
 ) -> None:
     """The same for latent attention in its three forms, in the sizes of the model."""

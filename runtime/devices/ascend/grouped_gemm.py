@@ -9,8 +9,8 @@ from torch import Tensor
 from runtime.devices.ascend.formats import in_tiles
 from runtime.devices.ascend.grouped_scales import WORD, Coded, pack_coded, rounded
 from runtime.devices.base import Quantized
-from runtime.layers.quantization.quantized_weight import codes
-from runtime.models.quantization_schemes import Codes
+from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.models.quantization_schemes import PackedInt
 
 MOST_INPUTS = 20000  # of a product of int8 by int4, exclusive, as CANN documents it for the fused form
 # inner sizes of npu_dequant_swiglu_quant with groups: multiples of it, so many at most
@@ -189,7 +189,7 @@ def pack_quantized(gate_up: Quantized, down: Quantized, dtype: torch.dtype) -> P
     """Raises ModelError for what the grouped product does not take."""
     if is_narrow(gate_up) and is_narrow(down):
         return TokenInt4(_narrow(gate_up), _narrow(down))
-    if isinstance(gate_up.scheme, Codes):
+    if isinstance(gate_up.scheme, PackedInt):
         return CodedExperts(pack_coded(gate_up, dtype), pack_coded(down, dtype))
     if gate_up.input_scale is not None:
         return TensorInt8(_settled(gate_up, dtype), _settled(down, dtype))
@@ -210,7 +210,7 @@ def is_narrow(weight: Quantized) -> bool:
     group are not settled (docs/ascend.md)."""
     scheme, (experts, outs, ins) = weight.scheme, weight.weight.shape
     return (
-        isinstance(scheme, Codes)
+        isinstance(scheme, PackedInt)
         and scheme.bits == 4
         and scheme.activations == "token"
         and weight.zeros is None
@@ -222,7 +222,9 @@ def is_narrow(weight: Quantized) -> bool:
 
 
 def _narrow(weight: Quantized) -> Narrow:
-    centred = (codes(weight.weight, 4).transpose(1, 2).to(torch.int32) - 8).contiguous()  # [E, in, out]
+    centred = (
+        unpack_codes(weight.weight, 4).transpose(1, 2).to(torch.int32) - 8
+    ).contiguous()  # [E, in, out]
     packed = torch_npu.npu_convert_weight_to_int4pack(centred.flatten(0, 1)).unflatten(0, centred.shape[:2])
     scale = weight.scale.squeeze(2)
     words = scale.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF

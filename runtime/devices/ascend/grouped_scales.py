@@ -17,8 +17,8 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.layers.quantization.quantized_weight import codes
-from runtime.models.quantization_schemes import Codes
+from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.models.quantization_schemes import PackedInt
 
 GROUP, WORD = 32, 8  # groups are multiples of it; codes of 4 bits in an int32
 
@@ -38,10 +38,10 @@ class Coded:
 def pack_coded(weight: Quantized, dtype: torch.dtype) -> Coded:
     """Raises ModelError for what the operators do not take."""
     scheme = weight.scheme
-    assert isinstance(scheme, Codes)
-    numbers = codes(weight.weight, scheme.bits)
+    assert isinstance(scheme, PackedInt)
+    numbers = unpack_codes(weight.weight, scheme.bits)
     ins, has_lead = numbers.shape[-1], numbers.dim() == 3
-    group = scheme.group if weight.scale.shape[-1] > 1 else 0
+    group = scheme.group_size if weight.scale.shape[-1] > 1 else 0
     order = None if weight.order is None or not group else _sorted(weight.order, group, ins)
     _check(scheme, group, numbers.shape[-2], ins, is_stack=has_lead)
     if order is not None:
@@ -78,7 +78,7 @@ def _sorted(order: Tensor, group: int, ins: int) -> Tensor:
     return order.argsort(stable=True)
 
 
-def _check(scheme: Codes, group: int, outs: int, ins: int, *, is_stack: bool) -> None:
+def _check(scheme: PackedInt, group: int, outs: int, ins: int, *, is_stack: bool) -> None:
     name = scheme.name
     if group % GROUP or group >= ins > 0 or (is_stack and group and ins % group):
         raise ModelError(

@@ -30,9 +30,9 @@ from runtime.devices.ascend.attention import (
     where_of,
 )
 from runtime.errors import ModelError
-from runtime.layers.upload import to_device
+from runtime.layers.upload import upload_int64
 from runtime.messages.steps import StepPlan
-from runtime.models.mla_config import EXPANDED
+from runtime.models.mla_config import MAX_EXPANDED
 
 LENGTHS = "actual_seq_kvlen"  # what the operator's second form calls the lengths of keys
 MOST_QUERIES = 16  # of a sequence, absorbed
@@ -133,7 +133,7 @@ def _plan_few(
     lengths = plan.starts[rows].astype(np.int64)[row_of] + ends
     table = Seen(plan, rows, page_size, 0).table(page_table)
     if len(row_of) > len(rows):
-        table = table.index_select(0, to_device(row_of, page_table.device))
+        table = table.index_select(0, upload_int64(row_of, page_table.device))
     return Several(
         _queries(rows, counts, offsets, page_table.device), table, lengths.tolist(), sizes.cumsum().tolist()
     )
@@ -153,8 +153,10 @@ def _plan_many(
     position = np.arange(len(row_of)) - np.repeat(lengths.cumsum() - lengths, lengths)
     slots = plan.slots[rows].astype(np.int64)[row_of]
     torch_device = page_table.device
-    pages = page_table[to_device(slots, torch_device), to_device(position // page_size, torch_device)].long()
-    within = to_device(position % page_size, torch_device)
+    pages = page_table[
+        upload_int64(slots, torch_device), upload_int64(position // page_size, torch_device)
+    ].long()
+    within = upload_int64(position % page_size, torch_device)
     return Many(
         _queries(rows, counts, offsets, torch_device),
         (pages, within) if is_nz else pages * page_size + within,
@@ -260,7 +262,7 @@ def _attend_expanded(
 ) -> Tensor:
     latents, ropes = (_rows_of(cache, rows) for cache in caches)  # [L, R] and [L, P]
     num_heads, made = q.shape[1], up.keys.shape[1] + up.values.shape[2] + ropes.shape[1]
-    step = max(1, EXPANDED // (made * len(latents)))
+    step = max(1, MAX_EXPANDED // (made * len(latents)))
     parts = []
     for at in range(0, num_heads, step):
         heads = slice(at, min(at + step, num_heads))

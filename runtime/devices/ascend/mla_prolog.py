@@ -24,12 +24,12 @@ from runtime.devices.ascend.formats import FRACTAL_NZ
 from runtime.devices.ascend.mla import LatentPlan, Up
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError, StartError
-from runtime.layers.attention.mla_prolog import Caches, Join, PlainProlog, Prolog
+from runtime.layers.attention.mla_prolog import Caches, GatherTokens, PlainProlog, Prolog
 from runtime.layers.norm import RMSNorm
-from runtime.models.mla_config import Latent
+from runtime.models.mla_config import MlaConfig
 from runtime.models.quantization_schemes import Int8
 
-Ask = Callable[[Latent, "Matrices", tuple[tuple[Tensor, float], ...]], None]
+Ask = Callable[[MlaConfig, "Matrices", tuple[tuple[Tensor, float], ...]], None]
 MODES = ("PA_BSND", "PA_NZ")  # of the cache, by whether it is in NZ
 QUANT_MODES = {0: 0, 1: 1, 3: 2}  # weight_quant_mode, by how many of the three matrices are int8
 PART_MODES = ("PA_BNSD", "PA_NZ")  # the same in the words of the other operator
@@ -80,7 +80,8 @@ def _odd(plain: PlainProlog) -> str | None:
     if plain.q_norm.shift is not None or plain.down.has_bias:
         return "a norm or a projection with a bias"
     schemes = tuple(
-        None if linear.storage is None else linear.storage.scheme for linear in (plain.down, plain.queries)
+        None if linear.quantized is None else linear.quantized.scheme
+        for linear in (plain.down, plain.queries)
     )
     token = Int8("token")
     if schemes in ((None, None), (None, token), (token, token)):
@@ -130,13 +131,13 @@ def _by_token(table: Tensor) -> Tensor:
 class Parts:
     """The second of the ways above."""
 
-    pairs_queries, pairs_keys = False, True
+    interleaves_queries, interleaves_keys = False, True
 
     def __init__(self, plain: PlainProlog, writer: Writer) -> None:
         self.plain = plain
         self.store = writer.write
 
-    def finish(self) -> bool:
+    def take_weights(self) -> bool:
         return False
 
     def takes(self, plan: AttentionPlan | None) -> bool:
@@ -145,11 +146,11 @@ class Parts:
     def prepare(self, *_: Any) -> tuple[Tensor, Tensor]:
         raise AssertionError("--npu-mla-prolog is off")
 
-    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
-        return self.plain.project(x, join)
+    def project(self, x: Tensor, gather: GatherTokens | None) -> tuple[Tensor, Tensor]:
+        return self.plain.project(x, gather)
 
-    def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return self.plain.turn(q_rope, cos, sin)
+    def rotate(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.plain.rotate(q_rope, cos, sin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +191,10 @@ class Matrices:
     @classmethod
     def of(cls, plain: PlainProlog) -> "Matrices":
         assert plain.queries is not None
-        stored, (at, size) = plain.down.stored(), plain.split
+        stored, (at, size) = plain.down.take_weight(), plain.split
         return cls(
             Matrix.of(stored, slice(0, at)),
-            Matrix.of(plain.queries.stored(), slice(None)),
+            Matrix.of(plain.queries.take_weight(), slice(None)),
             Matrix.of(stored, slice(at, at + size)),
         )
 
@@ -251,20 +252,20 @@ def run_whole(
 class Whole:
     """The third."""
 
-    pairs_queries = pairs_keys = True
+    interleaves_queries = interleaves_keys = True
 
     def __init__(self, plain: PlainProlog, writer: Writer, ask: Ask | None) -> None:
         """`ask`: called once with what it has, when that is complete."""
         assert plain.q_norm is not None, "queries have a rank"
-        self.plain: PlainProlog | None = plain  # until `finish`: the layer gives its weights up
+        self.plain: PlainProlog | None = plain  # until `take_weights`: the layer gives its weights up
         self.ask = ask
         self.num_heads, self.q_norm = plain.num_heads, plain.q_norm
         self.writer, self.store = writer, writer.write
         self.matrices: Matrices | None = None
 
-    def finish(self) -> bool:
+    def take_weights(self) -> bool:
         assert self.plain is not None
-        self.matrices, latent, self.plain = Matrices.of(self.plain), self.plain.latent, None
+        self.matrices, latent, self.plain = Matrices.of(self.plain), self.plain.mla, None
         if self.ask is not None:
             self.ask(latent, self.matrices, self.norms)
         return True
@@ -292,16 +293,16 @@ class Whole:
             self.writer.is_nz,
         )
 
-    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor, gather: GatherTokens | None) -> tuple[Tensor, Tensor]:
         matrices = self.matrices
         assert matrices is not None
         codes = None if matrices.down.scale is None else torch_npu.npu_dynamic_quant(x)
         q, kv = matrices.down.times(x, codes), matrices.latents.times(x, codes)
-        if join is not None:
-            q, kv = join(torch.cat((q, kv), 1)).split((q.shape[1], kv.shape[1]), dim=1)
+        if gather is not None:
+            q, kv = gather(torch.cat((q, kv), 1)).split((q.shape[1], kv.shape[1]), dim=1)
         return matrices.queries.times(self.q_norm.forward(q)).unflatten(1, (self.num_heads, -1)), kv
 
-    def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch_npu.npu_interleave_rope(
             q_rope.contiguous().unsqueeze(2), _by_token(cos), _by_token(sin)
         ).squeeze(2)
@@ -323,7 +324,7 @@ class Prologs:
 
     def open(self, plain: PlainProlog) -> Prolog:
         """Raises ModelError where the whole operator is wished for and does not take this layer."""
-        latent, dtype = plain.latent, plain.kv_norm.weight.tensor.dtype
+        latent, dtype = plain.mla, plain.kv_norm.weight.tensor.dtype
         sizes = {
             "hidden_size": plain.down.inputs.size,
             "q_lora_rank": latent.q_rank,
@@ -354,7 +355,7 @@ class Prologs:
         self.is_whole = False  # said once
         return plain if missed else Parts(plain, writer)
 
-    def refused(self, writer: Writer, latent: Latent) -> bool:
+    def refused(self, writer: Writer, latent: MlaConfig) -> bool:
         """Whether the operator that norms, turns and writes does not work here, by one token. Documents
         differ on it: torch_npu's have it for A2 and A3, CANN's do not. Without it the steps are those of
         other models."""
@@ -381,7 +382,7 @@ class Prologs:
                 )
         return bool(self.refusals)
 
-    def ask(self, latent: Latent, matrices: Matrices, norms: tuple[tuple[Tensor, float], ...]) -> None:
+    def ask(self, latent: MlaConfig, matrices: Matrices, norms: tuple[tuple[Tensor, float], ...]) -> None:
         """One token through the operator. A CANN or torch_npu without it is a StartError, not the death of a
         step."""
         self.is_asked = True

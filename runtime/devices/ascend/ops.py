@@ -16,7 +16,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Gate, Quantized, SamplingInputs
 from runtime.layers.sampling.sampler import mask
 from runtime.messages.steps import StepPlan
-from runtime.models.quantization_schemes import Codes
+from runtime.models.quantization_schemes import PackedInt
 
 WRITES = ("Norm", "PA_NZ")  # cache_mode, by whether pages are in NZ
 
@@ -115,7 +115,7 @@ class AscendOps:
         return in_tiles(weight)
 
     def pack_quantized(self, weight: Quantized) -> Int8Weight | Coded:
-        return pack_coded(weight, self.dtype) if isinstance(weight.scheme, Codes) else pack_int8(weight)
+        return pack_coded(weight, self.dtype) if isinstance(weight.scheme, PackedInt) else pack_int8(weight)
 
     def linear(self, x: Tensor, packed: Tensor | Int8Weight | Coded, bias: Tensor | None) -> Tensor:
         if isinstance(packed, Coded):

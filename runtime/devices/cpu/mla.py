@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from runtime.devices.attention_scores import Scores
 from runtime.layers.attention.kv_dtype import read_as
 from runtime.layers.attention.sdpa import AttentionPlan, attend_decodes, attend_extend
-from runtime.models.mla_config import EXPANDED
+from runtime.models.mla_config import MAX_EXPANDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def attend_latents(
         found = torch.empty_like(queries)
         for group in plan.decodes[0]:
             keys = _gathered(latents, ropes, group.gather, q.dtype)
-            places = slice(None) if group.places is None else group.places
+            places = slice(None) if group.rows is None else group.rows
             found[places] = attend_decodes(queries[places], keys, keys, group, Scores(scale))
         out[: plan.num_decodes] = _valued(found, up)
     for row in plan.extends[0]:
@@ -82,7 +82,7 @@ def _attend_expanded(q: Tensor, seen: Tensor, up: Up, mask: Tensor, scale: float
     num_heads, nope_dim, rank = up.keys.shape
     dim, value_dim = q.shape[2], up.values.shape[2]
     size = max(dim, value_dim)
-    step = max(1, EXPANDED // (2 * size * len(seen)))
+    step = max(1, MAX_EXPANDED // (2 * size * len(seen)))
     for at in range(0, num_heads, step):
         heads = slice(at, min(at + step, num_heads))
         keys = seen.new_zeros(len(seen), heads.stop - at, size)

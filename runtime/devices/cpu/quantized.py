@@ -41,7 +41,7 @@ def rounded_fp8(x: Tensor, weight: Quantized) -> Tensor:
     assert isinstance(weight.scheme, Fp8)
     if weight.input_scale is not None:
         return _through_fp8(x, weight.input_scale)
-    group = weight.scheme.group
+    group = weight.scheme.group_size
     if not group:
         return _through_fp8(x, (x.abs().amax(1, keepdim=True) / FP8_MAX).clamp_(min=TINY))
     size = x.shape[1]

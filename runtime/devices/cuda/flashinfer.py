@@ -17,7 +17,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import sunk
 from runtime.devices.cuda.kernels.launch import Card
 from runtime.devices.cuda.kv_ranges import seen, table_of_decodes
-from runtime.layers.upload import to_device
+from runtime.layers.upload import upload_int64
 from runtime.messages.steps import StepPlan
 
 WORKSPACE_BYTES = 256 << 20  # for parts of rows whose keys are split; its documents recommend half of that
@@ -224,7 +224,9 @@ def pages_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) ->
     columns = np.arange(len(rows)) - ends[rows] + first[rows]
     torch_device = page_table.device
     return Pages(
-        ends, last, page_table[to_device(plan.slots[rows], torch_device), to_device(columns, torch_device)]
+        ends,
+        last,
+        page_table[upload_int64(plan.slots[rows], torch_device), upload_int64(columns, torch_device)],
     )
 
 

@@ -19,7 +19,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention_backends import sunk
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Card
 from runtime.layers.attention.kv_dtype import read_as
-from runtime.layers.upload import to_device
+from runtime.layers.upload import upload_int64
 from runtime.messages.steps import StepPlan
 
 
@@ -57,9 +57,9 @@ class Flex:
         q_rows, q_places = spread(starts, counts)
         k_rows, k_places = spread(begins, starts + counts - begins)
         query_rows, query_places, key_rows, key_places = (
-            to_device(x, torch_device) for x in (q_rows, q_places, k_rows, k_places)
+            upload_int64(x, torch_device) for x in (q_rows, q_places, k_rows, k_places)
         )
-        slots = to_device(plan.slots[k_rows], torch_device)
+        slots = upload_int64(plan.slots[k_rows], torch_device)
         pages = page_table[slots, key_places // page_size].long()
 
         def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

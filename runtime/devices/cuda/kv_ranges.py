@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.layers.upload import to_device, upload
+from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 
 
@@ -34,7 +34,7 @@ def table_of(plan: StepPlan, page_table: Tensor, page_size: int, window: int) ->
     )
     torch_device = page_table.device
     return page_table[
-        to_device(plan.slots, torch_device).unsqueeze(1), to_device(columns, torch_device)
+        upload_int64(plan.slots, torch_device).unsqueeze(1), upload_int64(columns, torch_device)
     ], upload(lengths.astype(np.int32), torch_device)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.devices.attention_scores import Scores
 from runtime.devices.cuda.attention import AttentionPlan, Span, attend_span
 from runtime.devices.cuda.kernels.launch import NARROW, Card
-from runtime.models.mla_config import EXPANDED
+from runtime.models.mla_config import MAX_EXPANDED
 
 ONE_PAGE = 1 << 30  # a page that holds any sequence: keys that lie one behind the other
 
@@ -116,7 +116,7 @@ def _attend_expanded(
     dim, value_dim = q.shape[2], up.values.shape[2]
     table = torch.zeros(1, 1, 1, dtype=torch.int32, device=q.device).expand(1, plan.page_tables.shape[1], 1)
     whole = AttentionPlan((span,), table, ONE_PAGE)
-    step = max(1, EXPANDED // ((dim + value_dim) * span.longest))
+    step = max(1, MAX_EXPANDED // ((dim + value_dim) * span.longest))
     for at in range(0, num_heads, step):
         heads = slice(at, min(at + step, num_heads))
         num = heads.stop - at

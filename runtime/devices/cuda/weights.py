@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Quantized
-from runtime.layers.quantization.quantized_weight import codes
-from runtime.models.quantization_schemes import Codes, Fp8, Int8
+from runtime.layers.quantization.quantized_weight import unpack_codes
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt
 
 PIECES = (128, 64, 32, 16)  # inputs that a product may take at a time
 # what groups that suit none of them are filled up to a multiple of; tensor cores take no fewer numbers of 8
@@ -64,7 +64,7 @@ def pack(weight: Quantized) -> Packed:
     given, offsets = (None if t is None else t.reshape(-1) for t in (weight.input_scale, weight.input_offset))
     sums = None if weight.sums is None else weight.sums.reshape(len(numbers), -1)
     outs, ins = numbers.shape[1:]
-    if isinstance(scheme, Codes):
+    if isinstance(scheme, PackedInt):
         return _pack_codes(weight, scheme, numbers, scales, inputs)
     if isinstance(scheme, Int8):
         return Packed(
@@ -80,7 +80,7 @@ def pack(weight: Quantized) -> Packed:
             offsets=offsets,
             sums=sums,
         )
-    numbers, group = numbers.view(torch.uint8), scheme.group if has_groups else 0
+    numbers, group = numbers.view(torch.uint8), scheme.group_size if has_groups else 0
     width = -(-group // FILLED) * FILLED
     if group and (width != group or ins % group):
         numbers = torch.nn.functional.pad(numbers, (0, -ins % group)).unflatten(2, (-1, group))
@@ -106,9 +106,9 @@ def piece_of(width: int) -> int:
     return next(piece for piece in PIECES if width % piece == 0)
 
 
-def _pack_codes(weight: Quantized, scheme: Codes, numbers: Tensor, scales: Tensor, inputs: str) -> Packed:
+def _pack_codes(weight: Quantized, scheme: PackedInt, numbers: Tensor, scales: Tensor, inputs: str) -> Packed:
     outs, ins = numbers.shape[1], numbers.shape[2] * 8 // scheme.bits
-    group = scheme.group if scales.shape[1] > 1 else 0
+    group = scheme.group_size if scales.shape[1] > 1 else 0
     zeros = (
         None
         if weight.zeros is None
@@ -180,7 +180,7 @@ def lined_up(order: Tensor, num_groups: int, filled: int) -> tuple[Tensor, int]:
 
 def _arranged(octets: Tensor, columns: Tensor | None, bits: int, piece: int) -> Tensor:
     """One weight's codes in the order of `columns`; those of four bits interleaved."""
-    found = codes(octets, bits)
+    found = unpack_codes(octets, bits)
     if columns is not None:
         found = found.index_select(1, columns.clamp(min=0).long())
     return found if bits == 8 else interleaved(found, piece)

@@ -1,7 +1,7 @@
 """Keys and values in pages of another dtype than the one they are computed in: --kv-cache-dtype.
 
-torch's index kernels know no fp8, so bytes are moved and read as fp8. A number beyond the range becomes the
-largest there is; NaN stays.
+torch's index kernels do not know fp8, so fp8 pages are written and read as bytes. A number beyond the range becomes
+the largest there is; NaN stays NaN.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def store_as(x: Tensor, cache: Tensor, locations: Tensor) -> None:
-    """Writes x [T, K, D] to its places in the cache, in the cache's dtype."""
+    """Writes x [T, K, D] to `locations` [T] of the cache [num_locations, K, D], in the cache's dtype."""
     most = torch.finfo(cache.dtype).max
     narrow = x.clamp(-most, most).to(cache.dtype)
     if cache.dtype.itemsize == 1:
@@ -19,7 +19,7 @@ def store_as(x: Tensor, cache: Tensor, locations: Tensor) -> None:
 
 
 def read_as(cache: Tensor, locations: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the cache holds at these places, [N, K, D] in `dtype`."""
+    """The cache's entries at `locations` [N], as [N, K, D] in `dtype`."""
     if cache.dtype == dtype:
         return cache.index_select(0, locations)
     if cache.dtype.itemsize == 1:

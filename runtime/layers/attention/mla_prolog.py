@@ -1,81 +1,82 @@
-"""What comes before latent attention: from hidden states to queries, and to latents and rotary key parts in
+"""The prolog of multi-head latent attention (MLA): from hidden states to queries, and to latents and rotary keys in
 the cache.
 
-A device may have operators for more of it at once (`Device.prologs`); in plain steps it is two projections
-for queries and one for keys, two norms, and two turns by position.
+A device may have operators that do more of it at once (`Device.prologs`). In plain operators it is two projections
+for queries and one for keys, two norms, and two rotations.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from runtime.devices.base import Ops
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.models.mla_config import Latent
+from runtime.models.mla_config import MlaConfig
 
-Join = Callable[[Tensor], Tensor]  # of the ranks' parts: [P, ...] -> [T, ...]
-Caches = tuple[Tensor, Tensor]  # latents [num_locations, 1, R] and rotary key parts [num_locations, 1, P]
+GatherTokens = Callable[[Tensor], Tensor]  # all-gathers sequence-parallel shards: [P, ...] -> [T, ...]
+Caches = tuple[Tensor, Tensor]  # latents [num_locations, 1, R] and rotary keys [num_locations, 1, P]
 
 
 class Prolog(Protocol):
-    """That of one layer; `cos` and `sin` are those of Ops.rotary."""
+    """The MLA prolog of one layer. `cos` and `sin` are the tables of Ops.rotary."""
 
-    # rotary parts come from weights whose rows 2i and 2i + 1 turn together; else i and i + P / 2
-    pairs_queries: bool
-    pairs_keys: bool
+    # The rows of the weights that make rotary parts: True: rows 2i and 2i + 1 rotate together; False: rows i and
+    # i + P / 2.
+    interleaves_queries: bool
+    interleaves_keys: bool
 
-    def finish(self) -> bool:
-        """Called once, when the weights are complete and in this order. Whether it took the projections'
-        weights as its own."""
+    def take_weights(self) -> bool:
+        """Called once, when the weights are loaded and in the order that it wants. Returns whether it took the
+        projections' weights as its own."""
         ...
 
-    def takes(self, plan: Any) -> bool:
-        """Whether `prepare` does steps of this plan (of Ops.plan_attention; None: one that is not known
-        yet)."""
+    def takes(self, plan: object) -> bool:
+        """Whether `prepare` can compute steps with this attention plan (of Ops.plan_attention). None: a plan that is
+        not known yet."""
         ...
 
     def prepare(
-        self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: Any
+        self, x: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor, up: object
     ) -> tuple[Tensor, Tensor]:
-        """All at once: from x [T, hidden] to queries and their rotary parts, in a form that the device's
-        attention knows from others; latents and rotary key parts are written."""
+        """The whole prolog at once: x [T, hidden] -> queries and their rotary parts, in a form that the device's
+        attention can tell from that of `project`. Writes latents and rotary keys to the cache."""
         ...
 
-    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
-        """x [T, hidden] -> queries [T, H, N + P] and latents with rotary key parts [T, R + P], before norm
-        and turn. With `join` x is this rank's part of the tokens, and what comes of the first projections is
-        joined."""
+    def project(self, x: Tensor, gather: GatherTokens | None) -> tuple[Tensor, Tensor]:
+        """x [T, hidden] -> queries [T, H, N + P], and latents with rotary keys [T, R + P], before norm and rotation.
+        With `gather`, x is this rank's shard of the tokens, and the output of the first projections is gathered."""
         ...
 
-    def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, H, P]"""
+    def rotate(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates the rotary parts of queries: [T, H, P] -> [T, H, P]."""
         ...
 
     def store(self, kv: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor) -> None:
-        """kv [T, R + P]: writes normed latents and turned key parts."""
+        """kv [T, R + P]: writes normalized latents and rotated keys to the cache."""
         ...
 
 
 class PlainProlog:
-    """In operators that every device has. Others are made of one."""
+    """The prolog in operators that every device has. Prologs of devices are made from one."""
 
-    pairs_queries = pairs_keys = False
+    interleaves_queries = interleaves_keys = False
 
     def __init__(
         self,
         ops: Ops,
-        latent: Latent,
+        mla: MlaConfig,
         num_heads: int,
         down: Linear,
         q_norm: RMSNorm | None,
         queries: Linear | None,
         kv_norm: RMSNorm,
     ) -> None:
-        """`down`: to what queries are made of, or to queries, and to latents and rotary key parts, in one."""
+        """`down`: the fused projection to query latents (or queries, where there are no query latents) and to
+        key/value latents with rotary keys. `queries`: from query latents to queries."""
         self.ops = ops
-        self.latent = latent
+        self.mla = mla
         self.num_heads = num_heads
         self.down = down
         self.q_norm = q_norm
@@ -83,27 +84,33 @@ class PlainProlog:
         self.kv_norm = kv_norm
         self.split = (down.outputs["q"].size, down.outputs["kv"].size)
 
-    def finish(self) -> bool:
+    def take_weights(self) -> bool:
+        """False: the layer packs its projections itself."""
         return False
 
-    def takes(self, plan: Any) -> bool:
+    def takes(self, plan: object) -> bool:
+        """False: every step is computed operator by operator."""
         return False
 
-    def prepare(self, *_: Any) -> tuple[Tensor, Tensor]:
-        raise AssertionError("it goes step by step")
+    def prepare(self, *_: object) -> tuple[Tensor, Tensor]:
+        """Never called, as `takes` is always False."""
+        raise AssertionError("the plain prolog is computed step by step")
 
-    def project(self, x: Tensor, join: Join | None) -> tuple[Tensor, Tensor]:
-        made = self.down.forward(x)
-        q, kv = (made if join is None else join(made)).split(self.split, dim=1)
+    def project(self, x: Tensor, gather: GatherTokens | None) -> tuple[Tensor, Tensor]:
+        """See Prolog.project."""
+        out = self.down.forward(x)
+        q, kv = (out if gather is None else gather(out)).split(self.split, dim=1)
         if self.q_norm is not None and self.queries is not None:
             q = self.queries.forward(self.q_norm.forward(q))
         return q.unflatten(1, (self.num_heads, -1)), kv
 
-    def turn(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, q_rope: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See Prolog.rotate."""
         return self.ops.rotary(q_rope, cos, sin)
 
     def store(self, kv: Tensor, cos: Tensor, sin: Tensor, caches: Caches, locations: Tensor) -> None:
-        latents, ropes = kv.split((self.latent.kv_rank, self.latent.rope_dim), dim=1)
+        """See Prolog.store."""
+        latents, ropes = kv.split((self.mla.kv_rank, self.mla.rope_dim), dim=1)
         self.ops.store_kv(
             self.kv_norm.forward(latents).unsqueeze(1),
             self.ops.rotary(ropes.unsqueeze(1), cos, sin),

@@ -1,50 +1,48 @@
-"""Attention over paged keys and values: what a layer adds to the device's arithmetic is which cache and
-scores are its own."""
-
-from typing import Any
+"""Attention over the pages of the key/value cache. A layer adds to the device's operators which cache is its own, and
+how its scores are computed."""
 
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Batch, Device, Ops
-from runtime.layers.fused_ops import fused_of, turned_heads
-from runtime.models.mla_config import Latent
+from runtime.layers.fused_ops import fused_ops_of, split_and_rotate
+from runtime.models.mla_config import MlaConfig
 
 
 class Attention:
-    """Layer `index` of the model; `num_kv_heads` of this rank."""
+    """Attention of layer `index` of the model, with `num_kv_heads` key/value heads on this rank."""
 
     def __init__(self, device: Device, index: int, num_kv_heads: int, head_dim: int, scores: Scores) -> None:
         self.ops = device.ops
-        self.fused = fused_of(device)
+        self.fused = fused_ops_of(device)
         self.index = index
         self.num_kv_heads = num_kv_heads
         self.key_dim = self.value_dim = head_dim  # of the cache
         self.scores = scores
         self.window = scores.window
-        # layers with a window have the last one, which may be the only one
+        # KV cache group: layers with a sliding window use the last one, which may be the only one
         self.pool = -1 if scores.window else 0
-        # of keys and values, where a checkpoint has them for a cache of fp8
+        # scales of keys and values, where a checkpoint has them for an fp8 cache
         self.cache_scales: tuple[float, float] | None = None
 
     def prepare(
         self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch
     ) -> Tensor:
-        """What a projection made, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads; keys and
+        """Output of the QKV projection, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads. Keys and
         values go to the cache.
 
-        With scales it has k / k_scale and v / v_scale: products are linear in q, and results in v, so devices
-        need not know.
+        With scales the cache holds k / k_scale and v / v_scale. Scores are linear in q and outputs are linear in v,
+        so devices need not know of the scales.
         """
         (k_cache, v_cache), locations = batch.kv[self.index], batch.locations[self.pool]
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
             return self.fused.prepare_heads(qkv, norm, cos, sin, k_cache, v_cache, locations)
-        q, k, v = turned_heads(self.ops, qkv, k_cache, norm, cos, sin)
+        q, k, v = split_and_rotate(self.ops, qkv, k_cache, norm, cos, sin)
         self.ops.store_kv(k / self.cache_scales[0], v / self.cache_scales[1], k_cache, v_cache, locations)
         return q
 
     def forward(self, q: Tensor, batch: Batch) -> Tensor:
-        """q [T, H, D] over what is in the cache, the step's own tokens among it -> [T, H * D]"""
+        """Queries [T, H, D] over the keys and values in the cache, the step's own tokens included -> [T, H * D]."""
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
@@ -57,27 +55,28 @@ class Attention:
         )
 
 
-class LatentAttention:
-    """As Attention, where the cache holds latents [T, 1, R] for keys and what they share of rotary parts [T,
-    1, P] for values."""
+class MlaAttention:
+    """As Attention, for multi-head latent attention: in place of keys the cache holds latents [T, 1, R], in place of
+    values the rotary keys that all heads share, [T, 1, P]."""
 
     num_kv_heads = 1
     window = 0
     pool = 0
 
-    def __init__(self, ops: Ops, index: int, latent: Latent, scale: float) -> None:
+    def __init__(self, ops: Ops, index: int, mla: MlaConfig, scale: float) -> None:
         self.ops = ops
         self.index = index
-        self.key_dim = latent.kv_rank
-        self.value_dim = latent.rope_dim
+        self.key_dim = mla.kv_rank
+        self.value_dim = mla.rope_dim
         self.scale = scale
 
     def cache_targets(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """This layer's caches, and where the step's tokens go in them."""
+        """This layer's caches, and the locations in them where the step's tokens go."""
         return batch.kv[self.index], batch.locations[self.pool]
 
-    def forward(self, q: Tensor, q_rope: Tensor, up: Any, batch: Batch) -> Tensor:
-        """q [T, H, N] and q_rope [T, H, P] over what is in the cache -> [T, H * V]"""
+    def forward(self, q: Tensor, q_rope: Tensor, up: object, batch: Batch) -> Tensor:
+        """Queries [T, H, N] and their rotary parts [T, H, P] over the cache -> [T, H * V]. `up`: what
+        Ops.pack_latent returned."""
         if batch.arrivals is not None:
             batch.arrivals.wait(self.index)
         return self.ops.latent_attention(

@@ -1,11 +1,11 @@
-"""Paged attention in plain torch, wherever the tensors are: gather a row's keys and values, then torch's own
-attention. It is what the cpu does, and `--attention-backend torch_native` elsewhere.
+"""Paged attention in plain torch, on any device: gathers a row's keys and values, then calls torch's scaled
+dot product attention. The CPU uses it, and `--attention-backend torch_native` elsewhere.
 
 The plan is made once a step on the host and used by every layer. Decode rows are attended together, padded,
-in groups whose lengths differ by less than a factor of two, so that one long row does not blow up the others;
-extend rows go one by one, in tiles of queries, so that a mask has at most TILE rows. Grouped queries need no
-repeated keys: the queries of a group stand beside one another in the kernel's query dimension (decode), or
-share their key head with stride 0 (extend).
+in groups whose lengths differ by less than a factor of two, so that one long row does not make the others
+expensive. Extend rows are attended one by one, in tiles of queries, so that a mask has at most TILE rows.
+Grouped queries need no repeated keys: the queries of a key head are rows of the kernel's query dimension
+(decode), or share their key head with stride 0 (extend).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.devices.attention_scores import Scores
 from runtime.layers.attention.kv_dtype import read_as
-from runtime.layers.upload import to_device, upload
+from runtime.layers.upload import upload, upload_int64
 from runtime.messages.steps import StepPlan
 
 TILE = 256  # queries of an extend row attended at once
@@ -26,9 +26,11 @@ GROUP_TOKENS = 1 << 15  # most padded keys of a group of decode rows; a single r
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """`rows` decode rows whose keys are gathered to [rows, length]."""
+    """`num_rows` decode rows whose keys are gathered to [rows, length]."""
 
-    places: Tensor | None  # int64 [rows]: which queries; None: all the step's decode rows, in order
+    rows: (
+        Tensor | None
+    )  # int64 [rows]: indices of the decode rows; None: all decode rows of the step, in order
     num_rows: int
     gather: Tensor  # int64 [rows * length] locations in the cache; 0, the padding page, where masked
     mask: Tensor | None  # [rows, 1, 1, length], 0 or -inf; None: nothing is masked
@@ -36,8 +38,8 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
-    """Queries [first, first + count) of the step, the last `count` of the positions whose keys are
-    gathered."""
+    """An extend row: queries [first, first + count) of the step, which are the last `count` of the positions
+    whose keys are gathered."""
 
     first: int
     count: int
@@ -46,17 +48,21 @@ class ExtendRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Rows by sliding window: what is gathered depends on it."""
+    """How the rows of a step are attended, by sliding window: the window decides which keys are gathered."""
 
     num_decodes: int
     decodes: dict[int, list[DecodeGroup]]
     extends: dict[int, list[ExtendRow]]
-    masks: dict[int, Tensor]  # [tile, longest]: of all extend tiles, aligned at the lower right corner
+    masks: dict[
+        int, Tensor
+    ]  # [tile, longest]: the mask of all extend tiles, aligned at the lower right corner
 
 
 def plan_attention(
     plan: StepPlan, page_tables: Tensor, page_size: int, windows: tuple[int, ...], dtype: torch.dtype
 ) -> AttentionPlan:
+    """The attention plan of a step. `page_tables`: int32 [pools, max_slots, pages]; `windows`: the layers'
+    sliding windows, 0 for none; `dtype`: of the masks."""
     tables = {window: page_tables[-1 if window else 0] for window in windows}
     decodes = {
         window: _plan_decodes(plan, table, page_size, window, dtype) for window, table in tables.items()
@@ -99,22 +105,22 @@ def _plan_decodes(
         skip = int(begins[0] - first[0] * page_size)
         return [DecodeGroup(None, 1, all_of_row[skip : skip + int(ends[0] - begins[0])], None)]
     groups = []
-    for places in _similar(num_pages, page_size):
-        length = int(num_pages[places].max())
-        from_page = upload(first[places], torch_device)
-        gather = _locations(page_table, upload(slots[places], torch_device), from_page, length, page_size)
+    for rows in _similar(num_pages, page_size):
+        length = int(num_pages[rows].max())
+        from_page = upload(first[rows], torch_device)
+        gather = _locations(page_table, upload(slots[rows], torch_device), from_page, length, page_size)
         positions = from_page.unsqueeze(1) * page_size + torch.arange(length * page_size, device=torch_device)
         begin, end = (
-            upload(begins[places], torch_device).unsqueeze(1),
-            upload(ends[places], torch_device).unsqueeze(1),
+            upload(begins[rows], torch_device).unsqueeze(1),
+            upload(ends[rows], torch_device).unsqueeze(1),
         )
         is_seen = (positions >= begin) & (positions < end)
         mask = torch.zeros(is_seen.shape, dtype=dtype, device=torch_device).masked_fill_(~is_seen, -torch.inf)
-        is_all = len(places) == len(slots)
+        is_all = len(rows) == len(slots)
         groups.append(
             DecodeGroup(
-                None if is_all else to_device(places, torch_device),
-                len(places),
+                None if is_all else upload_int64(rows, torch_device),
+                len(rows),
                 torch.where(is_seen, gather, 0).flatten(),
                 mask[:, None, None],
             )
@@ -123,14 +129,14 @@ def _plan_decodes(
 
 
 def _similar(num_pages: np.ndarray, page_size: int) -> list[np.ndarray]:
-    """Splits rows into groups of like size (the same power of two, rounded up) and at most GROUP_TOKENS;
-    places, ascending."""
+    """Splits rows into groups of similar size (the same power of two, rounded up) with at most GROUP_TOKENS
+    keys. -> indices of each group's rows, ascending"""
     sizes = np.ceil(np.log2(num_pages)).astype(np.int64)
     groups: list[np.ndarray] = []
     for size in np.unique(sizes):
-        places = np.flatnonzero(sizes == size)
+        rows = np.flatnonzero(sizes == size)
         most = max(1, GROUP_TOKENS // (int(2**size) * page_size))
-        groups.extend(places[i : i + most] for i in range(0, len(places), most))
+        groups.extend(rows[i : i + most] for i in range(0, len(rows), most))
     return groups
 
 
@@ -148,9 +154,9 @@ def _plan_extends(plan: StepPlan, page_table: Tensor, page_size: int, window: in
 
 
 def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, torch_device: torch.device) -> Tensor:
-    """The last query of a tile sees the last key, the one above it one less: whether a key is seen depends
-    only on how far it is from the lower right corner, so the corners of one mask serve all tiles of all
-    rows."""
+    """The mask of extend rows, [tile, longest]: the last query of a tile sees the last key, the query above
+    it one key less. Whether a key is seen depends only on its distance from the lower right corner, so
+    corners of this mask serve all tiles of all rows."""
     tile, longest = min(TILE, max(row.count for row in rows)), max(len(row.gather) for row in rows)
     above = torch.arange(tile - 1, -1, -1, device=torch_device).unsqueeze(1)  # rows above the last
     left = torch.arange(longest - 1, -1, -1, device=torch_device)  # columns left of the last
@@ -161,17 +167,17 @@ def _tile_mask(rows: list[ExtendRow], window: int, dtype: torch.dtype, torch_dev
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
-    """q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
+    """Attention of a step: q [T, H, D] over caches [num_locations, K, D] -> [T, H, D]."""
     groups, rows = plan.decodes[scores.window], plan.extends[scores.window]
     if not rows and len(groups) == 1:
         return _attend_group(q, k_cache, v_cache, groups[0], scores)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decodes = q[: plan.num_decodes]
     for group in groups:
-        if group.places is None:
+        if group.rows is None:
             out[: plan.num_decodes] = _attend_group(decodes, k_cache, v_cache, group, scores)
         else:
-            out[group.places] = _attend_group(decodes[group.places], k_cache, v_cache, group, scores)
+            out[group.rows] = _attend_group(decodes[group.rows], k_cache, v_cache, group, scores)
     for row in rows:
         part = slice(row.first, row.first + row.count)
         keys, values = read_as(k_cache, row.gather, q.dtype), read_as(v_cache, row.gather, q.dtype)
@@ -186,7 +192,7 @@ def _attend_group(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGrou
 
 
 def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scores: Scores) -> Tensor:
-    """q [rows, H, D] over what the group gathers, keys and values [rows * length, K, D] -> [rows, H, D]."""
+    """q [rows, H, D] over the group's gathered keys and values [rows * length, K, D] -> [rows, H, D]."""
     kv_heads, dim = keys.shape[1:]
     shape = (group.num_rows, -1, kv_heads, dim)
     # [rows, K, length, D]
@@ -194,12 +200,12 @@ def attend_decodes(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, 
     queries = q.reshape(group.num_rows, kv_heads, -1, dim)  # [rows, K, H / K, D]
     mask = group.mask if group.mask is None else group.mask.expand(-1, -1, queries.shape[2], -1)
     sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
-    return weighted(queries, keys, values, mask, scores, sinks).reshape(q.shape)
+    return scaled_attention(queries, keys, values, mask, scores, sinks).reshape(q.shape)
 
 
 def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores: Scores, out: Tensor) -> None:
-    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], into out [count,
-    H, D]."""
+    """The last queries of a row, q [count, H, D], over its keys and values [length, K, D], written to out
+    [count, H, D]."""
     count, length, kv_heads, dim = len(q), len(keys), *keys.shape[1:]
     per_group = q.shape[1] // kv_heads
     keys, values = keys.transpose(0, 1).unsqueeze(1), values.transpose(0, 1).unsqueeze(1)  # [K, 1, length, D]
@@ -214,7 +220,7 @@ def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores:
         begin = max(0, end - num - window + 1) if window else 0
         corner = mask[mask.shape[0] - num :, mask.shape[1] - (end - begin) :]
         seen = (kv_heads, per_group, end - begin, dim)
-        part = weighted(
+        part = scaled_attention(
             queries[:, :, at : at + num],
             keys[:, :, begin:end].expand(seen),
             values[:, :, begin:end].expand(seen),
@@ -225,19 +231,20 @@ def attend_extend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scores:
         out[at : at + num] = part.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def weighted(
+def scaled_attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None
 ) -> Tensor:
-    """q [..., n, D] over keys and values [..., length, D]; `sinks` goes with the first dimensions of a
-    product. Of caps and sinks torch's kernels know nothing: then scores are held, in float32."""
+    """Attention of q [..., n, D] over keys and values [..., length, D]. `sinks` broadcasts with the first
+    dimensions of the scores. torch's kernels know neither caps nor sinks: with one of them the scores are
+    materialized, in float32."""
     if not scores.cap and sinks is None:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scores.scale)
-    found = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scores.scale
+    products = torch.matmul(q.float(), keys.float().transpose(-1, -2)) * scores.scale
     if scores.cap:
-        found = scores.cap * torch.tanh(found / scores.cap)
+        products = scores.cap * torch.tanh(products / scores.cap)
     if mask is not None:
-        found = found + mask
+        products = products + mask
     if sinks is not None:
-        found = torch.cat((found, sinks.float().expand(*found.shape[:-1], 1)), -1)
-    shares = found.softmax(-1)[..., : keys.shape[-2]]
+        products = torch.cat((products, sinks.float().expand(*products.shape[:-1], 1)), -1)
+    shares = products.softmax(-1)[..., : keys.shape[-2]]
     return torch.matmul(shares, values.float()).to(q.dtype)

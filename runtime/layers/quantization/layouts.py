@@ -15,14 +15,13 @@ n is the number of codes in 32 bits; the first is in the lowest ones, but for th
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.layers.weight import FLOATS, Part, Share
-from runtime.models.quantization_schemes import Codes, Fp8, Int8, Stored
+from runtime.layers.weight import FLOATS, Shard, SourceTensor, TensorReader
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, WeightFormat
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place among the eight codes of a word of column 0, 1, ...
 Shapes = list[tuple[int, ...]]
@@ -31,346 +30,365 @@ FP8_MAX = 448.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ModuleShard:
     """What one module of a checkpoint fills: this rank's rows of a weight's tensors."""
 
-    stored: Stored
+    format: WeightFormat
     tensors: dict[str, Tensor]
-    outs: Share
-    ins: Share
+    outputs: Shard
+    inputs: Shard
     group_ids: Tensor  # of the checkpoint, of this rank's columns of scales
-    counts_sums: bool
+    loads_quant_bias: bool
     seen: set[str]  # of all modules that make one weight: what one of them has given for all
 
     @property
     def rows(self) -> slice:
-        return slice(self.outs.start, self.outs.start + self.outs.size)
+        return slice(self.outputs.start, self.outputs.start + self.outputs.size)
 
     @property
     def columns(self) -> slice:
-        return slice(self.ins.start, self.ins.start + self.ins.size)
+        return slice(self.inputs.start, self.inputs.start + self.inputs.size)
 
-    def part(self, shapes: Shapes, load: "Load", dtypes: tuple[str, ...] = FLOATS, draw: str = "") -> Part:
+    def source(
+        self, shapes: Shapes, load: "LoadTensor", dtypes: tuple[str, ...] = FLOATS, dummy_kind: str = ""
+    ) -> SourceTensor:
         """`load` is given this piece and the slice of a file, where the rank has a share of the weight."""
-        return Part(
+        return SourceTensor(
             shapes[0],
             0,
-            self.outs,
+            self.outputs,
             0,
-            None if self.outs.size == 0 else partial(load, self),
+            None if self.outputs.size == 0 else partial(load, self),
             dtypes,
             tuple(shapes[1:]),
-            draw,
+            dummy_kind,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ModuleTensors:
     """The tensors of a module."""
 
-    parts: dict[str, Part]
+    sources: dict[str, SourceTensor]
     optional: set[str] = field(default_factory=set)  # what some checkpoints leave out
 
 
-Load = Callable[[Piece, Any], None]
+LoadTensor = Callable[[ModuleShard, TensorReader], None]
 
 
-def layout(piece: Piece) -> Found:
+def module_tensors(module: ModuleShard) -> ModuleTensors:
     """What the checkpoint has of this piece."""
-    return LAYOUTS[piece.stored.layout](piece)
+    return LAYOUTS[module.format.layout](module)
 
 
-def whole(raw: Any) -> Tensor:
-    tensor: Tensor = raw[...]
+def read_all(reader: TensorReader) -> Tensor:
+    tensor: Tensor = reader[...]
     return tensor
 
 
-def load_weight(piece: Piece, raw: Any) -> None:
-    piece.tensors["weight"].copy_(raw[piece.rows, piece.columns])
+def load_weight(module: ModuleShard, reader: TensorReader) -> None:
+    module.tensors["weight"].copy_(reader[module.rows, module.columns])
 
 
-def share_of(piece: Piece, values: Tensor, square: int = 1) -> Tensor:
+def shard_of(module: ModuleShard, values: Tensor, block_rows: int = 1) -> Tensor:
     """Of values [outputs or squares of them, groups of inputs], those of this rank; a single one, or a column
     of them, is for all."""
     values = (
         values.reshape(1, 1) if values.numel() == 1 else values.unsqueeze(1) if values.dim() == 1 else values
     )
-    rows = torch.arange(piece.outs.start, piece.outs.start + piece.outs.size) // square
-    return values.index_select(0, rows.clamp_(max=len(values) - 1)).index_select(1, piece.group_ids)
+    rows = torch.arange(module.outputs.start, module.outputs.start + module.outputs.size) // block_rows
+    return values.index_select(0, rows.clamp_(max=len(values) - 1)).index_select(1, module.group_ids)
 
 
-def load_scale(piece: Piece, raw: Any) -> None:
-    piece.tensors["scale"].copy_(share_of(piece, whole(raw).float(), piece.stored.square or 1))
+def load_scale(module: ModuleShard, reader: TensorReader) -> None:
+    module.tensors["scale"].copy_(shard_of(module, read_all(reader).float(), module.format.block_rows or 1))
 
 
-def load_scale_turned(piece: Piece, raw: Any) -> None:
-    piece.tensors["scale"].copy_(share_of(piece, whole(raw).T.float()))
+def load_scale_transposed(module: ModuleShard, reader: TensorReader) -> None:
+    module.tensors["scale"].copy_(shard_of(module, read_all(reader).T.float()))
 
 
-def load_largest(name: str, piece: Piece, raw: Any) -> None:
+def load_largest(name: str, module: ModuleShard, reader: TensorReader) -> None:
     """Weights that are computed as one quantise their input once: by the scale that none of them exceeds."""
-    target = piece.tensors[name]
-    target.copy_(torch.maximum(target, whole(raw).float().reshape(1).to(target.device)))
+    target = module.tensors[name]
+    target.copy_(torch.maximum(target, read_all(reader).float().reshape(1).to(target.device)))
 
 
-def load_equal(name: str, piece: Piece, raw: Any) -> None:
+def load_equal(name: str, module: ModuleShard, reader: TensorReader) -> None:
     """What weights that are computed as one must have in common."""
-    target, value = piece.tensors[name], whole(raw).reshape(-1)
-    value = (value[piece.columns] if name == "order" else value).to(target)
-    if name in piece.seen and not torch.equal(target, value):
+    target, value = module.tensors[name], read_all(reader).reshape(-1)
+    value = (value[module.columns] if name == "order" else value).to(target)
+    if name in module.seen and not torch.equal(target, value):
         raise ModelError(
             f"weights that are computed as one differ in their {name}, which is not supported; quantise them together"
         )
-    piece.seen.add(name)
+    module.seen.add(name)
     target.copy_(value)
 
 
-def load_nothing(piece: Piece, raw: Any) -> None:
+def skip(module: ModuleShard, reader: TensorReader) -> None:
     """What follows from the rest."""
 
 
-def need_zeros(piece: Piece, raw: Any) -> None:
-    if whole(raw).any():
+def require_zeros(module: ModuleShard, reader: TensorReader) -> None:
+    if read_all(reader).any():
         raise ModelError("weights with offsets are not supported here; quantise them symmetrically")
 
 
-def need_no_bias(piece: Piece, raw: Any) -> None:
+def require_no_bias(module: ModuleShard, reader: TensorReader) -> None:
     """Some tools write a bias for every module."""
-    if whole(raw).any():
+    if read_all(reader).any():
         raise ModelError(
             "a quantised module has a bias that config.json does not know of; restore config.json"
         )
 
 
-def _scales(piece: Piece) -> Shapes:
-    outs, square = piece.outs.full, piece.stored.square
-    group = getattr(piece.stored.scheme, "group", 0)
-    if square:
-        return [(-(-outs // square), -(-piece.ins.full // group))]
+def _scale_shapes(module: ModuleShard) -> Shapes:
+    outputs, block_rows = module.outputs.full, module.format.block_rows
+    group = getattr(module.format.scheme, "group_size", 0)
+    if block_rows:
+        return [(-(-outputs // block_rows), -(-module.inputs.full // group))]
     if group:
-        return [(outs, -(-piece.ins.full // group))]
-    return [(outs, 1), (outs,), (1,), (), (1, 1)]
+        return [(outputs, -(-module.inputs.full // group))]
+    return [(outputs, 1), (outputs,), (1,), (), (1, 1)]
 
 
-def _plain(piece: Piece) -> Found:
-    scheme, full = piece.stored.scheme, [(piece.outs.full, piece.ins.full)]
-    parts = {
-        "weight": piece.part(full, load_weight, ("F8_E4M3",) if isinstance(scheme, Fp8) else ("I8",)),
-        "weight_scale": piece.part(_scales(piece), load_scale, draw="scale"),
+def _fp8_or_int8(module: ModuleShard) -> ModuleTensors:
+    scheme, full = module.format.scheme, [(module.outputs.full, module.inputs.full)]
+    sources = {
+        "weight": module.source(full, load_weight, ("F8_E4M3",) if isinstance(scheme, Fp8) else ("I8",)),
+        "weight_scale": module.source(_scale_shapes(module), load_scale, dummy_kind="scale"),
     }
     optional = set()
     if not isinstance(scheme, Fp8):
-        parts["weight_zero_point"] = piece.part(_scales(piece), need_zeros, (*INTS, *FLOATS))
+        sources["weight_zero_point"] = module.source(_scale_shapes(module), require_zeros, (*INTS, *FLOATS))
         optional = {"weight_zero_point"}
     if scheme.activations != "tensor":
-        return Found(parts, optional)
+        return ModuleTensors(sources, optional)
     one: Shapes = [(1,), (), (1, 1)]
     if isinstance(scheme, Fp8):
-        return Found(
-            parts | {"input_scale": piece.part(one, partial(load_largest, "input_scale"), draw="input scale")}
+        return ModuleTensors(
+            sources
+            | {
+                "input_scale": module.source(
+                    one, partial(load_largest, "input_scale"), dummy_kind="input scale"
+                )
+            }
         )
-    parts["input_scale"] = piece.part(one, partial(load_equal, "input_scale"), draw="input scale")
-    parts["input_zero_point"] = piece.part(
-        one, partial(load_equal, "input_offset"), (*INTS, *FLOATS), draw="zero"
+    sources["input_scale"] = module.source(one, partial(load_equal, "input_scale"), dummy_kind="input scale")
+    sources["input_zero_point"] = module.source(
+        one, partial(load_equal, "input_offset"), (*INTS, *FLOATS), dummy_kind="zero"
     )
-    return Found(parts, optional | {"input_zero_point"})
+    return ModuleTensors(sources, optional | {"input_zero_point"})
 
 
-def _codes(piece: Piece) -> tuple[Codes, int, int]:
+def _packing(module: ModuleShard) -> tuple[PackedInt, int, int]:
     """The scheme, codes in a word, and groups of inputs in the checkpoint."""
-    scheme = piece.stored.scheme
-    assert isinstance(scheme, Codes)
-    return scheme, 32 // scheme.bits, -(-piece.ins.full // scheme.group) if scheme.group else 1
+    scheme = module.format.scheme
+    assert isinstance(scheme, PackedInt)
+    return scheme, 32 // scheme.bits, -(-module.inputs.full // scheme.group_size) if scheme.group_size else 1
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
+def unpack_words(words: Tensor, bits: int) -> Tensor:
     """int32 [..., n] -> uint8 [..., n * codes in a word]."""
-    octets = words.contiguous().view(torch.uint8)
-    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+    packed_bytes = words.contiguous().view(torch.uint8)
+    return packed_bytes if bits == 8 else torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).flatten(-2)
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """uint8 [..., columns] -> uint8 [..., bytes]."""
     return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
 
-def _words(piece: Piece, share: Share, per_word: int) -> slice:
-    if share.start % per_word or share.size % per_word:
+def _word_range(module: ModuleShard, shard: Shard, per_word: int) -> slice:
+    if shard.start % per_word or shard.size % per_word:
         raise ModelError(
-            f"--tp-size splits a layer's {share.full} into {share.size}, and the checkpoint has {per_word} codes in one word; "
+            f"--tp-size splits a layer's {shard.full} into {shard.size}, and the checkpoint has {per_word} codes in one word; "
             f"choose one that leaves multiples of {per_word}"
         )
-    return slice(share.start // per_word, (share.start + share.size) // per_word)
+    return slice(shard.start // per_word, (shard.start + shard.size) // per_word)
 
 
-def load_packed(piece: Piece, raw: Any) -> None:
-    scheme, per_word, _ = _codes(piece)
-    words: Tensor = raw[piece.rows, _words(piece, piece.ins, per_word)]
-    piece.tensors["weight"].copy_(words.contiguous().view(torch.uint8))
+def load_packed(module: ModuleShard, reader: TensorReader) -> None:
+    scheme, per_word, _ = _packing(module)
+    words: Tensor = reader[module.rows, _word_range(module, module.inputs, per_word)]
+    module.tensors["weight"].copy_(words.contiguous().view(torch.uint8))
 
 
-def load_gptq(piece: Piece, raw: Any) -> None:
-    scheme, per_word, _ = _codes(piece)
-    words: Tensor = raw[_words(piece, piece.ins, per_word), piece.rows]
-    piece.tensors["weight"].copy_(words.T.contiguous().view(torch.uint8))
+def load_gptq(module: ModuleShard, reader: TensorReader) -> None:
+    scheme, per_word, _ = _packing(module)
+    words: Tensor = reader[_word_range(module, module.inputs, per_word), module.rows]
+    module.tensors["weight"].copy_(words.T.contiguous().view(torch.uint8))
 
 
-def _unshuffled(codes: Tensor) -> Tensor:
+def _unshuffle_awq(codes: Tensor) -> Tensor:
     return codes.unflatten(-1, (-1, 8))[..., list(AWQ_ORDER)].flatten(-2)
 
 
-def load_awq(piece: Piece, raw: Any) -> None:
-    scheme, per_word, _ = _codes(piece)
-    words: Tensor = raw[piece.columns, _words(piece, piece.outs, per_word)]
-    piece.tensors["weight"].copy_(
-        packed(_unshuffled(unpacked(words, scheme.bits)).T.contiguous(), scheme.bits)
+def load_awq(module: ModuleShard, reader: TensorReader) -> None:
+    scheme, per_word, _ = _packing(module)
+    words: Tensor = reader[module.columns, _word_range(module, module.outputs, per_word)]
+    module.tensors["weight"].copy_(
+        pack_codes(_unshuffle_awq(unpack_words(words, scheme.bits)).T.contiguous(), scheme.bits)
     )
 
 
-def load_zeros(turn: Callable[[Tensor, int], Tensor], piece: Piece, raw: Any) -> None:
-    piece.tensors["zeros"].copy_(share_of(piece, turn(whole(raw), _codes(piece)[0].bits)[: piece.outs.full]))
+def load_zeros(unpack: Callable[[Tensor, int], Tensor], module: ModuleShard, reader: TensorReader) -> None:
+    module.tensors["zeros"].copy_(
+        shard_of(module, unpack(read_all(reader), _packing(module)[0].bits)[: module.outputs.full])
+    )
 
 
-def _packed(piece: Piece) -> Found:
-    scheme, per_word, groups = _codes(piece)
-    outs, ins = piece.outs.full, piece.ins.full
-    parts = {
-        "weight_packed": piece.part([(outs, -(-ins // per_word))], load_packed, ("I32",)),
-        "weight_scale": piece.part([(outs, groups)], load_scale, draw="scale"),
-        "weight_shape": piece.part([(2,)], load_nothing, INTS),
+def _packed(module: ModuleShard) -> ModuleTensors:
+    scheme, per_word, groups = _packing(module)
+    outputs, inputs = module.outputs.full, module.inputs.full
+    sources = {
+        "weight_packed": module.source([(outputs, -(-inputs // per_word))], load_packed, ("I32",)),
+        "weight_scale": module.source([(outputs, groups)], load_scale, dummy_kind="scale"),
+        "weight_shape": module.source([(2,)], skip, INTS),
     }
-    if scheme.has_zeros:
-        turn = partial(load_zeros, lambda words, bits: unpacked(words.T, bits).T)
-        parts["weight_zero_point"] = piece.part([(-(-outs // per_word), groups)], turn, ("I32",))
-    if scheme.is_ordered:
-        parts["weight_g_idx"] = piece.part([(ins,)], partial(load_equal, "order"), INTS, draw="zero")
-    return Found(parts, {"weight_shape"})
+    if scheme.has_zero_points:
+        unpack = partial(load_zeros, lambda words, bits: unpack_words(words.T, bits).T)
+        sources["weight_zero_point"] = module.source([(-(-outputs // per_word), groups)], unpack, ("I32",))
+    if scheme.has_g_idx:
+        sources["weight_g_idx"] = module.source(
+            [(inputs,)], partial(load_equal, "order"), INTS, dummy_kind="zero"
+        )
+    return ModuleTensors(sources, {"weight_shape"})
 
 
-def _awq(piece: Piece) -> Found:
-    scheme, per_word, groups = _codes(piece)
-    outs, ins = piece.outs.full, piece.ins.full
-    turn = partial(load_zeros, lambda words, bits: _unshuffled(unpacked(words, bits)).T)
-    return Found(
+def _awq(module: ModuleShard) -> ModuleTensors:
+    scheme, per_word, groups = _packing(module)
+    outputs, inputs = module.outputs.full, module.inputs.full
+    unpack = partial(load_zeros, lambda words, bits: _unshuffle_awq(unpack_words(words, bits)).T)
+    return ModuleTensors(
         {
-            "qweight": piece.part([(ins, outs // per_word)], load_awq, ("I32",)),
-            "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
-            "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
+            "qweight": module.source([(inputs, outputs // per_word)], load_awq, ("I32",)),
+            "qzeros": module.source([(groups, outputs // per_word)], unpack, ("I32",)),
+            "scales": module.source([(groups, outputs)], load_scale_transposed, dummy_kind="scale"),
         }
     )
 
 
-def _need_neighbours(piece: Piece, raw: Any) -> None:
-    group = getattr(piece.stored.scheme, "group", 0) or piece.ins.full
-    if not torch.equal(whole(raw).long(), torch.arange(piece.ins.full) // group):
+def require_plain_groups(module: ModuleShard, reader: TensorReader) -> None:
+    group = getattr(module.format.scheme, "group_size", 0) or module.inputs.full
+    if not torch.equal(read_all(reader).long(), torch.arange(module.inputs.full) // group):
         raise ModelError(
             "g_idx has groups in an order of their own, but quantization_config has no desc_act; restore config.json"
         )
 
 
-def _gptq(piece: Piece) -> Found:
-    scheme, per_word, groups = _codes(piece)
-    outs, ins = piece.outs.full, piece.ins.full
-    less = 0 if piece.stored.layout == "gptq_v2" else 1
-    turn = partial(load_zeros, lambda words, bits: unpacked(words, bits).T + less)
-    order = partial(load_equal, "order") if scheme.is_ordered else _need_neighbours
-    return Found(
+def _gptq(module: ModuleShard) -> ModuleTensors:
+    scheme, per_word, groups = _packing(module)
+    outputs, inputs = module.outputs.full, module.inputs.full
+    less = 0 if module.format.layout == "gptq_v2" else 1
+    unpack = partial(load_zeros, lambda words, bits: unpack_words(words, bits).T + less)
+    order = partial(load_equal, "order") if scheme.has_g_idx else require_plain_groups
+    return ModuleTensors(
         {
-            "qweight": piece.part([(ins // per_word, outs)], load_gptq, ("I32",)),
-            "qzeros": piece.part([(groups, outs // per_word)], turn, ("I32",)),
-            "scales": piece.part([(groups, outs)], load_scale_turned, draw="scale"),
-            "g_idx": piece.part([(ins,)], order, INTS, draw="zero"),
-            "bias": piece.part([(outs,)], need_no_bias),
+            "qweight": module.source([(inputs // per_word, outputs)], load_gptq, ("I32",)),
+            "qzeros": module.source([(groups, outputs // per_word)], unpack, ("I32",)),
+            "scales": module.source([(groups, outputs)], load_scale_transposed, dummy_kind="scale"),
+            "g_idx": module.source([(inputs,)], order, INTS, dummy_kind="zero"),
+            "bias": module.source([(outputs,)], require_no_bias),
         },
-        {"bias"} if scheme.is_ordered else {"bias", "g_idx"},
+        {"bias"} if scheme.has_g_idx else {"bias", "g_idx"},
     )
 
 
-def load_sums(piece: Piece, raw: Any) -> None:
-    if piece.counts_sums:
-        piece.tensors["sums"].copy_(raw[piece.rows])
+def load_quant_bias(module: ModuleShard, reader: TensorReader) -> None:
+    if module.loads_quant_bias:
+        module.tensors["sums"].copy_(reader[module.rows])
 
 
-def load_deq_scale(piece: Piece, raw: Any) -> None:
+def load_deq_scale(module: ModuleShard, reader: TensorReader) -> None:
     """float32, or its bits in the lower half of an int64."""
-    values = whole(raw)
-    piece.tensors["scale"].copy_(
-        share_of(piece, values.int().view(torch.float32) if values.dtype == torch.int64 else values.float())
+    values = read_all(reader)
+    module.tensors["scale"].copy_(
+        shard_of(module, values.int().view(torch.float32) if values.dtype == torch.int64 else values.float())
     )
 
 
-def load_narrow(piece: Piece, raw: Any) -> None:
+def load_int4(module: ModuleShard, reader: TensorReader) -> None:
     """Codes of four bits as int8, or two outputs in a byte, the first in its lower half."""
-    outs = piece.outs
-    if raw.get_shape()[0] == outs.full:
-        values = raw[piece.rows, piece.columns]
+    outputs = module.outputs
+    if reader.get_shape()[0] == outputs.full:
+        values = reader[module.rows, module.columns]
     else:
-        octets = raw[_words(piece, outs, 2), piece.columns].contiguous().view(torch.uint8)
-        values = torch.stack(((octets & 15), octets >> 4), 1).flatten(0, 1)
-    piece.tensors["weight"].copy_(packed((values.view(torch.uint8) + 8) & 15, 4))
+        packed_bytes = reader[_word_range(module, outputs, 2), module.columns].contiguous().view(torch.uint8)
+        values = torch.stack(((packed_bytes & 15), packed_bytes >> 4), 1).flatten(0, 1)
+    module.tensors["weight"].copy_(pack_codes((values.view(torch.uint8) + 8) & 15, 4))
 
 
-def load_product(piece: Piece, raw: Any) -> None:
+def load_scale_factor(module: ModuleShard, reader: TensorReader) -> None:
     """Scales of groups come on top of those of outputs; the product begins as one."""
-    scale = piece.tensors["scale"]
-    scale.mul_(share_of(piece, whole(raw).float()).to(scale.device))
+    scale = module.tensors["scale"]
+    scale.mul_(shard_of(module, read_all(reader).float()).to(scale.device))
 
 
-def _modelslim(piece: Piece) -> Found:
-    scheme, outs, ins = piece.stored.scheme, piece.outs.full, piece.ins.full
-    column: Shapes = [(outs, 1), (outs,)]
-    parts = {"weight_offset": piece.part(column, need_zeros, (*FLOATS, *INTS), draw="zero")}
+def _modelslim(module: ModuleShard) -> ModuleTensors:
+    scheme, outputs, inputs = module.format.scheme, module.outputs.full, module.inputs.full
+    column: Shapes = [(outputs, 1), (outputs,)]
+    sources = {"weight_offset": module.source(column, require_zeros, (*FLOATS, *INTS), dummy_kind="zero")}
     optional = {"weight_offset", "bias"}
-    if isinstance(scheme, Codes):
-        groups = -(-ins // scheme.group) if scheme.group else 0
-        if piece.outs.size:
-            piece.tensors["scale"].fill_(1)
-        flat = replace(piece, group_ids=torch.zeros_like(piece.group_ids))
-        parts |= {
-            "weight": piece.part([(outs, ins), (outs // 2, ins)], load_narrow, ("I8",)),
-            "weight_scale": flat.part(column, load_product, draw="scale"),
-            "scale_bias": piece.part([(outs, 1), (outs, 16), (outs,)], load_nothing),
+    if isinstance(scheme, PackedInt):
+        groups = -(-inputs // scheme.group_size) if scheme.group_size else 0
+        if module.outputs.size:
+            module.tensors["scale"].fill_(1)
+        flat = replace(module, group_ids=torch.zeros_like(module.group_ids))
+        sources |= {
+            "weight": module.source([(outputs, inputs), (outputs // 2, inputs)], load_int4, ("I8",)),
+            "weight_scale": flat.source(column, load_scale_factor, dummy_kind="scale"),
+            "scale_bias": module.source([(outputs, 1), (outputs, 16), (outputs,)], skip),
         }
         if groups:
-            parts |= {
-                "weight_scale_second": piece.part([(outs, groups)], load_product, draw="scale"),
-                "weight_offset_second": piece.part(
-                    [(outs, groups)], need_zeros, (*FLOATS, *INTS), draw="zero"
+            sources |= {
+                "weight_scale_second": module.source(
+                    [(outputs, groups)], load_scale_factor, dummy_kind="scale"
+                ),
+                "weight_offset_second": module.source(
+                    [(outputs, groups)], require_zeros, (*FLOATS, *INTS), dummy_kind="zero"
                 ),
             }
-        return Found(parts, optional | {"scale_bias", "weight_offset_second"})
-    parts["weight"] = piece.part([(outs, ins)], load_weight, ("I8",))
+        return ModuleTensors(sources, optional | {"scale_bias", "weight_offset_second"})
+    sources["weight"] = module.source([(outputs, inputs)], load_weight, ("I8",))
     if scheme.activations == "token":
-        return Found(parts | {"weight_scale": piece.part(column, load_scale, draw="scale")}, optional)
+        return ModuleTensors(
+            sources | {"weight_scale": module.source(column, load_scale, dummy_kind="scale")}, optional
+        )
     one: Shapes = [(1,), (), (1, 1)]
-    parts |= {
-        "weight_scale": piece.part(column, load_nothing, draw="scale"),
-        "deq_scale": piece.part([(outs,), (outs, 1)], load_deq_scale, (*FLOATS, "I64"), draw="scale"),
-        "quant_bias": piece.part([(outs,)], load_sums, ("I32",)),
-        "input_scale": piece.part(one, partial(load_equal, "input_scale"), draw="input scale"),
-        "input_offset": piece.part(one, partial(load_equal, "input_offset"), (*FLOATS, *INTS), draw="zero"),
-        "bias": piece.part([(outs,)], load_nothing),
+    sources |= {
+        "weight_scale": module.source(column, skip, dummy_kind="scale"),
+        "deq_scale": module.source(
+            [(outputs,), (outputs, 1)], load_deq_scale, (*FLOATS, "I64"), dummy_kind="scale"
+        ),
+        "quant_bias": module.source([(outputs,)], load_quant_bias, ("I32",)),
+        "input_scale": module.source(one, partial(load_equal, "input_scale"), dummy_kind="input scale"),
+        "input_offset": module.source(
+            one, partial(load_equal, "input_offset"), (*FLOATS, *INTS), dummy_kind="zero"
+        ),
+        "bias": module.source([(outputs,)], skip),
     }  # it is in quant_bias
-    return Found(parts, optional | {"weight_scale"})
+    return ModuleTensors(sources, optional | {"weight_scale"})
 
 
-def load_online(piece: Piece, raw: Any) -> None:
+def load_online(module: ModuleShard, reader: TensorReader) -> None:
     """Scales from whole rows, so that any split gives the same model."""
-    values: Tensor = raw[piece.rows, :].float()
-    most = FP8_MAX if isinstance(piece.stored.scheme, Fp8) else 127.0
+    values: Tensor = reader[module.rows, :].float()
+    most = FP8_MAX if isinstance(module.format.scheme, Fp8) else 127.0
     scale = (values.abs().amax(1, keepdim=True) / most).clamp_(min=1e-12)
-    values = (values[:, piece.columns] / scale).clamp_(-most, most)
-    piece.tensors["weight"].copy_(values.round_() if isinstance(piece.stored.scheme, Int8) else values)
-    piece.tensors["scale"].copy_(scale)
+    values = (values[:, module.columns] / scale).clamp_(-most, most)
+    module.tensors["weight"].copy_(values.round_() if isinstance(module.format.scheme, Int8) else values)
+    module.tensors["scale"].copy_(scale)
 
 
-def _online(piece: Piece) -> Found:
-    return Found({"weight": piece.part([(piece.outs.full, piece.ins.full)], load_online)})
+def _online(module: ModuleShard) -> ModuleTensors:
+    return ModuleTensors({"weight": module.source([(module.outputs.full, module.inputs.full)], load_online)})
 
 
-LAYOUTS: dict[str, Callable[[Piece], Found]] = {
-    "fp8": _plain,
-    "compressed-tensors": _plain,
+LAYOUTS: dict[str, Callable[[ModuleShard], ModuleTensors]] = {
+    "fp8": _fp8_or_int8,
+    "compressed-tensors": _fp8_or_int8,
     "packed": _packed,
     "awq": _awq,
     "gptq": _gptq,

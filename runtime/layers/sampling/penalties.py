@@ -12,7 +12,7 @@ from torch import Tensor
 from runtime.devices.operands import Seen
 from runtime.layers.fused_ops import penalise
 from runtime.layers.sampling.sampler import FAR, clean
-from runtime.layers.upload import floats, integers, to_device
+from runtime.layers.upload import float32_tensor, int64_tensor, upload_int64
 from runtime.messages.steps import Admit, SlotSampling
 
 Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Fused.penalise
@@ -63,13 +63,13 @@ class Counts:
         row = self.rows[slot] = self.free.pop()
         if self.rows_there is not None:
             self.rows_there[slot] = row
-        history = to_device(admit.history, self.torch_device)
+        history = upload_int64(admit.history, self.torch_device)
         self.in_prompt[row] = False
         self.in_prompt[row, history[: admit.prompt_len]] = True
         self.generated[row] = 0
         answer = history[admit.prompt_len :]
         self.generated[row].index_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
-        self.penalties[row] = floats(
+        self.penalties[row] = float32_tensor(
             [sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty],
             self.torch_device,
         )
@@ -86,18 +86,18 @@ class Counts:
 
     def apply(self, logits: Tensor, places: list[int], slots: list[int]) -> None:
         """Penalises, in place, the rows `places` of logits, which belong to `slots`."""
-        at = integers([self.rows[slot] for slot in slots], self.torch_device)
+        at = int64_tensor([self.rows[slot] for slot in slots], self.torch_device)
         self.penalises(
             logits,
-            integers(places, self.torch_device),
+            int64_tensor(places, self.torch_device),
             Seen(self.generated, self.in_prompt, self.penalties),
             at,
         )
 
     def add(self, places: list[int], slots: list[int], tokens: Tensor) -> None:
         """Counts the tokens just drawn; `places` are those of `slots` in `tokens`."""
-        index = integers([self.rows[slot] for slot in slots], self.torch_device)
-        self.generated[index, tokens[integers(places, self.torch_device)]] += 1
+        index = int64_tensor([self.rows[slot] for slot in slots], self.torch_device)
+        self.generated[index, tokens[int64_tensor(places, self.torch_device)]] += 1
 
     def apply_there(self, logits: Tensor, slots: Tensor) -> None:
         """`apply` for all rows of logits in a captured body: `slots`, int64 [N], are known on the device
@@ -130,11 +130,11 @@ class LogitsPenalties:
         self.bans.pop(slot, None)
         if sampling.bias_ids:
             self.biases[slot] = (
-                integers(sampling.bias_ids, self.torch_device),
-                floats(sampling.bias_values, self.torch_device),
+                int64_tensor(sampling.bias_ids, self.torch_device),
+                float32_tensor(sampling.bias_values, self.torch_device),
             )
         if sampling.stop_ids and sampling.min_len > 0:
-            self.bans[slot] = (sampling.min_len, integers(sampling.stop_ids, self.torch_device))
+            self.bans[slot] = (sampling.min_len, int64_tensor(sampling.stop_ids, self.torch_device))
 
     def apply(self, logits: Tensor, slots: list[int], lengths: list[int]) -> Tensor:
         """Finite logits [N, V] of sequences that are `lengths` tokens long -> what to draw from; the argument

@@ -63,7 +63,7 @@ def pages_fit_the_kernels(plan: Plan, model: ModelFacts, device: DeviceFacts) ->
     """The device's attention kernels take pages of the wanted size."""
     sizes, why = (
         (device.latent_page_sizes, " with latent attention (MLA)")
-        if model.latent is not None and device.latent_page_sizes
+        if model.mla is not None and device.latent_page_sizes
         else (device.page_sizes, "")
     )
     if sizes and plan.memory.page_size not in sizes:
@@ -101,7 +101,7 @@ def kernels_suit_the_model(plan: Plan, model: ModelFacts, device: DeviceFacts) -
     ):
         if backend == device.attention_backend or why_not(backend, phase, device) is not None:
             continue
-        head_dim = None if model.latent is not None else model.head_dim
+        head_dim = None if model.mla is not None else model.head_dim
         if (
             reason := why_unsuited(
                 backend, plan.memory.page_size, plan.precision.dtype, plan.precision.kv_cache_dtype, head_dim
@@ -134,10 +134,10 @@ def latents_have_attention(plan: Plan, model: ModelFacts, device: DeviceFacts) -
         for name in ("npu_mla_prolog", "npu_nz_cache", "npu_gather_after_q")
         if plan.why[name].value
     ]
-    if given and model.latent is None:
+    if given and model.mla is None:
         return f"{' and '.join(given)} needs latent attention (MLA), which this model has not; leave it out"
     low = [name for name in given if name != "--npu-nz-cache"]
-    if low and model.latent is not None and model.latent.q_rank is None:
+    if low and model.mla is not None and model.mla.q_rank is None:
         return (
             f"{' and '.join(low)} needs queries of low rank (q_lora_rank), which this model has not; leave "
             "it out"

@@ -8,7 +8,7 @@ import torch
 
 from runtime.devices.single_rank import SingleRank
 from runtime.errors import ModelError
-from runtime.layers.weight import Share, even_share, kv_share
+from runtime.layers.weight import Shard, even_shard, kv_head_shard
 from runtime.models.config import read_config
 from runtime.options.model_sizes import float_bytes, weight_count
 from tests.devices.cpu.ranks import RunRanks
@@ -22,7 +22,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {"num_hidden_layers": 1}),
     ("gpt_oss", {"num_hidden_layers": 1}),
 ]
-MIXTURES: list[tuple[str, dict[str, Any]]] = [
+MOE_MODELS: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_moe", {"num_hidden_layers": 1}),
     ("deepseek_v3", {"num_hidden_layers": 2}),
     ("deepseek_v2", {"num_hidden_layers": 1, "q_lora_rank": None, "first_k_dense_replace": 0}),
@@ -55,7 +55,7 @@ def test_experts_are_spread_and_split(tmp_path: Path, run_ranks: RunRanks) -> No
     """Whole experts on each rank, halves of each on both, and both at once on four ranks."""
     folders = [
         make_checkpoint(family, tmp_path / str(i), **overrides)
-        for i, (family, overrides) in enumerate(MIXTURES)
+        for i, (family, overrides) in enumerate(MOE_MODELS)
     ]
     (alone,) = run_ranks(1, folders, tmp_path)
     for size, ep_size in ((2, 1), (2, 2), (4, 2)):
@@ -74,7 +74,7 @@ def test_tokens_travel_to_their_experts(size: int, mode: str, tmp_path: Path, ru
     """One of the three sequences goes on alone, so some parts are empty."""
     folders = [
         make_checkpoint(family, tmp_path / str(i), **overrides)
-        for i, (family, overrides) in enumerate(MIXTURES[:3])
+        for i, (family, overrides) in enumerate(MOE_MODELS[:3])
     ]
     folders.append(make_checkpoint("qwen3_moe", tmp_path / "dense", mlp_only_layers=[0], attention_bias=True))
     (alone,), ranks = run_ranks(1, folders, tmp_path), run_ranks(size, folders, tmp_path, size, mode=mode)
@@ -124,9 +124,9 @@ class Ranks(SingleRank):
 
 
 def test_shares() -> None:
-    assert [even_share(12, Ranks(r, 4), "heads") for r in range(4)] == [Share(12, 3 * r, 3) for r in range(4)]
-    assert [kv_share(2, Ranks(r, 4)).start for r in range(4)] == [0, 0, 1, 1]
-    assert [kv_share(4, Ranks(r, 2)).start for r in range(2)] == [0, 2]
+    assert [even_shard(12, Ranks(r, 4), "heads") for r in range(4)] == [Shard(12, 3 * r, 3) for r in range(4)]
+    assert [kv_head_shard(2, Ranks(r, 4)).start for r in range(4)] == [0, 0, 1, 1]
+    assert [kv_head_shard(4, Ranks(r, 2)).start for r in range(2)] == [0, 2]
     for kv_heads, size in ((10, 4), (3, 4), (3, 2)):
         with pytest.raises(ModelError, match=f"--tp-size {size} .*key/value heads"):
-            kv_share(kv_heads, Ranks(0, size))
+            kv_head_shard(kv_heads, Ranks(0, size))

@@ -23,7 +23,7 @@ from runtime.devices.cuda.weights import Packed, plain
 from runtime.devices.lora import LoraWeights
 from runtime.devices.operands import Seen
 from runtime.models.moe_config import Routing
-from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 
 # A100, RTX 4090, H200
 CARDS = {80: Card(108, 167936), 89: Card(128, 102400, True), 90: Card(132, 233472, True)}
@@ -142,10 +142,10 @@ def adapted(card: Card) -> None:
 
 def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
     """A packed weight without memory behind it."""
-    group = 0 if isinstance(scheme, Int8) else scheme.group
-    groups, bits = ins // group if group else 1, scheme.bits if isinstance(scheme, Codes) else 8
+    group = 0 if isinstance(scheme, Int8) else scheme.group_size
+    groups, bits = ins // group if group else 1, scheme.bits if isinstance(scheme, PackedInt) else 8
     kind, inputs = {8: "fp8" if isinstance(scheme, Fp8) else "int8", 4: "codes4"}[bits], ""
-    if isinstance(scheme, Codes) and bits == 8:
+    if isinstance(scheme, PackedInt) and bits == 8:
         kind = "codes8"
     if scheme.activations != "none":
         inputs = "fp8" if isinstance(scheme, Fp8) else "int8"
@@ -153,7 +153,7 @@ def lacking(scheme: Scheme, experts: int, outs: int, ins: int) -> Packed:
     weight = torch.empty(1, dtype=number).expand(experts, outs, ins * bits // 8)
     zeros = (
         torch.empty(experts, groups, outs, dtype=torch.uint8)
-        if isinstance(scheme, Codes) and scheme.has_zeros
+        if isinstance(scheme, PackedInt) and scheme.has_zero_points
         else None
     )
     return Packed(
@@ -177,10 +177,10 @@ SCHEMES: list[Scheme] = [
     Fp8(activations="none"),
     Fp8(128),
     Int8(),
-    Codes(4, 128, has_zeros=True),
-    Codes(4, 0, activations="token"),
-    Codes(4, 128, activations="token"),
-    Codes(8, 128),
+    PackedInt(4, 128, has_zero_points=True),
+    PackedInt(4, 0, activations="token"),
+    PackedInt(4, 128, activations="token"),
+    PackedInt(8, 128),
 ]
 
 
@@ -224,7 +224,12 @@ def experts(card: Card) -> None:
 
 def hopper(card: Card) -> None:
     """Of both the few that tests compile."""
-    for scheme, count in ((Fp8(), 4096), (Fp8(128), 1), (Int8(), 64), (Codes(4, 128, has_zeros=True), 1)):
+    for scheme, count in (
+        (Fp8(), 4096),
+        (Fp8(128), 1),
+        (Int8(), 64),
+        (PackedInt(4, 128, has_zero_points=True), 1),
+    ):
         product(torch.empty(count, 4096, dtype=torch.bfloat16), lacking(scheme, 1, 6144, 4096), card)
     pair = tuple(
         plain(torch.empty(1, dtype=torch.bfloat16).expand(128, *shape))

@@ -12,7 +12,7 @@ from runtime.devices.cuda.gemm import linear, product, takes_torch, torch_produc
 from runtime.devices.cuda.gemm_tiles import Numbers, choose_splits, choose_tile
 from runtime.devices.cuda.kernels.launch import INTERPRETER, Card, card_of
 from runtime.devices.cuda.weights import interleaved, lined_up, pack
-from runtime.models.quantization_schemes import Codes, Fp8, Int8, Scheme
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme
 from tests.devices.cuda.torch_device import CARD, DTYPES, HAS_CARD, PLACE, near
 
 HERE = card_of(PLACE) if HAS_CARD else INTERPRETER
@@ -24,19 +24,19 @@ def randn(*shape: int) -> Tensor:
 
 def quantised(scheme: Scheme, outs: int, ins: int) -> Quantized:
     generator = torch.Generator().manual_seed(outs + ins)
-    group = 0 if isinstance(scheme, Int8) else scheme.group
+    group = 0 if isinstance(scheme, Int8) else scheme.group_size
     groups = -(-ins // group) if group else 1
     scale = torch.rand(outs, groups, generator=generator) / 100 + 1e-3
-    if isinstance(scheme, Codes):
+    if isinstance(scheme, PackedInt):
         weight = torch.randint(0, 256, (outs, ins * scheme.bits // 8), generator=generator).to(torch.uint8)
         zeros = (
             torch.randint(1, 2**scheme.bits, (outs, groups), generator=generator).to(torch.uint8)
-            if scheme.has_zeros
+            if scheme.has_zero_points
             else None
         )
         order = (
             torch.randperm(ins, generator=generator).div(group, rounding_mode="floor").int()
-            if scheme.is_ordered
+            if scheme.has_g_idx
             else None
         )
         return Quantized(scheme, weight, scale * 16 / 2**scheme.bits, zeros, order)
@@ -59,13 +59,13 @@ CASES = [
     (Fp8(128), 40, 320),
     (Fp8(128, activations="none"), 40, 256),
     (Int8(), 72, 200),
-    (Codes(4, 128, has_zeros=True), 40, 256),
-    (Codes(4, 0), 24, 120),
-    (Codes(4, 128, is_ordered=True), 24, 256),
-    (Codes(4, 64, activations="token"), 24, 192),
-    (Codes(8, 128), 40, 256),
+    (PackedInt(4, 128, has_zero_points=True), 40, 256),
+    (PackedInt(4, 0), 24, 120),
+    (PackedInt(4, 128, has_g_idx=True), 24, 256),
+    (PackedInt(4, 64, activations="token"), 24, 192),
+    (PackedInt(8, 128), 40, 256),
 ]
-SPLIT = [(Fp8(), 48, 640), (Fp8(64), 48, 640), (Int8(), 48, 640), (Codes(4, 64), 48, 640)]
+SPLIT = [(Fp8(), 48, 640), (Fp8(64), 48, 640), (Int8(), 48, 640), (PackedInt(4, 64), 48, 640)]
 TILED = [
     Numbers(2, 2, 128, False, True, False),
     Numbers(1, 1, 128, False, True, False),
@@ -99,7 +99,7 @@ def test_splits_are_added(scheme: Scheme, outs: int, ins: int, monkeypatch: pyte
 
 
 def test_a_view_of_rows() -> None:
-    packed, whole = pack(there(quantised(Codes(8, 32), 24, 64))), randn(6, 160).to(PLACE)
+    packed, whole = pack(there(quantised(PackedInt(8, 32), 24, 64))), randn(6, 160).to(PLACE)
     part = whole[::2, 32:96]
     assert torch.equal(product(part, packed, HERE), product(part.contiguous(), packed, HERE))
     assert product(part[:0], packed, HERE).shape == (0, 24)

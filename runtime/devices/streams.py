@@ -1,0 +1,60 @@
+"""Streams and events of a device, as torch.cuda and torch.npu have them. Torch-free at run time."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def record(self, stream: "Stream | None" = None) -> None:
+        """Marks the end of the work that the stream has been given so far."""
+        ...
+
+    def query(self) -> bool:
+        """Whether that work is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Makes the host wait for that work."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of work of the device."""
+
+    def wait_event(self, event: Event) -> None:
+        """Work that comes later waits for the event."""
+        ...
+
+    def wait_stream(self, stream: "Stream") -> None:
+        """Work that comes later waits for what the other stream has been given so far."""
+        ...
+
+
+class Streams(Protocol):
+    """The part of torch's module of a device (torch.cuda, torch.npu) that deals with streams."""
+
+    def Stream(self) -> Stream:
+        """A new stream."""
+        ...
+
+    def Event(self) -> Event:
+        """A new event."""
+        ...
+
+    def stream(self, stream: Stream) -> AbstractContextManager[None]:
+        """Makes the stream the current one in a with block."""
+        ...
+
+    def current_stream(self) -> Stream:
+        """The stream that is given work now."""
+        ...
+
+    def current_device(self) -> int:
+        """Number of this process's device."""
+        ...
+
+    def set_device(self, device: int) -> None:
+        """Makes it the current thread's device."""
+        ...

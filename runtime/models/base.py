@@ -1,0 +1,134 @@
+"""What a rank needs of any model. models/registry.py names the classes that implement it.
+
+    Model             hidden states, and vectors that are pooled of them          (every model)
+    GenerativeModel   logits, and the step in pieces between its attentions       (decoders)
+
+A model is made from (device, dtype, config), and its weights are loaded by models/loader.py.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Batch, Device
+from runtime.layers.attention.paged import Attention, MlaAttention
+from runtime.layers.linear import Linear
+from runtime.layers.pooling import PoolingMetadata
+from runtime.layers.weight import FormatLookup, Layer, PackedModules, Weight
+from runtime.models.config import ModelConfig
+
+# parts of a checkpoint's tensor names -> ours, replaced one after the other
+Renames = tuple[tuple[str, str], ...]
+
+
+class AttentionLayer(Protocol):
+    """The attention block of a decoder layer: projections, and attention between them."""
+
+    attention: Attention | MlaAttention
+    o_proj: Linear
+    gathers_tokens: bool  # `project` is given this rank's shard of the tokens, and gathers them itself
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None: ...
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """x [T, hidden] -> the queries, in the form that `attend` takes; keys and values go to the cache."""
+        ...
+
+    def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        """Attention output [T, heads * value size], before `o_proj`."""
+        ...
+
+
+# Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T, hidden].
+Pieces = Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Tensor]
+# DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
+CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, Batch], tuple[Tensor, Tensor]]
+
+
+class DecoderLayer(Protocol):
+    """A block of a decoder, split where attention is."""
+
+    self_attn: AttentionLayer
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype,
+        config: ModelConfig,
+        index: int,
+        attention_class: type[AttentionLayer],
+    ) -> None: ...
+
+    def before_attention(
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """From the pair that the previous block returned, x and residual [T, hidden] (or this rank's shards of
+        them), to the queries of all tokens and the new residual x + residual."""
+        ...
+
+    def after_attention(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """From the attention output of all tokens to the pair that the next block begins with."""
+        ...
+
+
+class Model(Protocol):
+    """A model on one rank. `layers`: its blocks, in order."""
+
+    packed_modules: PackedModules
+    renames: Renames
+    layers: Sequence[Layer]
+
+    def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig) -> None: ...
+
+    @property
+    def attentions(self) -> Sequence[Attention | MlaAttention]:
+        """The attentions that need a key/value cache, in order; none in an encoder."""
+        ...
+
+    def allocate(self, formats: FormatLookup) -> None:
+        """See Layer.allocate."""
+        ...
+
+    def finish_loading(self) -> None:
+        """See Layer.finish_loading."""
+        ...
+
+    def children(self) -> Iterator[tuple[str, Layer | Weight]]:
+        """See Layer.children."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The tokens' hidden states, [T, hidden]."""
+        ...
+
+    def pool(self, hidden: Tensor, pooling: PoolingMetadata) -> Tensor:
+        """Embeddings or class scores of the rows that are complete, float32 [N, size], from the tokens' hidden
+        states."""
+        ...
+
+
+class GenerativeModel(Model, Protocol):
+    """A model that predicts the next token. Its hidden states are those before the last norm."""
+
+    layers: Sequence[DecoderLayer]  # type: ignore[assignment]
+    compiled: CompiledLayer | None  # used in place of `after_attention` for batches with `is_compiled`
+
+    def piecewise(self, batch: Batch) -> Pieces:
+        """`forward` with the attentions left to the caller: what lies between them can be captured in graphs of
+        its own."""
+        ...
+
+    def hidden_states(self, hidden: Tensor) -> Tensor:
+        """Hidden states that are reported to clients, behind the last norm: [N, hidden] -> float32 [N, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, vocabulary]."""
+        ...
+
+
+def is_generative(model: Model) -> TypeGuard[GenerativeModel]:
+    """Whether a model predicts tokens, and can be run in pieces."""
+    return hasattr(model, "piecewise")

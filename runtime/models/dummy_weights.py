@@ -1,0 +1,93 @@
+"""--load-format dummy: random weights in place of a checkpoint's, the same for any number of ranks."""
+
+import math
+from collections.abc import Callable
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from runtime.devices.base import Progress
+from runtime.layers.weight import Index, SourceTensor, Weight
+
+MAX_RANDOM = 1 << 22  # random numbers of one tensor; a larger one repeats them
+
+
+def fill_with_random(targets: dict[tuple[str, str], Weight], seed: int, progress: Progress) -> None:
+    """Fills all parts of weights, by (weight name, part name), with uniform numbers in ±0.05; norm weights are 1.
+    The numbers of a tensor follow from `seed` and its name, so that any split over ranks gives the same model."""
+    for done, ((name, part), weight) in enumerate(targets.items(), 1):
+        source = weight.sources[part]
+        if source.shard.size == 0 or weight.is_optional:  # on another rank; or checkpoints may lack it
+            continue
+        if source.load is not None:
+            source.load(RandomTensor(source, _generator(seed, name, part)))
+        elif "norm" in name.split(".")[-2] and name.endswith(".weight"):
+            weight.target(source).fill_(1)
+        else:
+            _fill(weight.target(source), source, _generator(seed, name, part))
+        progress("weights", done / len(targets))
+
+
+def _generator(seed: int, name: str, part: str) -> torch.Generator:
+    return torch.Generator().manual_seed(crc32(f"{seed} {name} {part}".encode()))
+
+
+def _fill(target: Tensor, source: SourceTensor, generator: torch.Generator) -> None:
+    """The rows of a large tensor repeat: to make 8 billion numbers one by one would take minutes."""
+    rows = min(source.shape[0], max(1, MAX_RANDOM // max(1, math.prod(source.shape[1:]))))
+    numbers: Tensor = torch.empty(rows, *source.shape[1:]).uniform_(-0.05, 0.05, generator=generator)
+    shard = source.shard
+    if rows == source.shape[0]:
+        target.copy_(numbers.narrow(source.dim, shard.start, shard.size))
+        return
+    numbers = numbers.to(target.dtype).to(target.device)
+    index = torch.arange(source.shape[0], device=target.device) % rows
+    target.copy_(
+        numbers.index_select(0, index[shard.range])
+        if source.dim == 0
+        else numbers.narrow(source.dim, shard.start, shard.size)[index]
+    )
+
+
+class RandomTensor:
+    """A TensorReader of random numbers, whole on every rank."""
+
+    def __init__(self, source: SourceTensor, generator: torch.Generator) -> None:
+        self.dtype = source.dtypes[0]
+        self.tensor = DUMMY_KINDS[source.dummy_kind](source.shape, self.dtype, generator)
+
+    def get_shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        return list(self.tensor.shape)
+
+    def get_dtype(self) -> str:
+        """The dtype by safetensors' name."""
+        return self.dtype
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return self.tensor[index]
+
+
+def _random_weight(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> Tensor:
+    if dtype in ("I32", "I8"):
+        return (
+            torch.randint(
+                -128, 128, (*shape, 4 if dtype == "I32" else 1), dtype=torch.int8, generator=generator
+            )
+            .flatten()
+            .view(torch.int32 if dtype == "I32" else torch.int8)
+            .view(shape)
+        )
+    values = torch.empty(shape).uniform_(-1, 1, generator=generator)
+    return (values * 448).to(torch.float8_e4m3fn) if dtype == "F8_E4M3" else values * 0.05
+
+
+# SourceTensor.dummy_kind -> (shape, dtype, generator) -> tensor; weights and scales together give weights of about
+# ±0.05
+DUMMY_KINDS: dict[str, Callable[[tuple[int, ...], str, torch.Generator], Tensor]] = {
+    "": _random_weight,
+    "scale": lambda shape, dtype, generator: torch.empty(shape).uniform_(1e-4, 2e-4, generator=generator),
+    "input scale": lambda shape, dtype, generator: torch.full(shape, 0.02),
+    "zero": lambda shape, dtype, generator: torch.zeros(shape),
+}
