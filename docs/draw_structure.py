@@ -93,14 +93,16 @@ def draw() -> str:
         f"{len(lines)} rooms, {sum(lines.values()):,} lines. An arrow points from a room to what it imports; "
         "its width is the number of imports."
     )
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="system-ui, sans-serif">',
-        f'<rect width="{WIDTH}" height="{height}" fill="{PAPER}"/>',
-        f'<text x="{MARGIN}" y="{MARGIN + 14}" font-size="15" fill="{MUTED}">{escape(caption)}</text>',
-        *body,
-        "</svg>\n",
-    ])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            'font-family="system-ui, sans-serif">',
+            f'<rect width="{WIDTH}" height="{height}" fill="{PAPER}"/>',
+            f'<text x="{MARGIN}" y="{MARGIN + 14}" font-size="15" fill="{MUTED}">{escape(caption)}</text>',
+            *body,
+            "</svg>\n",
+        ]
+    )
 
 
 def _ordered(row: list[str], arrows: Arrows, boxes: dict[str, tuple[float, float, float]]) -> list[str]:

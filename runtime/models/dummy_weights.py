@@ -7,7 +7,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Progress
+from runtime.devices.executor import Progress
 from runtime.layers.weight import Index, SourceTensor, Weight
 
 MAX_RANDOM = 1 << 22  # random numbers of one tensor; a larger one repeats them

@@ -230,6 +230,8 @@ def _activations(plan: Plan, model: ModelConfig, item: int, tokens: int, rows: i
     widest = max(3 * inner // ranks, attention)
     # keys and values expanded from latents, and these latents
     made = (
-        0 if latent is None else 2 * MAX_EXPANDED + plan.model.context_length * (latent.kv_rank + latent.rope_dim)
+        0
+        if latent is None
+        else 2 * MAX_EXPANDED + plan.model.context_length * (latent.kv_rank + latent.rope_dim)
     )
     return (tokens * (2 * model.hidden_size + widest) + made) * item + rows * model.vocab_size * 4

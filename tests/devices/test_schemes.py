@@ -65,7 +65,9 @@ def multiplies(device: str, dtype: torch.dtype, scheme: Scheme | None = None, **
 
 def multiplies_experts(device: str, scheme: Scheme, **_: object) -> bool:
     """Whether the device takes experts with such weights."""
-    return not (device == "npu" and isinstance(scheme, Codes) and scheme.bits == 8 and scheme.group > 0)
+    return not (
+        device == "npu" and isinstance(scheme, PackedInt) and scheme.bits == 8 and scheme.group_size > 0
+    )
 
 
 def random_weight(bench: Bench, scheme: Scheme, outs: int, ins: int, lead: tuple[int, ...] = ()) -> Quantized:

@@ -80,7 +80,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     options = read_options(start, AscendOptions)
     torch_device = set_device(options, rank)
     ranks: Collectives = (
-        SingleRank() if start.tp_size == 1 else HcclCollectives(rank, start.tp_size, start.rendezvous, torch_device)
+        SingleRank()
+        if start.tp_size == 1
+        else HcclCollectives(rank, start.tp_size, start.rendezvous, torch_device)
     )
     prologs = Prologs(
         start.page_size,
