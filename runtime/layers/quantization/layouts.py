@@ -1,146 +1,47 @@
-"""How checkpoints write weights in few bits, tensor by tensor, and what becomes of each as it is read.
+"""How quantization tools write a weight to a checkpoint, tensor by tensor, and how each tensor is read.
 
-    layout      weight                                       scales                     besides
+    layout      weight                                       scales                     other tensors
     fp8         weight, float8 [out, in]                     weight_scale(_inv)         input_scale
     compressed  weight, float8 or int8 [out, in]             weight_scale               input_scale, input_zero_point
     packed      weight_packed, int32 [out, in/n]             weight_scale               weight_zero_point, weight_g_idx, weight_shape
     awq         qweight, int32 [in, out/n], shuffled         scales [groups, out]       qzeros
-    gptq        qweight, int32 [in/n, out]                   scales [groups, out]       qzeros (less one, but in v2), g_idx
+    gptq        qweight, int32 [in/n, out]                   scales [groups, out]       qzeros (less one, but not in v2), g_idx
     modelslim   weight, int8 [out, in], or two in a byte     deq_scale or weight_scale  input_scale, input_offset, quant_bias, ...
-    online      weight in full                               made from it
+    online      weight, not quantized                        computed from it
 
-n is the number of codes in 32 bits; the first is in the lowest ones, but for the shuffle of awq.
+n is the number of codes in a 32-bit word; the first code is in the lowest bits, except in the shuffled order
+of awq.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from runtime.errors import ModelError
-from runtime.layers.weight import FLOATS, Shard, SourceTensor, TensorReader
-from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, WeightFormat
+from runtime.layers.quantization.module_shard import (
+    INTS,
+    ModuleShard,
+    ModuleTensors,
+    Shapes,
+    load_equal,
+    load_largest,
+    load_scale,
+    load_scale_transposed,
+    load_weight,
+    read_all,
+    require_no_bias,
+    require_zeros,
+    shard_of,
+    skip,
+)
+from runtime.layers.weight import FLOATS, Shard, TensorReader
+from runtime.models.quantization_schemes import Fp8, Int8, PackedInt
 
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place among the eight codes of a word of column 0, 1, ...
-Shapes = list[tuple[int, ...]]
-INTS = ("I64", "I32", "I16", "I8")
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # for each of eight columns, the index of its code in the word
 FP8_MAX = 448.0
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleShard:
-    """What one module of a checkpoint fills: this rank's rows of a weight's tensors."""
-
-    format: WeightFormat
-    tensors: dict[str, Tensor]
-    outputs: Shard
-    inputs: Shard
-    group_ids: Tensor  # of the checkpoint, of this rank's columns of scales
-    loads_quant_bias: bool
-    seen: set[str]  # of all modules that make one weight: what one of them has given for all
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.outputs.start, self.outputs.start + self.outputs.size)
-
-    @property
-    def columns(self) -> slice:
-        return slice(self.inputs.start, self.inputs.start + self.inputs.size)
-
-    def source(
-        self, shapes: Shapes, load: "LoadTensor", dtypes: tuple[str, ...] = FLOATS, dummy_kind: str = ""
-    ) -> SourceTensor:
-        """`load` is given this piece and the slice of a file, where the rank has a share of the weight."""
-        return SourceTensor(
-            shapes[0],
-            0,
-            self.outputs,
-            0,
-            None if self.outputs.size == 0 else partial(load, self),
-            dtypes,
-            tuple(shapes[1:]),
-            dummy_kind,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleTensors:
-    """The tensors of a module."""
-
-    sources: dict[str, SourceTensor]
-    optional: set[str] = field(default_factory=set)  # what some checkpoints leave out
-
-
-LoadTensor = Callable[[ModuleShard, TensorReader], None]
-
-
-def module_tensors(module: ModuleShard) -> ModuleTensors:
-    """What the checkpoint has of this piece."""
-    return LAYOUTS[module.format.layout](module)
-
-
-def read_all(reader: TensorReader) -> Tensor:
-    tensor: Tensor = reader[...]
-    return tensor
-
-
-def load_weight(module: ModuleShard, reader: TensorReader) -> None:
-    module.tensors["weight"].copy_(reader[module.rows, module.columns])
-
-
-def shard_of(module: ModuleShard, values: Tensor, block_rows: int = 1) -> Tensor:
-    """Of values [outputs or squares of them, groups of inputs], those of this rank; a single one, or a column
-    of them, is for all."""
-    values = (
-        values.reshape(1, 1) if values.numel() == 1 else values.unsqueeze(1) if values.dim() == 1 else values
-    )
-    rows = torch.arange(module.outputs.start, module.outputs.start + module.outputs.size) // block_rows
-    return values.index_select(0, rows.clamp_(max=len(values) - 1)).index_select(1, module.group_ids)
-
-
-def load_scale(module: ModuleShard, reader: TensorReader) -> None:
-    module.tensors["scale"].copy_(shard_of(module, read_all(reader).float(), module.format.block_rows or 1))
-
-
-def load_scale_transposed(module: ModuleShard, reader: TensorReader) -> None:
-    module.tensors["scale"].copy_(shard_of(module, read_all(reader).T.float()))
-
-
-def load_largest(name: str, module: ModuleShard, reader: TensorReader) -> None:
-    """Weights that are computed as one quantise their input once: by the scale that none of them exceeds."""
-    target = module.tensors[name]
-    target.copy_(torch.maximum(target, read_all(reader).float().reshape(1).to(target.device)))
-
-
-def load_equal(name: str, module: ModuleShard, reader: TensorReader) -> None:
-    """What weights that are computed as one must have in common."""
-    target, value = module.tensors[name], read_all(reader).reshape(-1)
-    value = (value[module.columns] if name == "order" else value).to(target)
-    if name in module.seen and not torch.equal(target, value):
-        raise ModelError(
-            f"weights that are computed as one differ in their {name}, which is not supported; quantise them together"
-        )
-    module.seen.add(name)
-    target.copy_(value)
-
-
-def skip(module: ModuleShard, reader: TensorReader) -> None:
-    """What follows from the rest."""
-
-
-def require_zeros(module: ModuleShard, reader: TensorReader) -> None:
-    if read_all(reader).any():
-        raise ModelError("weights with offsets are not supported here; quantise them symmetrically")
-
-
-def require_no_bias(module: ModuleShard, reader: TensorReader) -> None:
-    """Some tools write a bias for every module."""
-    if read_all(reader).any():
-        raise ModelError(
-            "a quantised module has a bias that config.json does not know of; restore config.json"
-        )
 
 
 def _scale_shapes(module: ModuleShard) -> Shapes:
@@ -183,20 +84,21 @@ def _fp8_or_int8(module: ModuleShard) -> ModuleTensors:
 
 
 def _packing(module: ModuleShard) -> tuple[PackedInt, int, int]:
-    """The scheme, codes in a word, and groups of inputs in the checkpoint."""
+    """The scheme, the number of codes in a word, and the number of input groups in the checkpoint."""
     scheme = module.format.scheme
     assert isinstance(scheme, PackedInt)
     return scheme, 32 // scheme.bits, -(-module.inputs.full // scheme.group_size) if scheme.group_size else 1
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """int32 [..., n] -> uint8 [..., n * codes in a word]."""
+    """Codes of 32-bit words: int32 [..., n] -> uint8 [..., n * codes in a word]."""
     packed_bytes = words.contiguous().view(torch.uint8)
     return packed_bytes if bits == 8 else torch.stack((packed_bytes & 15, packed_bytes >> 4), -1).flatten(-2)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """uint8 [..., columns] -> uint8 [..., bytes]."""
+    """Codes as Quantized.weight has them, with 4 bits two in a byte: uint8 [..., columns] -> uint8 [...,
+    bytes]."""
     return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
 
 
@@ -210,12 +112,14 @@ def _word_range(module: ModuleShard, shard: Shard, per_word: int) -> slice:
 
 
 def load_packed(module: ModuleShard, reader: TensorReader) -> None:
+    """Reads words [out, in/n] of compressed-tensors."""
     scheme, per_word, _ = _packing(module)
     words: Tensor = reader[module.rows, _word_range(module, module.inputs, per_word)]
     module.tensors["weight"].copy_(words.contiguous().view(torch.uint8))
 
 
 def load_gptq(module: ModuleShard, reader: TensorReader) -> None:
+    """Reads words [in/n, out] of gptq."""
     scheme, per_word, _ = _packing(module)
     words: Tensor = reader[_word_range(module, module.inputs, per_word), module.rows]
     module.tensors["weight"].copy_(words.T.contiguous().view(torch.uint8))
@@ -226,6 +130,7 @@ def _unshuffle_awq(codes: Tensor) -> Tensor:
 
 
 def load_awq(module: ModuleShard, reader: TensorReader) -> None:
+    """Reads shuffled words [in, out/n] of awq."""
     scheme, per_word, _ = _packing(module)
     words: Tensor = reader[module.columns, _word_range(module, module.outputs, per_word)]
     module.tensors["weight"].copy_(
@@ -234,6 +139,7 @@ def load_awq(module: ModuleShard, reader: TensorReader) -> None:
 
 
 def load_zeros(unpack: Callable[[Tensor, int], Tensor], module: ModuleShard, reader: TensorReader) -> None:
+    """Reads zero points; `unpack` gives them as [out, groups]."""
     module.tensors["zeros"].copy_(
         shard_of(module, unpack(read_all(reader), _packing(module)[0].bits)[: module.outputs.full])
     )
@@ -271,6 +177,7 @@ def _awq(module: ModuleShard) -> ModuleTensors:
 
 
 def require_plain_groups(module: ModuleShard, reader: TensorReader) -> None:
+    """Raises ModelError unless inputs are in groups in their own order."""
     group = getattr(module.format.scheme, "group_size", 0) or module.inputs.full
     if not torch.equal(read_all(reader).long(), torch.arange(module.inputs.full) // group):
         raise ModelError(
@@ -297,12 +204,13 @@ def _gptq(module: ModuleShard) -> ModuleTensors:
 
 
 def load_quant_bias(module: ModuleShard, reader: TensorReader) -> None:
+    """Reads modelslim's quant_bias [out]."""
     if module.loads_quant_bias:
         module.tensors["sums"].copy_(reader[module.rows])
 
 
 def load_deq_scale(module: ModuleShard, reader: TensorReader) -> None:
-    """float32, or its bits in the lower half of an int64."""
+    """Reads modelslim's deq_scale: float32, or its bits in the lower half of an int64."""
     values = read_all(reader)
     module.tensors["scale"].copy_(
         shard_of(module, values.int().view(torch.float32) if values.dtype == torch.int64 else values.float())
@@ -310,7 +218,7 @@ def load_deq_scale(module: ModuleShard, reader: TensorReader) -> None:
 
 
 def load_int4(module: ModuleShard, reader: TensorReader) -> None:
-    """Codes of four bits as int8, or two outputs in a byte, the first in its lower half."""
+    """Reads modelslim's 4-bit codes: as int8, or two outputs in a byte, the first one in its lower half."""
     outputs = module.outputs
     if reader.get_shape()[0] == outputs.full:
         values = reader[module.rows, module.columns]
@@ -321,7 +229,8 @@ def load_int4(module: ModuleShard, reader: TensorReader) -> None:
 
 
 def load_scale_factor(module: ModuleShard, reader: TensorReader) -> None:
-    """Scales of groups come on top of those of outputs; the product begins as one."""
+    """Multiplies the scale by these factors: modelslim has one for each output and one for each group. The
+    scale is 1 before the first."""
     scale = module.tensors["scale"]
     scale.mul_(shard_of(module, read_all(reader).float()).to(scale.device))
 
@@ -373,7 +282,8 @@ def _modelslim(module: ModuleShard) -> ModuleTensors:
 
 
 def load_online(module: ModuleShard, reader: TensorReader) -> None:
-    """Scales from whole rows, so that any split gives the same model."""
+    """Quantizes a plain weight. Scales come from whole rows, so that any split over ranks gives the same
+    model."""
     values: Tensor = reader[module.rows, :].float()
     most = FP8_MAX if isinstance(module.format.scheme, Fp8) else 127.0
     scale = (values.abs().amax(1, keepdim=True) / most).clamp_(min=1e-12)
@@ -396,3 +306,8 @@ LAYOUTS: dict[str, Callable[[ModuleShard], ModuleTensors]] = {
     "modelslim": _modelslim,
     "online": _online,
 }
+
+
+def module_tensors(module: ModuleShard) -> ModuleTensors:
+    """The tensors that a checkpoint has for this module."""
+    return LAYOUTS[module.format.layout](module)

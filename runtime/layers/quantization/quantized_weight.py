@@ -1,8 +1,8 @@
-"""Weights in few bits, as they lie on a rank while a checkpoint fills them: the tensors of devices/base.py's
-`Quantized`.
+"""Quantized weights as they lie on a rank while a checkpoint fills them: the tensors of `Quantized`
+(devices/operands.py).
 
-A checkpoint's tensors are turned to that form as they are read (layouts.py), and only the share of this rank:
-from here on nobody needs to know by which tool a checkpoint was made.
+The tensors of a checkpoint are converted as they are read (layouts.py), and only this rank's shard of them.
+From here on it makes no difference which tool wrote the checkpoint.
 """
 
 from collections.abc import Iterator
@@ -15,25 +15,26 @@ from torch import Tensor
 
 from runtime.devices.base import Quantized
 from runtime.errors import ModelError
-from runtime.layers.quantization.layouts import ModuleShard, module_tensors
+from runtime.layers.quantization.layouts import module_tensors
+from runtime.layers.quantization.module_shard import ModuleShard
 from runtime.layers.weight import Layer, Shard, SourceTensor, Weight
 from runtime.models.quantization_schemes import Fp8, Int8, PackedInt, Scheme, WeightFormat
 
-# sign and the rest of a float8_e4m3 where float32 has its own, but for NaN
+# mask and factor that make a float8_e4m3 of bits moved to the places of a float32's; not for NaN
 FP8_BITS, FP8_REBASE = -0x78100000, 2.0**120
 ROW_TENSORS = ("weight", "scale", "zeros", "sums")  # tensors that have a row for each output
 
 
 @dataclass(frozen=True, slots=True)
 class InputGroups:
-    """Which of the checkpoint's groups of inputs this rank has."""
+    """The groups of inputs that this rank has scales for."""
 
-    width: int  # inputs of one here; 0: all
-    ids: Tensor  # int64: which of the checkpoint's each of them is
+    width: int  # inputs in a group on this rank; 0: all inputs
+    ids: Tensor  # int64: for each group here, its index in the checkpoint
 
 
 def input_groups(scheme: Scheme, inputs: Shard) -> InputGroups:
-    """A split in the middle of a group makes several smaller ones of it."""
+    """A split of the inputs in the middle of a group makes several smaller groups of it."""
     group = getattr(scheme, "group_size", 0)
     if not group:
         return InputGroups(0, torch.zeros(1, dtype=torch.int64))
@@ -47,7 +48,8 @@ def input_groups(scheme: Scheme, inputs: Shard) -> InputGroups:
 def allocate_quantized(
     scheme: Scheme, rows: int, inputs: Shard, torch_device: torch.device, lead: tuple[int, ...] = ()
 ) -> dict[str, Tensor]:
-    """By name, the tensors of a weight, or of a stack of `lead` weights."""
+    """The tensors of a weight [rows, inputs], or of a stack of `lead` weights, by the names of Quantized's
+    fields. They are zeros."""
     num_groups = len(input_groups(scheme, inputs).ids)
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"scale": ((rows, num_groups), torch.float32)}
     if isinstance(scheme, PackedInt):
@@ -72,7 +74,7 @@ def allocate_quantized(
 
 
 class QuantizedWeight(Layer):
-    """One weight in few bits; its children are called what the checkpoint calls them."""
+    """One quantized weight. Its children have the names that the checkpoint gives them."""
 
     def __init__(
         self,
@@ -83,8 +85,9 @@ class QuantizedWeight(Layer):
         *,
         loads_quant_bias: bool,
     ) -> None:
-        """`tensors` are those of `allocate_quantized`; with shares of no size none are needed. `loads_quant_bias`: of those
-        that split the inputs, one rank adds what a checkpoint has for them all."""
+        """`tensors`: those of `allocate_quantized`; none are needed for shards of size 0. `loads_quant_bias`:
+        of the ranks that split the inputs, one adds the checkpoint's quant_bias, which is for all of them.
+        Raises ModelError for a split that leaves half a byte."""
         scheme = format.scheme
         if isinstance(scheme, PackedInt) and inputs.size * scheme.bits % 8:
             raise ModelError(
@@ -114,22 +117,23 @@ class QuantizedWeight(Layer):
         self.includes_bias = "quant_bias" in sources
 
     def children(self) -> Iterator[tuple[str, Layer | Weight]]:
+        """The checkpoint's tensors, by their names."""
         yield from self.weights.items()
 
 
-def quantized_operand(storage: QuantizedWeight, stack: dict[str, Tensor] | None = None) -> Quantized:
-    """The tensors, when the checkpoint has filled them; those of a `stack` of weights, of which `storage` is
-    any, all at once."""
-    format, scheme, tensors = storage.format, storage.scheme, stack or storage.tensors
+def quantized_operand(weight: QuantizedWeight, stack: dict[str, Tensor] | None = None) -> Quantized:
+    """The loaded weight as the device's operators take it. With `stack`, the tensors of a stack of weights,
+    of which `weight` is any one."""
+    format, scheme, tensors = weight.format, weight.scheme, stack or weight.tensors
     if format.layout == "compressed-tensors" and scheme == Int8("tensor"):
-        weight, offset = tensors["weight"], tensors["input_offset"].int()
-        tensors["sums"].copy_(-weight.sum(-1, dtype=torch.int32) * offset)
+        codes, offset = tensors["weight"], tensors["input_offset"].int()
+        tensors["sums"].copy_(-codes.sum(-1, dtype=torch.int32) * offset)
         tensors["scale"].mul_(tensors["input_scale"].unsqueeze(-1))
     return Quantized(scheme, **tensors)
 
 
 def dequantized(weight: Quantized, dtype: torch.dtype) -> Tensor:
-    """[out, in]: what a weight is, rounded once to `dtype`; [E, out, in] of a stack."""
+    """The weight in full, [out, in], rounded once to `dtype`; [E, out, in] of a stack."""
     scheme, scale, zeros = weight.scheme, weight.scale, weight.zeros
     if isinstance(scheme, PackedInt):
         values = unpack_codes(weight.weight, scheme.bits).float()
@@ -146,13 +150,13 @@ def dequantized(weight: Quantized, dtype: torch.dtype) -> Tensor:
 
 
 def unpack_codes(octets: Tensor, bits: int) -> Tensor:
-    """[..., bytes] -> uint8 [..., columns]."""
+    """Codes of a PackedInt weight: [..., bytes] -> uint8 [..., columns]."""
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
 
 
 def to_float32(values: Tensor) -> Tensor:
-    """float32 of int8 or float8_e4m3fn, which torch converts one by one on the cpu; moving the bits to their
-    places is 20 times faster."""
+    """int8 or float8_e4m3fn as float32. torch converts them one by one on the CPU; to move the bits of a
+    float8 to their places in a float32 is 20 times faster."""
     if values.dtype != torch.float8_e4m3fn or values.device.type != "cpu":
         return values.float()
     bits = values.view(torch.int8).to(torch.int32).bitwise_left_shift_(20).bitwise_and_(FP8_BITS)
@@ -160,19 +164,19 @@ def to_float32(values: Tensor) -> Tensor:
 
 
 def _group_width(values: Tensor, per_group: Tensor, weight: Quantized) -> int:
-    """Inputs in a group, where groups are neighbours of equal size; else 0."""
+    """Inputs in a group, where groups are contiguous and of equal size; else 0."""
     group = 0 if isinstance(weight.scheme, Int8) or weight.order is not None else weight.scheme.group_size
     return group if group and per_group.shape[-1] > 1 and values.shape[-1] % group == 0 else 0
 
 
 def _by_group(values: Tensor, per_group: Tensor, weight: Quantized) -> Tensor:
-    """A view of values [..., out, in] with which `_per_column` can be combined."""
+    """A view of values [..., out, in] that broadcasts with `_per_column`."""
     group = _group_width(values, per_group, weight)
     return values.unflatten(-1, (-1, group)) if group else values
 
 
 def _per_column(per_group: Tensor, values: Tensor, weight: Quantized) -> Tensor:
-    """[..., out, groups] -> what goes with each of `values`."""
+    """Per-group values [..., out, groups] as values for each column, to broadcast with `_by_group`."""
     if _group_width(values, per_group, weight):
         return per_group.unsqueeze(-1)
     if per_group.shape[-1] == 1:
