@@ -4,7 +4,7 @@ A group without "auto" is in force as it was given. The others have a Plan class
 group, which narrows what "auto" stood for, and may add values of its own.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -12,8 +12,6 @@ from msgspec import Struct
 from runtime.devices.ascend.options import AscendOptions
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.null.options import NullOptions
-from runtime.devices.options import NoOptions
-from runtime.messages.ranks import DeviceOption
 from runtime.options.groups.ascend import AscendPlan
 from runtime.options.groups.experts import ExpertsPlan
 from runtime.options.groups.graphs import GraphsPlan
@@ -32,6 +30,9 @@ from runtime.options.groups.states import StatesPlan
 from runtime.options.groups.tiers import Tiers
 from runtime.options.groups.weights import Weights
 from runtime.options.table import rows
+
+if TYPE_CHECKING:  # it imports numpy, which `runtime serve --help` need not wait for
+    from runtime.messages.ranks import DeviceOption
 
 
 class Provenance(Struct, frozen=True):
@@ -87,9 +88,9 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 0 if self.observe.enable_expert_distribution_metrics else None
 
     @property
-    def device_options(self) -> dict[str, DeviceOption]:
+    def device_options(self) -> dict[str, "DeviceOption"]:
         """Options that only the chosen device has, as StartRank.device_options."""
-        options: CudaOptions | AscendOptions | NullOptions | NoOptions
+        options: CudaOptions | AscendOptions | NullOptions
         match self.parallel.device:
             case "cuda":
                 options = self._cuda_options()
@@ -98,8 +99,8 @@ class Plan(Struct, frozen=True, kw_only=True):
             case "null":
                 options = self._null_options()
             case _:
-                options = NoOptions()
-        plain: dict[str, DeviceOption] = msgspec.to_builtins(options)
+                return {}
+        plain: dict[str, "DeviceOption"] = msgspec.to_builtins(options)
         return plain
 
     def _cuda_options(self) -> CudaOptions:
