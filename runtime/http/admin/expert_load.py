@@ -1,15 +1,11 @@
-"""Routes of the record of expert load, in SGLang's words, except that a dump is a safetensors file, and its
-answer tells the counts."""
+"""Routes of the expert load record, in SGLang's form, except that a dump is a safetensors file and its answer
+has the counts."""
 
 from typing import Any
 
 from msgspec import Struct
-from starlette.routing import Route
 
-from runtime.http.admin.control import EITHER, NoBody
-from runtime.http.json_routes import taking
-from runtime.http.native.native_response import ExpertRecord
-from runtime.http.settings import HttpSettings
+from runtime.http.operation import NoBody, Operation
 from runtime.service import Service
 
 
@@ -19,30 +15,62 @@ class DumpBody(Struct, frozen=True):
     output_dir: str | None = None  # None: a fresh one
 
 
-def routes(service: Service, settings: HttpSettings) -> list[Route]:
-    experts = service.control.experts
+class ExpertRecord(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What became of the record of expert load."""
 
-    async def start(_: NoBody) -> Any:
-        await experts.count("start")
-        return {"message": "Start recording the expert distribution."}
+    message: str
+    num_steps: int | None = None  # that it held
+    file: str | None = None  # it was written to
+    layers: list[int] | None = None  # those with experts
+    # of each of them, tokens of each expert since the ranks started
+    total_count: list[list[int]] | None = None
 
-    async def stop(_: NoBody) -> Any:
-        found = await experts.count("stop")
-        return {"message": "Stop recording the expert distribution.", "num_steps": found.num_steps}
 
-    async def dump(body: DumpBody) -> Any:
-        found = await experts.count("dump", body.output_dir or "")
-        counts = found.counts.reshape(len(found.layers), -1).tolist()
-        return {
-            "message": "Dump expert distribution record.",
-            "num_steps": found.num_steps,
-            "file": found.file,
-            "layers": found.layers,
-            "total_count": counts,
-        }
+async def start(service: Service, _: NoBody) -> Any:
+    """Starts counting the tokens of each expert."""
+    await service.control.experts.count("start")
+    return {"message": "Start recording the expert distribution."}
 
-    size = settings.max_body_bytes
-    return [
-        Route(f"/{word}_expert_distribution_record", taking(kind, ExpertRecord, serve, size), methods=EITHER)
-        for word, kind, serve in (("start", NoBody, start), ("stop", NoBody, stop), ("dump", DumpBody, dump))
-    ]
+
+async def stop(service: Service, _: NoBody) -> Any:
+    """Stops counting."""
+    counts = await service.control.experts.count("stop")
+    return {"message": "Stop recording the expert distribution.", "num_steps": counts.num_steps}
+
+
+async def dump(service: Service, body: DumpBody) -> Any:
+    """Writes the counts to a file, resets them, and answers with them."""
+    counts = await service.control.experts.count("dump", body.output_dir or "")
+    return {
+        "message": "Dump expert distribution record.",
+        "num_steps": counts.num_steps,
+        "file": counts.file,
+        "layers": counts.layers,
+        "total_count": counts.counts.reshape(len(counts.layers), -1).tolist(),
+    }
+
+
+OPERATIONS = (
+    Operation(
+        "GET POST",
+        "/start_expert_distribution_record",
+        "Record how tokens spread over experts",
+        answers=(ExpertRecord,),
+        call=start,
+    ),
+    Operation(
+        "GET POST",
+        "/stop_expert_distribution_record",
+        "Stop recording that",
+        answers=(ExpertRecord,),
+        call=stop,
+    ),
+    Operation(
+        "GET POST",
+        "/dump_expert_distribution_record",
+        "Write what was recorded of experts, and forget it",
+        body=DumpBody,
+        answers=(ExpertRecord,),
+        call=dump,
+    ),
+)

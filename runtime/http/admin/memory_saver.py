@@ -4,11 +4,9 @@ that are replaced."""
 from typing import Any
 
 from msgspec import Struct
-from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
-from runtime.http.json_routes import taking
-from runtime.http.settings import HttpSettings
+from runtime.http.operation import Operation
 from runtime.messages.memory import Part
 from runtime.service import Service
 
@@ -53,50 +51,67 @@ class Updated(Struct, forbid_unknown_fields=True):
     weight_version: str
 
 
-def routes(service: Service, settings: HttpSettings) -> list[Route]:
-    async def release(body: OccupationBody) -> Any:
-        return told(list(await service.memory_saver.release(body.tags)))
+async def release(service: Service, body: OccupationBody) -> Any:
+    """Releases memory of the ranks."""
+    return _released(list(await service.memory_saver.release(body.tags)))
 
-    async def resume(body: OccupationBody) -> Any:
-        return told(list(await service.memory_saver.resume(body.tags)))
 
-    def told(released: list[Part]) -> dict[str, Any]:
-        return {
-            "success": True,
-            "message": f"given back: {', '.join(released) or 'nothing'}",
-            "released": released,
-        }
+async def resume(service: Service, body: OccupationBody) -> Any:
+    """Allocates released memory again."""
+    return _released(list(await service.memory_saver.resume(body.tags)))
 
-    async def update(body: UpdateBody) -> Any:
-        if body.manifest is not None or body.is_async:
-            raise InvalidRequest(
-                "manifest and is_async are not served; leave them out",
-                param="is_async" if body.manifest is None else "manifest",
-            )
-        if body.abort_all_requests:
-            service.control.abort("")
-        await service.memory_saver.update_weights(
-            body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache
+
+async def update(service: Service, body: UpdateBody) -> Any:
+    """Loads other weights of the same model. Raises InvalidRequest."""
+    if body.manifest is not None or body.is_async:
+        raise InvalidRequest(
+            "manifest and is_async are not served; leave them out",
+            param="is_async" if body.manifest is None else "manifest",
         )
-        waiting = service.load()
-        return {
-            "success": True,
-            "message": "The weights were replaced.",
-            "num_paused_requests": waiting.running + waiting.waiting,
-            "weight_version": service.card.weight_version,
-        }
+    if body.abort_all_requests:
+        service.control.abort("")
+    await service.memory_saver.update_weights(
+        body.model_path, body.load_format, body.weight_version, flushes=body.flush_cache
+    )
+    load = service.load()
+    return {
+        "success": True,
+        "message": "The weights were replaced.",
+        "num_paused_requests": load.running + load.waiting,
+        "weight_version": service.card.weight_version,
+    }
 
-    size = settings.max_body_bytes
-    return [
-        Route(
-            "/release_memory_occupation",
-            taking(OccupationBody, Occupation, release, size),
-            methods=["GET", "POST"],
-        ),
-        Route(
-            "/resume_memory_occupation",
-            taking(OccupationBody, Occupation, resume, size),
-            methods=["GET", "POST"],
-        ),
-        Route("/update_weights_from_disk", taking(UpdateBody, Updated, update, size), methods=["POST"]),
-    ]
+
+def _released(parts: list[Part]) -> dict[str, Any]:
+    return {"success": True, "message": f"given back: {', '.join(parts) or 'nothing'}", "released": parts}
+
+
+OPERATIONS = (
+    Operation(
+        "GET POST",
+        "/release_memory_occupation",
+        "Give the ranks' memory back",
+        body=OccupationBody,
+        example={"tags": ["kv_cache"]},
+        answers=(Occupation,),
+        call=release,
+    ),
+    Operation(
+        "GET POST",
+        "/resume_memory_occupation",
+        "Take it again",
+        body=OccupationBody,
+        example={"tags": ["kv_cache"]},
+        answers=(Occupation,),
+        call=resume,
+    ),
+    Operation(
+        "POST",
+        "/update_weights_from_disk",
+        "Other weights of the same model",
+        body=UpdateBody,
+        example={"model_path": "/models/x"},
+        answers=(Updated,),
+        call=update,
+    ),
+)

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: the way of a chat, told in Anthropic's words."""
 
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -8,22 +7,22 @@ import msgspec
 from msgspec import to_builtins
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.admin.adapters import adapter_named
 from runtime.http.anthropic.convert import NAMES, chat_body
 from runtime.http.anthropic.message_request import Adaptive, CountBody, Enabled, MessagesBody
-from runtime.http.anthropic.message_response import Message
+from runtime.http.anthropic.message_response import Message, MessageEvent, TokenCount
 from runtime.http.anthropic.writer import Payload, Writer
-from runtime.http.errors import anthropic_error, decode, renamed
+from runtime.http.errors import AnthropicError, anthropic_error, decode, renamed
+from runtime.http.fields.model import adapter_named, told_model
 from runtime.http.openai import chat
 from runtime.http.openai.messages import chat_prompt
-from runtime.http.openai.models import told_model
+from runtime.http.operation import HELLO, Operation
 from runtime.http.streaming.answer_reader import events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import encode
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, Finish, FinishReason
 from runtime.parsing.events import Event, Reasoning
-from runtime.service import ModelCard, Service
+from runtime.service import Service
 
 _body = msgspec.json.Decoder(MessagesBody)
 
@@ -59,18 +58,6 @@ async def count_tokens(service: Service, wish: CountBody) -> Any:
     except InvalidRequest as error:
         raise renamed(error, NAMES) from None
     return {"input_tokens": len(await service.control.tokenize(prompt))}
-
-
-def model_fields(card: ModelCard) -> Payload:
-    """The model as Anthropic's clients look for it."""
-    return {
-        "id": card.name,
-        "type": "model",
-        "display_name": card.name,
-        "created_at": datetime.fromtimestamp(card.created, UTC),
-        "max_input_tokens": card.limits.longest_prompt,
-        "max_tokens": card.limits.longest,
-    }
 
 
 class MessageAnswerFormat:
@@ -197,3 +184,27 @@ def _sse(payloads: list[Payload]) -> bytes:
     return b"".join(
         [b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), encode(payload)) for payload in payloads]
     )
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/messages",
+        "Answer a conversation",
+        body=MessagesBody,
+        example={"model": "default", "max_tokens": 16, "messages": HELLO},
+        answers=(Message,),
+        events=(MessageEvent, AnthropicError),
+        media="sse",
+        serve=messages,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        "Count the tokens of what would be asked",
+        body=CountBody,
+        example={"model": "default", "messages": HELLO},
+        answers=(TokenCount,),
+        call=count_tokens,
+    ),
+)

@@ -25,6 +25,7 @@ from runtime.http.embeddings.pooling_requests import (
 from runtime.http.errors import decode
 from runtime.http.native.generate_request import Rid
 from runtime.http.native.native_response import Encoded, FinishReason, MetaInfo
+from runtime.http.operation import Operation
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Text, Tokens
@@ -148,3 +149,34 @@ def size_of(wish: int | None, size: int) -> int | None:
             f"dimensions is {wish}, but the model's vectors have {size} numbers", param="dimensions"
         )
     return wish
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/embeddings",
+        "Vectors of texts",
+        body=EmbeddingBody,
+        example={"input": "Hello!"},
+        answers=(Embeddings,),
+        serve=embeddings,
+    ),
+    Operation(
+        "POST PUT",
+        "/encode",
+        "Vectors or plain scores of texts, in SGLang's form",
+        body=EncodeBody,
+        example={"text": "Hello!"},
+        answers=(Encoded, list[Encoded]),
+        serve=encode,
+    ),
+    Operation(
+        "POST",
+        "/pooling",
+        "What the model makes of texts, in vLLM's form",
+        body=EmbeddingBody,
+        example={"input": "Hello!"},
+        answers=(PooledList,),
+        serve=pooled,
+    ),
+)

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from runtime.errors import InvalidRequest
+from runtime.http.fields.model import check_model
 from runtime.http.openai.completion_response import CachedTokens, Usage
-from runtime.http.openai.models import check_model
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Delta, GenerateRequest, Pair, Text, Tokens

@@ -7,6 +7,7 @@ vectors.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated as A
 from typing import Any
 
@@ -41,6 +42,8 @@ from runtime.http.embeddings.pooling_requests import (
     usage,
 )
 from runtime.http.errors import decode
+from runtime.http.native.native_response import Encoded
+from runtime.http.operation import Operation
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.messages.requests import Pair, Text, Tokens
@@ -269,3 +272,43 @@ def _joined(query: str | list[int], items: Inputs, *, is_item_first: bool, is_ap
         else:
             raise InvalidRequest("query and items must both be texts, or both token ids", param="items")
     return joined
+
+
+OPERATIONS = (
+    *[
+        Operation(
+            "POST",
+            prefix + "/score",
+            "How two texts go together, or how likely labels follow query and item",
+            body=ScoreBody,
+            example={"text_1": "A fruit", "text_2": ["apple", "truck"]},
+            answers=(Scores, LabelScores),
+            serve=score,
+        )
+        for prefix in ("", "/v1")
+    ],
+    *[
+        Operation(
+            "POST",
+            prefix + "/rerank",
+            "Documents in the order in which they answer a query",
+            body=RerankBody,
+            example={"query": "A fruit", "documents": ["apple", "truck"]},
+            answers=(Ranking,),
+            serve=partial(rerank, tells_documents=False) if prefix == "/v2" else rerank,
+        )
+        for prefix in ("", "/v1", "/v2")
+    ],
+    *[
+        Operation(
+            "POST",
+            prefix + "/classify",
+            "Classes of texts",
+            body=ClassifyBody,
+            example={"input": "Hello!"},
+            answers=(Classes, Encoded, list[Encoded]),
+            serve=classify,
+        )
+        for prefix in ("", "/v1")
+    ],
+)

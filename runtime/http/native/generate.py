@@ -9,12 +9,12 @@ from uuid import uuid4
 import msgspec
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.admin.adapters import adapters_of
-from runtime.http.errors import convert, decode, error_object
+from runtime.http.errors import OpenAIError, convert, decode, error_object
 from runtime.http.fields import hidden_states as hidden
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.cached_tokens import tiers
 from runtime.http.fields.constraint import constraint_of
+from runtime.http.fields.model import adapters_of
 from runtime.http.fields.processor import processor_of
 from runtime.http.fields.request_id import request_ids
 from runtime.http.native.generate_request import (
@@ -26,6 +26,7 @@ from runtime.http.native.generate_request import (
 )
 from runtime.http.native.native_response import Generated
 from runtime.http.native.prompts import prompts_of
+from runtime.http.operation import Operation
 from runtime.http.streaming import sse
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output, silenced
@@ -313,3 +314,18 @@ def _finish_reason(end: Finish) -> dict[str, Any]:
     if end.reason is FinishReason.STOP:
         return {"type": "stop", "matched": end.matched}
     return {"type": "abort", "message": "the request was aborted"}
+
+
+OPERATIONS = (
+    Operation(
+        "POST PUT",
+        "/generate",
+        "Continue one or several texts",
+        body=GenerateBody,
+        example={"text": "Once upon a time", "sampling_params": {"max_new_tokens": 16}},
+        answers=(Generated, list[Generated]),
+        events=(Generated, OpenAIError),
+        media="sse",
+        serve=generate,
+    ),
+)

@@ -2,17 +2,13 @@
 
 from typing import Any
 
-from msgspec import Struct
-from starlette.routing import Route
+from msgspec import UNSET, Struct, UnsetType
 
 from runtime.errors import InvalidRequest
-from runtime.http.json_routes import taking, telling
-from runtime.http.native.native_response import Detokenized, ModelInfo, Tokenized, Version
-from runtime.http.settings import HttpSettings
+from runtime.http.operation import Operation
 from runtime.messages.requests import Chat, Text
 from runtime.service import Service
 
-EITHER = ["GET", "POST"]
 MAX_TEXTS = 1_024
 
 
@@ -39,26 +35,42 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
 
 
-def routes(service: Service, settings: HttpSettings) -> list[Route]:
-    size = settings.max_body_bytes
+class Tokenized(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /tokenize: of a text, or of several."""
 
-    async def tokenize(body: TokenizeBody) -> Any:
-        return await tokens_of(service, body)
+    tokens: list[int | list[int]]
+    count: int | list[int]
+    max_model_len: int
+    token_strs: list[str] | None | UnsetType = UNSET
 
-    async def detokenize(body: DetokenizeBody) -> Any:
-        return text_of(service, body)
 
-    return [
-        Route("/tokenize", taking(TokenizeBody, Tokenized, tokenize, size), methods=["POST"]),
-        Route("/v1/tokenize", taking(TokenizeBody, Tokenized, tokenize, size), methods=["POST"]),
-        Route("/detokenize", taking(DetokenizeBody, Detokenized, detokenize, size), methods=["POST"]),
-        Route("/v1/detokenize", taking(DetokenizeBody, Detokenized, detokenize, size), methods=["POST"]),
-        Route("/get_model_info", telling(ModelInfo, lambda _: model_info(service))),
-        Route("/model_info", telling(ModelInfo, lambda _: model_info(service))),
-        Route("/server_info", telling(dict[str, Any], lambda _: server_info(service))),
-        Route("/get_server_info", telling(dict[str, Any], lambda _: server_info(service))),
-        Route("/version", telling(Version, lambda _: {"version": service.server_info()["version"]})),
-    ]
+class Detokenized(Struct, forbid_unknown_fields=True):
+    """The answer of /detokenize, in the words of SGLang and of vLLM."""
+
+    text: str | list[str]
+    prompt: str | list[str]
+
+
+class ModelInfo(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer of /get_model_info."""
+
+    model_path: str | None
+    tokenizer_path: str | None
+    served_model_name: str
+    is_generation: bool
+    preferred_sampling_params: dict[str, Any] | None
+    weight_version: str
+    has_image_understanding: bool
+    has_audio_understanding: bool
+    architectures: list[str | None]
+    context_length: int
+    vocab_size: int
+
+
+class Version(Struct, forbid_unknown_fields=True):
+    """The version of this server."""
+
+    version: str
 
 
 async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
@@ -89,7 +101,7 @@ async def tokens_of(service: Service, body: TokenizeBody) -> dict[str, Any]:
     return {"tokens": ids, "count": len(ids), "max_model_len": longest, "token_strs": names}
 
 
-def text_of(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+async def text_of(service: Service, body: DetokenizeBody) -> dict[str, Any]:
     """In the field `text` of SGLang and in `prompt` of vLLM. Raises InvalidRequest."""
     vocab = service.card.limits.vocab_size
     several = [ids for ids in body.tokens if isinstance(ids, list)]
@@ -142,3 +154,58 @@ def server_info(service: Service) -> dict[str, Any]:
 def _value(options: dict[str, Any], name: str) -> Any:
     option = options.get(name)
     return option.get("value") if isinstance(option, dict) else option
+
+
+OPERATIONS = (
+    *[
+        Operation(
+            "POST",
+            prefix + "/tokenize",
+            "Token ids of texts, or of a conversation",
+            body=TokenizeBody,
+            example={"prompt": "Hello!"},
+            answers=(Tokenized,),
+            call=tokens_of,
+        )
+        for prefix in ("", "/v1")
+    ],
+    *[
+        Operation(
+            "POST",
+            prefix + "/detokenize",
+            "The text of tokens",
+            body=DetokenizeBody,
+            example={"tokens": [1, 2, 3]},
+            answers=(Detokenized,),
+            call=text_of,
+        )
+        for prefix in ("", "/v1")
+    ],
+    *[
+        Operation(
+            "GET",
+            path,
+            "About the served model",
+            answers=(ModelInfo,),
+            show=lambda service, _: model_info(service),
+        )
+        for path in ("/get_model_info", "/model_info")
+    ],
+    *[
+        Operation(
+            "GET",
+            path,
+            "Options in force, and the server's state",
+            answers=(dict[str, Any],),
+            show=lambda service, _: server_info(service),
+        )
+        for path in ("/server_info", "/get_server_info")
+    ],
+    Operation(
+        "GET",
+        "/version",
+        "Version of this server",
+        answers=(Version,),
+        show=lambda service, _: {"version": service.server_info()["version"]},
+    ),
+)

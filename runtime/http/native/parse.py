@@ -4,13 +4,10 @@ from typing import Any
 
 from anyio.to_thread import run_sync  # a text may be long
 from msgspec import Struct
-from starlette.routing import Route
 
 from runtime.errors import InvalidRequest, OptionsError
-from runtime.http.json_routes import taking
-from runtime.http.native.native_response import ParsedCalls, ParsedReasoning
 from runtime.http.openai.tools import schemas_of
-from runtime.http.settings import HttpSettings
+from runtime.http.operation import Operation
 from runtime.parsing.channels import FRAMINGS
 from runtime.parsing.detect import Formats, choose, open_parser
 from runtime.parsing.events import Arguments, CallBegin, Content, Event, Reasoning
@@ -32,39 +29,50 @@ class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning_parser: str | None = None  # left out: the server's
 
 
-def routes(service: Service, settings: HttpSettings) -> list[Route]:
-    async def calls(wish: CallBody) -> Any:
-        name = _named(wish.tool_call_parser or service.card.formats.tools, "tool_call_parser")
-        thinking = name if name in FRAMINGS else None
-        events = await run_sync(
-            _read, _formats(name, thinking, "tool_call_parser"), wish.text, schemas_of(wish.tools)
-        )
-        found: list[dict[str, Any]] = []
-        for event in events:
-            match event:
-                case CallBegin(index=index, name=called):
-                    found.append({"tool_index": index, "name": called, "parameters": ""})
-                case Arguments(text=text):
-                    found[-1]["parameters"] += text
-        return {"normal_text": _joined(events, Content), "calls": found}
+class ParsedCall(Struct, forbid_unknown_fields=True):
+    """A call that was found."""
 
-    async def reasoning(wish: ReasoningBody) -> Any:
-        name = _named(wish.reasoning_parser or service.card.formats.thinking, "reasoning_parser")
-        events = await run_sync(_read, _formats(None, name, "reasoning_parser"), wish.text, {})
-        return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
+    tool_index: int
+    name: str
+    parameters: str
 
-    return [
-        Route(
-            "/parse_function_call",
-            taking(CallBody, ParsedCalls, calls, settings.max_body_bytes),
-            methods=["POST"],
-        ),
-        Route(
-            "/separate_reasoning",
-            taking(ReasoningBody, ParsedReasoning, reasoning, settings.max_body_bytes),
-            methods=["POST"],
-        ),
-    ]
+
+class ParsedCalls(Struct, forbid_unknown_fields=True):
+    """The answer of /parse_function_call."""
+
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class ParsedReasoning(Struct, forbid_unknown_fields=True):
+    """The answer of /separate_reasoning."""
+
+    reasoning_text: str
+    text: str
+
+
+async def parse_calls(service: Service, body: CallBody) -> Any:
+    """POST /parse_function_call: the tool calls in a text. Raises InvalidRequest."""
+    name = _named(body.tool_call_parser or service.card.formats.tools, "tool_call_parser")
+    thinking = name if name in FRAMINGS else None
+    events = await run_sync(
+        _read, _formats(name, thinking, "tool_call_parser"), body.text, schemas_of(body.tools)
+    )
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        match event:
+            case CallBegin(index=index, name=called):
+                calls.append({"tool_index": index, "name": called, "parameters": ""})
+            case Arguments(text=text):
+                calls[-1]["parameters"] += text
+    return {"normal_text": _joined(events, Content), "calls": calls}
+
+
+async def separate_reasoning(service: Service, body: ReasoningBody) -> Any:
+    """POST /separate_reasoning: the reasoning in a text, and the rest. Raises InvalidRequest."""
+    name = _named(body.reasoning_parser or service.card.formats.thinking, "reasoning_parser")
+    events = await run_sync(_read, _formats(None, name, "reasoning_parser"), body.text, {})
+    return {"reasoning_text": _joined(events, Reasoning), "text": _joined(events, Content)}
 
 
 def _named(name: str | None, field: str) -> str:
@@ -89,3 +97,25 @@ def _read(formats: Formats, text: str, tools: Any) -> list[Event]:
 
 def _joined(events: list[Event], kind: type[Content] | type[Reasoning]) -> str:
     return "".join([event.text for event in events if isinstance(event, kind)])
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/parse_function_call",
+        "Tool calls in a text",
+        body=CallBody,
+        example={"text": "Hello!", "tools": [], "tool_call_parser": "hermes"},
+        answers=(ParsedCalls,),
+        call=parse_calls,
+    ),
+    Operation(
+        "POST",
+        "/separate_reasoning",
+        "Thoughts in a text",
+        body=ReasoningBody,
+        example={"text": "Hello!", "reasoning_parser": "qwen3"},
+        answers=(ParsedReasoning,),
+        call=separate_reasoning,
+    ),
+)

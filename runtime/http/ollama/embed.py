@@ -13,6 +13,7 @@ from runtime.http.errors import decode
 from runtime.http.ollama.ollama_request import Options
 from runtime.http.ollama.ollama_response import Embedding, Embeddings
 from runtime.http.ollama.serve import check_name
+from runtime.http.operation import Operation
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output
 from runtime.service import Service
@@ -80,3 +81,25 @@ def _answer(
 
     common = Common(truncate_prompt_tokens=-1 if cuts else None)
     return answer(service, prompts_of(texts), tell_outputs, common=common, id=new_id("embed", common))
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/api/embed",
+        "Embeddings of texts",
+        body=EmbedBody,
+        example={"model": "default", "input": ["Hello!"]},
+        answers=(Embeddings,),
+        serve=embed,
+    ),
+    Operation(
+        "POST",
+        "/api/embeddings",
+        "The embedding of a text, in an older form",
+        body=EmbeddingsBody,
+        example={"model": "default", "prompt": "Hello!"},
+        answers=(Embedding,),
+        serve=embeddings,
+    ),
+)

@@ -11,16 +11,16 @@ from msgspec import convert
 from starlette.responses import Response
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.errors import ModelNotFound, decode, renamed
+from runtime.http.errors import ModelNotFound, OllamaError, decode, renamed
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.tool_arguments import object_of
-from runtime.http.json_routes import json
 from runtime.http.ollama.ollama_request import ChatBody, GenerateBody, Message, Options, Shared
 from runtime.http.ollama.ollama_response import ChatLine, GenerateLine
 from runtime.http.openai import chat as openai
 from runtime.http.openai import completion_request as types
 from runtime.http.openai.logprobs import chat_logprobs
 from runtime.http.openai.sampling import sampling_params
+from runtime.http.operation import HELLO, Operation, json_response
 from runtime.http.streaming.answer_reader import Reading, events_of
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import encode
@@ -222,7 +222,7 @@ def _refuse(wish: GenerateBody) -> None:
 
 def _load(wish: Shared, writer: "Writer") -> Response:
     """Nothing to answer: Ollama's clients load and unload a model this way. Ours is there, and stays."""
-    return json(
+    return json_response(
         convert(writer.line("", done=True, done_reason="load"), ChatLine if writer.is_chat else GenerateLine)
     )
 
@@ -347,3 +347,29 @@ class LinesAnswerFormat:
 
 def _line(payload: Payload) -> bytes:
     return encode(payload) + b"\n"
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/api/chat",
+        "Answer a conversation",
+        body=ChatBody,
+        example={"model": "default", "messages": HELLO, "options": {"num_predict": 16}},
+        answers=(ChatLine,),
+        events=(ChatLine, OllamaError),
+        media="ndjson",
+        serve=chat,
+    ),
+    Operation(
+        "POST",
+        "/api/generate",
+        "Answer a prompt",
+        body=GenerateBody,
+        example={"model": "default", "prompt": "Hello!", "options": {"num_predict": 16}},
+        answers=(GenerateLine,),
+        events=(GenerateLine, OllamaError),
+        media="ndjson",
+        serve=generate,
+    ),
+)

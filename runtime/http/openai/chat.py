@@ -8,21 +8,21 @@ import msgspec
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.admin.adapters import adapters_of
-from runtime.http.errors import decode, error_object
+from runtime.http.errors import OpenAIError, decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
+from runtime.http.fields.model import adapters_of, told_model
 from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.completion_request import ChatBody
-from runtime.http.openai.completion_response import ChatCompletion
+from runtime.http.openai.completion_response import ChatChunk, ChatCompletion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from runtime.http.openai.messages import chat_prompt
-from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
 from runtime.http.openai.tools import demanded, demands, narrowed, strict, tools_of
+from runtime.http.operation import HELLO, Operation
 from runtime.http.streaming import sse
 from runtime.http.streaming.answer_reader import Reading, events_of
 from runtime.http.streaming.exchange import Answer
@@ -314,3 +314,23 @@ def _call(event: CallBegin) -> dict[str, Any]:
         "type": "function",
         "function": {"name": event.name, "arguments": ""},
     }
+
+
+_WEATHER = {
+    "name": "weather",
+    "description": "Weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        body=ChatBody,
+        example={"messages": HELLO, "tools": [{"type": "function", "function": _WEATHER}], "max_tokens": 16},
+        answers=(ChatCompletion,),
+        events=(ChatChunk, OpenAIError),
+        media="sse",
+        serve=chat,
+    ),
+)

@@ -8,19 +8,19 @@ import msgspec
 from msgspec import Struct, structs
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.admin.adapters import adapters_of
-from runtime.http.errors import decode, error_object
+from runtime.http.errors import OpenAIError, decode, error_object
 from runtime.http.fields.cache_salt import salts
 from runtime.http.fields.constraint import constraint_of
 from runtime.http.fields.hidden_states import last
+from runtime.http.fields.model import adapters_of, told_model
 from runtime.http.fields.request_id import request_ids
 from runtime.http.openai.completion_request import MAX_PROMPTS, CompletionBody
 from runtime.http.openai.completion_response import Completion
 from runtime.http.openai.envelope import Envelope, finish_fields, usage_of
 from runtime.http.openai.logprobs import TextLogprobs, prompt_logprobs
-from runtime.http.openai.models import told_model
 from runtime.http.openai.parameters import refuse
 from runtime.http.openai.sampling import sampling_params
+from runtime.http.operation import Operation
 from runtime.http.streaming import sse
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.writer import Output, silenced
@@ -310,3 +310,18 @@ def mean_logprob(output: Output) -> float:
 
 def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continue a text",
+        body=CompletionBody,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
+        answers=(Completion,),
+        events=(Completion, OpenAIError),
+        media="sse",
+        serve=completions,
+    ),
+)

@@ -1,26 +1,38 @@
-"""GET /v1/models, and the check of the `model` field."""
+"""GET /v1/models and /v1/models/{name}, for clients of OpenAI and of Anthropic."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from runtime.http.admin.adapters import adapter_named
-from runtime.http.errors import ModelNotFound
-from runtime.service import AdapterCard, ModelCard
+from starlette.requests import Request
+
+from runtime.http.fields.model import adapter_named
+from runtime.http.openai.completion_response import Model, Models
+from runtime.http.operation import Operation
+from runtime.service import AdapterCard, ModelCard, Service
 
 
-def check_model(card: ModelCard, name: str | None) -> None:
-    """Raises ModelNotFound, also for adapters: for what is computed without."""
-    if adapter_named(card, name):
-        raise ModelNotFound(
-            f"{name} is an adapter, and this route computes with the plain model {card.name}", param="model"
-        )
+def list_models(service: Service, request: Request) -> dict[str, Any]:
+    """The served model and its adapters, as a list."""
+    card = service.card
+    entries = [_described(card, request), *(adapter_object(card, one) for one in card.adapters.values())]
+    return {
+        "object": "list",
+        "data": entries,
+        "has_more": False,
+        "first_id": entries[0]["id"],
+        "last_id": entries[-1]["id"],
+    }
 
 
-def told_model(card: ModelCard, name: str | None) -> str:
-    """What answers call the model: an adapter as the client did. Raises ModelNotFound."""
-    return name if name is not None and adapter_named(card, name) else card.name
+def get_model(service: Service, request: Request) -> dict[str, Any]:
+    """The served model, or one of its adapters. Raises ModelNotFound."""
+    card = service.card
+    name = adapter_named(card, request.path_params["name"])
+    return adapter_object(card, card.adapters[name]) if name else _described(card, request)
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
+    """The served model in OpenAI's form."""
     return {
         "id": card.name,
         "object": "model",
@@ -32,4 +44,35 @@ def model_object(card: ModelCard) -> dict[str, Any]:
 
 
 def adapter_object(card: ModelCard, adapter: AdapterCard) -> dict[str, Any]:
+    """An adapter in OpenAI's form; `parent` is the served model."""
     return model_object(card) | {"id": adapter.name, "created": adapter.created, "parent": card.name}
+
+
+def anthropic_fields(card: ModelCard) -> dict[str, Any]:
+    """The fields in which Anthropic's clients look for a model."""
+    return {
+        "id": card.name,
+        "type": "model",
+        "display_name": card.name,
+        "created_at": datetime.fromtimestamp(card.created, UTC),
+        "max_input_tokens": card.limits.longest_prompt,
+        "max_tokens": card.limits.longest,
+    }
+
+
+def _described(card: ModelCard, request: Request) -> dict[str, Any]:
+    more = anthropic_fields(card) if "anthropic-version" in request.headers else {}
+    return model_object(card) | more
+
+
+OPERATIONS = (
+    Operation("GET", "/v1/models", "The served model, as a list", answers=(Models,), show=list_models),
+    Operation(
+        "GET",
+        "/v1/models/{name}",
+        "The served model",
+        answers=(Model,),
+        show=get_model,
+        pattern="/v1/models/{name:path}",
+    ),
+)

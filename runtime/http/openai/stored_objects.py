@@ -17,7 +17,6 @@ from starlette.types import Message, Receive
 from runtime.errors import InvalidRequest, NotFound, StartError, TooLarge
 from runtime.http.body import discard_body
 from runtime.http.embeddings.embeddings import embeddings
-from runtime.http.json_routes import json, taking, telling
 from runtime.http.openai.batch_runner import BatchRunner
 from runtime.http.openai.batches import Batch, BatchBody, Batches, Record, Serve
 from runtime.http.openai.chat import chat
@@ -26,6 +25,7 @@ from runtime.http.openai.completions import completions
 from runtime.http.openai.files import LIST_LIMIT, MAX_FILE_BYTES, File, Files, aside, page_of
 from runtime.http.openai.responses.routes import Responses
 from runtime.http.openai.responses.store import ResponseStore
+from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
 from runtime.options.plan import Plan
 from runtime.service import Service
@@ -37,6 +37,35 @@ ENDPOINTS: dict[str, Serve] = {
 }
 FORM_BYTES = 1 << 20  # of an upload besides the file itself
 MAX_BATCH_BODY = 1 << 16
+PAGE = ("after", "limit", "order")  # query parameters of lists
+UPLOAD = Operation("POST", "/v1/files", "Keep a file (--file-storage-path)", answers=(File,), has_form=True)
+LIST_FILES = Operation("GET", "/v1/files", "The kept files", answers=(FilePage,), query=("purpose", *PAGE))
+GET_FILE = Operation("GET", "/v1/files/{id}", "A kept file", answers=(File,))
+DELETE_FILE = Operation("DELETE", "/v1/files/{id}", "Delete a file", answers=(Deleted,))
+FILE_CONTENT = Operation("GET", "/v1/files/{id}/content", "The bytes of a file", media="binary")
+CREATE_BATCH = Operation(
+    "POST",
+    "/v1/batches",
+    "Answer the requests of a file in idle time",
+    body=BatchBody,
+    example={"input_file_id": "file-0", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+    answers=(Batch,),
+)
+LIST_BATCHES = Operation("GET", "/v1/batches", "The batches", answers=(BatchPage,), query=("after", "limit"))
+GET_BATCH = Operation("GET", "/v1/batches/{id}", "A batch", answers=(Batch,))
+CANCEL_BATCH = Operation("POST", "/v1/batches/{id}/cancel", "Stop a batch", answers=(Batch,))
+OPERATIONS = (
+    UPLOAD,
+    LIST_FILES,
+    GET_FILE,
+    DELETE_FILE,
+    FILE_CONTENT,
+    CREATE_BATCH,
+    LIST_BATCHES,
+    GET_BATCH,
+    CANCEL_BATCH,
+)
+
 NEEDS_PATH = "this server keeps no files; start it with --file-storage-path FOLDER"
 
 
@@ -91,18 +120,17 @@ class Storage:
             self._lock.close()
 
     def routes(self) -> list[Route]:
+        """The routes of files and batches."""
         return [
-            Route("/v1/files", self._upload, methods=["POST"]),
-            Route("/v1/files", telling(FilePage, self._list_files)),
-            Route(
-                "/v1/files/{id}", telling(File, lambda request: self.files.find(request.path_params["id"]))
-            ),
-            Route("/v1/files/{id}", self._delete, methods=["DELETE"]),
-            Route("/v1/files/{id}/content", self._content),
-            Route("/v1/batches", taking(BatchBody, Batch, self._create, MAX_BATCH_BODY), methods=["POST"]),
-            Route("/v1/batches", telling(BatchPage, self._list_batches)),
-            Route("/v1/batches/{id}", telling(Batch, lambda request: self._record(request).batch)),
-            Route("/v1/batches/{id}/cancel", self._cancel, methods=["POST"]),
+            UPLOAD.route(self._upload),
+            LIST_FILES.json_route(self._list_files),
+            GET_FILE.json_route(lambda request: self.files.find(request.path_params["id"])),
+            DELETE_FILE.route(self._delete),
+            FILE_CONTENT.route(self._content),
+            CREATE_BATCH.body_route(self._create, MAX_BATCH_BODY),
+            LIST_BATCHES.json_route(self._list_batches),
+            GET_BATCH.json_route(lambda request: self._record(request).batch),
+            CANCEL_BATCH.route(self._cancel),
         ]
 
     async def _upload(self, request: Request) -> Response:
@@ -121,7 +149,7 @@ class Storage:
                 file: File = await aside(self.files.save, upload.file, upload.filename or "file", purpose)
         except MultiPartException as error:
             raise InvalidRequest(f"the form can't be read: {error.message}", param="file") from None
-        return json(file)
+        return json_response(file)
 
     def _list_files(self, request: Request) -> dict[str, Any]:
         return self.files.page(purpose=request.query_params.get("purpose"), **_range(request, LIST_LIMIT))
@@ -133,7 +161,7 @@ class Storage:
                 "a batch that is not over needs this file; cancel the batch first", param="file_id"
             )
         await aside(self.files.delete, file_id)
-        return json(Deleted(file_id, "file", True))
+        return json_response(Deleted(file_id, "file", True))
 
     async def _content(self, request: Request) -> Response:
         file = self.files.find(request.path_params["id"])
@@ -159,7 +187,7 @@ class Storage:
     async def _cancel(self, request: Request) -> Response:
         record = self._record(request)
         await self._runner.cancel(record)
-        return json(record.batch)
+        return json_response(record.batch)
 
 
 def open_kept(service: Service, plan: Plan) -> Kept:

@@ -13,13 +13,14 @@ from starlette.routing import Route
 
 from runtime import __version__
 from runtime.http.auth import level_of
-from runtime.http.schema.operations import OPERATIONS, Operation
-from runtime.http.schema.responses import ERRORS, NOTHING, told
+from runtime.http.errors import AnthropicError, OllamaError, OpenAIError
+from runtime.http.operation import Operation
+from runtime.http.schema.operations import DOCUMENT, OPERATIONS, PAGE
 
 SCHEMAS = "#/components/schemas/"
 Schema = dict[str, Any]
 Schemas = dict[Any, Schema]  # by type
-PAGE = Path(__file__).with_name("docs.html")
+HTML = Path(__file__).with_name("docs.html")
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 }
@@ -31,6 +32,8 @@ MEDIA = {
     "binary": "application/octet-stream",
     "html": "text/html",
 }
+# Types of refusals by tag; other routes refuse as OpenAI's do.
+ERRORS: dict[str, Any] = {"OpenAI": OpenAIError, "Anthropic": AnthropicError, "Ollama": OllamaError}
 # what msgspec calls types whose short names are taken
 _LONG = re.compile(rb"runtime\.http\.(\w+)(?:\.\w+)*\.(\w+)")
 
@@ -40,9 +43,9 @@ def routes() -> list[Route]:
         return Response(document(), media_type="application/json")
 
     async def read(_: Request) -> Response:
-        return Response(PAGE.read_bytes(), media_type="text/html", headers=PAGE_HEADERS)
+        return Response(HTML.read_bytes(), media_type="text/html", headers=PAGE_HEADERS)
 
-    return [Route("/openapi.json", show), Route("/docs", read)]
+    return [DOCUMENT.route(show), PAGE.route(read)]
 
 
 @cache
@@ -79,9 +82,7 @@ def _schemas(rows: list[tuple[str, Operation]]) -> tuple[Schemas, Schema]:
     """The schemas of all types by the types, and the components that they refer to."""
     kinds: list[Any] = [operation.body for _, operation in rows if operation.body is not None]
     for _, operation in rows:
-        for method in operation.methods.split():
-            if (types := told(method, operation.path)) is not None:
-                kinds += types.answer + types.event
+        kinds += operation.answers + operation.events
     kinds = list(dict.fromkeys([*kinds, *ERRORS.values()]))
     refs, components = msgspec.json.schema_components(kinds, ref_template=SCHEMAS + "{name}")
     return dict(zip(kinds, refs, strict=True)), components
@@ -91,15 +92,14 @@ def _one_of(kinds: tuple[Any, ...], schemas: Schemas) -> Schema:
     return schemas[kinds[0]] if len(kinds) == 1 else {"anyOf": [schemas[kind] for kind in kinds]}
 
 
-def _contents(method: str, operation: Operation, schemas: Schemas) -> dict[str, Any]:
+def _contents(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     """What a good answer may be, by its media type."""
-    types = told(method, operation.path)
-    if types is None:
-        return {} if operation.path in NOTHING else {MEDIA[operation.answer]: {}}
-    contents: dict[str, Any] = {MEDIA["json"]: {"schema": _one_of(types.answer, schemas)}}
-    if types.event:  # OpenAPI 3.1 has no words for the parts of a stream
-        contents[MEDIA[operation.answer if operation.answer != "json" else "sse"]] = {
-            "x-event": _one_of(types.event, schemas)
+    if not operation.answers:
+        return {} if operation.media == "json" else {MEDIA[operation.media]: {}}
+    contents: dict[str, Any] = {MEDIA["json"]: {"schema": _one_of(operation.answers, schemas)}}
+    if operation.events:  # OpenAPI 3.1 cannot describe the events of a stream
+        contents[MEDIA["sse" if operation.media == "json" else operation.media]] = {
+            "x-event": _one_of(operation.events, schemas)
         }
     return contents
 
@@ -113,7 +113,7 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
         "summary": operation.summary,
         "operationId": f"{method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', operation.path)}",
         "responses": {
-            "200": {"description": "The answer", "content": _contents(method, operation, schemas)},
+            "200": {"description": "The answer", "content": _contents(operation, schemas)},
             "default": {"description": "Refused", "content": {MEDIA["json"]: {"schema": refusal}}},
         },
         # one of a user's or the administrator's keys, where the server has any
@@ -129,7 +129,7 @@ def _operation(tag: str, method: str, operation: Operation, schemas: Schemas) ->
             "required": bool(operation.example) and method != "GET",
             "content": {MEDIA["json"]: content},
         }
-    elif operation.form:
+    elif operation.has_form:
         fields = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}}
         schema = {"type": "object", "properties": fields, "required": list(fields)}
         words["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}

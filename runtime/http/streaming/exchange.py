@@ -100,7 +100,7 @@ class Exchange:
 class RequestSink:
     """Sink of one request: numbers its sequences from `first_choice` on."""
 
-    __slots__ = ("exchange", "ask_id", "take", "first_choice", "num_open")
+    __slots__ = ("exchange", "request_id", "take", "first_choice", "num_open")
 
     def __init__(self, exchange: Exchange, request_id: str, take: Take, first_choice: int, n: int) -> None:
         self.exchange = exchange

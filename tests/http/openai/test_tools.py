@@ -150,8 +150,8 @@ async def test_what_is_told(
         deltas = [chunk.choices[0].delta async for chunk in stream]
     assert (message.content, getattr(message, "reasoning_content", None)) == (content, reasoning)
     assert [name for name, _ in calls(message)] == names
-    reasoning = [text for delta in deltas if (text := getattr(delta, "reasoning_content", None))]
-    assert ("".join(reasoning) or None, "".join(delta.content or "" for delta in deltas)) == (
+    streamed = [text for delta in deltas if (text := getattr(delta, "reasoning_content", None))]
+    assert ("".join(streamed) or None, "".join(delta.content or "" for delta in deltas)) == (
         reasoning,
         content,
     )

@@ -40,7 +40,7 @@ def test_every_route_is_told_and_nothing_else(tmp_path: Path) -> None:
     kept.storage._lock.close()
     told = [(method, operation.path) for operation in ROWS for method in operation.methods.split()]
     assert len(set(told)) == len(told)
-    assert set(told) == there, "runtime/http/schema/operations.py has a row for each route"
+    assert set(told) == there, "each route is made from a row of runtime/http/schema/operations.py"
     assert {(method.upper(), path) for path, methods in TOLD["paths"].items() for method in methods} == there
 
 

@@ -16,14 +16,15 @@ from runtime import log
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.http.body import read_body
 from runtime.http.fields.headers import origin
-from runtime.http.json_routes import json, telling
 from runtime.http.openai.chat import chat_prompt
 from runtime.http.openai.completion_response import Deleted, ItemPage
 from runtime.http.openai.files import page_of
 from runtime.http.openai.responses import response_object as responses
+from runtime.http.openai.responses.response_request import ResponseBody
 from runtime.http.openai.responses.resumable_streams import ResumableStream, ResumableStreams
 from runtime.http.openai.responses.serve import ResponseAnswerFormat, Wish, answer
 from runtime.http.openai.responses.store import OPEN, Kept, ResponseStore
+from runtime.http.operation import Operation, json_response
 from runtime.http.settings import HttpSettings
 from runtime.http.streaming.exchange import Answer
 from runtime.http.streaming.sse import HEADERS
@@ -31,6 +32,45 @@ from runtime.http.streaming.writer import AnswerFormat
 from runtime.service import Service
 
 MAX_BACKGROUND = 256
+
+CREATE = Operation(
+    "POST",
+    "/v1/responses",
+    "Answer a conversation of items, and keep the answer",
+    body=ResponseBody,
+    example={"input": "Hello!", "max_output_tokens": 16},
+    answers=(responses.Response,),
+    events=(responses.ResponseEvent,),
+    media="sse",
+)
+COUNT = Operation(
+    "POST",
+    "/v1/responses/input_tokens",
+    "Count the tokens of what would be asked",
+    body=ResponseBody,
+    example={"input": "Hello!"},
+    answers=(responses.InputTokens,),
+)
+GET = Operation(
+    "GET",
+    "/v1/responses/{id}",
+    "A kept answer, or its events, where it was made in the background as a stream",
+    query=("stream", "starting_after"),
+    answers=(responses.Response,),
+    events=(responses.ResponseEvent,),
+)
+DELETE = Operation("DELETE", "/v1/responses/{id}", "Forget a kept answer", answers=(Deleted,))
+CANCEL = Operation(
+    "POST", "/v1/responses/{id}/cancel", "Stop an answer in the background", answers=(responses.Response,)
+)
+INPUT_ITEMS = Operation(
+    "GET",
+    "/v1/responses/{id}/input_items",
+    "What a kept answer was asked with",
+    query=("after", "limit", "order"),
+    answers=(ItemPage,),
+)
+OPERATIONS = (CREATE, COUNT, GET, DELETE, CANCEL, INPUT_ITEMS)
 
 
 class Responses:
@@ -54,13 +94,14 @@ class Responses:
             self.store.close()
 
     def routes(self, settings: HttpSettings) -> list[Route]:
+        """The routes of /v1/responses."""
         return [
-            Route("/v1/responses", self._creating(settings), methods=["POST"]),
-            Route("/v1/responses/input_tokens", self._counting(settings), methods=["POST"]),
-            Route("/v1/responses/{id}", self._get),
-            Route("/v1/responses/{id}", telling(Deleted, self._delete), methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", telling(responses.Response, self._cancel), methods=["POST"]),
-            Route("/v1/responses/{id}/input_items", telling(ItemPage, self._input_items)),
+            CREATE.route(self._creating(settings)),
+            COUNT.route(self._counting(settings)),
+            GET.route(self._get),
+            DELETE.json_route(self._delete),
+            CANCEL.json_route(self._cancel),
+            INPUT_ITEMS.json_route(self._input_items),
         ]
 
     def _creating(self, settings: HttpSettings) -> Any:
@@ -83,7 +124,7 @@ class Responses:
             kept = wish.kept()
             self.store.put(kept)
             trail = self.resumable_streams.open(kept.id) if serving.is_stream else None
-            queued: Response = json(convert(wish.response, responses.Response))
+            queued: Response = json_response(convert(wish.response, responses.Response))
             if trail is not None:
                 assert isinstance(serving.answer_format, ResponseAnswerFormat)
                 self.resumable_streams.say(trail, serving.answer_format.queued())
@@ -101,7 +142,7 @@ class Responses:
                 await read_body(request.scope, request.receive, settings.max_body_bytes),
             )
             ids = await self.service.control.tokenize(chat_prompt(wish.chat))
-            return json(responses.InputTokens("response.input_tokens", len(ids)))
+            return json_response(responses.InputTokens("response.input_tokens", len(ids)))
 
         return count
 
@@ -153,7 +194,7 @@ class Responses:
     async def _get(self, request: Request) -> Response:
         kept = self.store.find(request.path_params["id"])
         if request.query_params.get("stream") != "true":
-            return json(convert(kept.response, responses.Response))
+            return json_response(convert(kept.response, responses.Response))
         after = request.query_params.get("starting_after")
         if after is not None and not after.isdecimal():
             raise InvalidRequest(

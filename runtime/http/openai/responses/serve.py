@@ -8,14 +8,13 @@ import msgspec
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestError
-from runtime.http.admin.adapters import adapter_named
 from runtime.http.errors import decode, renamed
+from runtime.http.fields.model import adapter_named, told_model
 from runtime.http.openai import chat
 from runtime.http.openai.completion_request import ChatBody
 from runtime.http.openai.envelope import Meter
 from runtime.http.openai.files import new_id
 from runtime.http.openai.logprobs import chat_logprobs
-from runtime.http.openai.models import told_model
 from runtime.http.openai.responses import tools
 from runtime.http.openai.responses.items import Item, items_of, messages_of
 from runtime.http.openai.responses.response_object import Response

@@ -1,48 +1,28 @@
 """The routes of Ollama's API that tell about models, and those that change them, which one server of one
 model has not."""
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from runtime.errors import InvalidRequest
-from runtime.http.body import discard_body
-from runtime.http.json_routes import taking, telling
-from runtime.http.native.native_response import Version
+from runtime.http.native.info import Version
 from runtime.http.ollama.ollama_request import NamedBody
 from runtime.http.ollama.ollama_response import Processes, Shown, Tags
 from runtime.http.ollama.serve import check_name
-from runtime.http.settings import HttpSettings
+from runtime.http.operation import Operation, Show
 from runtime.service import Service
 
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)  # when the model is unloaded
-CHANGES = {
-    "/api/pull": ["POST"],
-    "/api/push": ["POST"],
-    "/api/create": ["POST"],
-    "/api/copy": ["POST"],
-    "/api/delete": ["DELETE"],
-    "/api/blobs/{digest}": ["POST", "HEAD"],
-}
+CHANGES = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}")
 
 
-def routes(service: Service, settings: HttpSettings) -> list[Route]:
-    async def show(body: NamedBody) -> Any:
-        check_name(service.card, body.model or body.name or "")
-        return shown(service)
-
-    return [
-        Route("/api/tags", telling(Tags, lambda _: {"models": [described(service)]})),
-        Route("/api/ps", telling(Processes, lambda _: {"models": [running(service)]})),
-        Route("/api/version", telling(Version, lambda _: {"version": service.server_info()["version"]})),
-        Route("/api/show", taking(NamedBody, Shown, show, settings.max_body_bytes), methods=["POST"]),
-        *[Route(path, _refusing(path), methods=methods) for path, methods in CHANGES.items()],
-    ]
+async def show(service: Service, body: NamedBody) -> Any:
+    """POST /api/show. Raises ModelNotFound."""
+    check_name(service.card, body.model or body.name or "")
+    return shown(service)
 
 
 def described(service: Service) -> dict[str, Any]:
@@ -105,11 +85,54 @@ def shown(service: Service) -> dict[str, Any]:
     }
 
 
-def _refusing(path: str) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        await discard_body(request.receive)
+def _refusing(path: str) -> Show:
+    def refuse(service: Service, request: Request) -> Any:
         raise InvalidRequest(
             f"{path} is not served: this server has one model, chosen with --model-path when it starts"
         )
 
-    return endpoint
+    return refuse
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/api/tags",
+        "The served model, as a list",
+        answers=(Tags,),
+        show=lambda service, _: {"models": [described(service)]},
+    ),
+    Operation(
+        "GET",
+        "/api/ps",
+        "The served model, which is loaded",
+        answers=(Processes,),
+        show=lambda service, _: {"models": [running(service)]},
+    ),
+    Operation(
+        "GET",
+        "/api/version",
+        "Version of this server",
+        answers=(Version,),
+        show=lambda service, _: {"version": service.server_info()["version"]},
+    ),
+    Operation(
+        "POST",
+        "/api/show",
+        "About the served model",
+        body=NamedBody,
+        example={"model": "default"},
+        answers=(Shown,),
+        call=show,
+    ),
+    *[
+        Operation(
+            "DELETE" if path == "/api/delete" else "POST",
+            path,
+            "Refused: this server has one model, chosen when it starts",
+            show=_refusing(path),
+            undocumented="HEAD" if "blobs" in path else "",
+        )
+        for path in CHANGES
+    ],
+)

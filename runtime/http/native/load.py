@@ -1,0 +1,141 @@
+"""GET /v1/loads and /get_load: how busy the server is, in SGLang's form."""
+
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from runtime.http.operation import Operation
+from runtime.service import Load
+
+
+class Memory(Struct, forbid_unknown_fields=True):
+    """On the devices."""
+
+    weight_gb: float
+    kv_cache_gb: float
+    token_capacity: int
+
+
+class SchedulerLoad(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How busy one scheduler is."""
+
+    dp_rank: int
+    timestamp: float
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    num_total_tokens: int
+    num_cached_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+    num_steps: int
+    page_size: int
+    memory: Memory
+    queues: dict[str, int]
+
+
+class AllLoads(Struct, forbid_unknown_fields=True):
+    """How busy all are together."""
+
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    avg_token_usage: float
+    avg_throughput: float
+
+
+class Loads(Struct, forbid_unknown_fields=True):
+    """The answer of /v1/loads."""
+
+    timestamp: float
+    dp_rank_count: int
+    loads: list[SchedulerLoad]
+    aggregate: AllLoads
+
+
+class OldLoad(Struct, forbid_unknown_fields=True):
+    """Of /get_load."""
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+    ts_tic: float
+
+
+def loads(load: Load) -> dict[str, Any]:
+    """The load in SGLang's names, one entry for each scheduler. What only we tell: num_cached_tokens,
+    num_steps, page_size."""
+    used = (load.used_pages - load.cached_pages) * load.page_size
+    usage = (load.used_pages - load.cached_pages) / max(load.total_pages, 1)
+    return {
+        "timestamp": time.time(),
+        "dp_rank_count": 1,
+        "loads": [
+            {
+                "dp_rank": 0,
+                "timestamp": time.time(),
+                "num_running_reqs": load.running,
+                "num_waiting_reqs": load.waiting,
+                "num_total_reqs": load.running + load.waiting,
+                "num_used_tokens": used,
+                "num_total_tokens": used + load.waiting_tokens,
+                "num_cached_tokens": load.cached_pages * load.page_size,
+                "max_total_num_tokens": load.total_pages * load.page_size,
+                "token_usage": usage,
+                "gen_throughput": load.tokens_per_s,
+                "cache_hit_rate": load.cached_tokens / max(load.prompt_tokens, 1),
+                "utilization": max(usage, load.running / max(load.max_running, 1)),
+                "max_running_requests": load.max_running,
+                "num_steps": load.steps,
+                "page_size": load.page_size,
+                "memory": {
+                    "weight_gb": load.weights_bytes / 1e9,
+                    "kv_cache_gb": load.pages_bytes / 1e9,
+                    "token_capacity": load.total_pages * load.page_size,
+                },
+                "queues": {"waiting": load.waiting},
+            }
+        ],
+        "aggregate": {
+            "total_running_reqs": load.running,
+            "total_waiting_reqs": load.waiting,
+            "total_reqs": load.running + load.waiting,
+            "avg_token_usage": usage,
+            "avg_throughput": load.tokens_per_s,
+        },
+    }
+
+
+def old_loads(load: Load) -> list[dict[str, Any]]:
+    """The load as SGLang's older /get_load has it."""
+    tokens = (load.used_pages - load.cached_pages) * load.page_size + load.waiting_tokens
+    return [
+        {
+            "dp_rank": 0,
+            "num_reqs": load.running + load.waiting,
+            "num_waiting_reqs": load.waiting,
+            "num_tokens": tokens,
+            "ts_tic": time.monotonic(),
+        }
+    ]
+
+
+OPERATIONS = (
+    Operation(
+        "GET", "/v1/loads", "How busy it is", answers=(Loads,), show=lambda service, _: loads(service.load())
+    ),
+    Operation(
+        "GET",
+        "/get_load",
+        "How busy it is, in an older form",
+        answers=(list[OldLoad],),
+        show=lambda service, _: old_loads(service.load()),
+    ),
+)

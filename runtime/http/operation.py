@@ -1,0 +1,141 @@
+"""An operation: one row from which a route, its endpoint and its part of the OpenAPI document are made.
+
+A row names one function that does the work:
+
+    serve   (service, bytes of the body) -> Answer   generates, also over the WebSocket
+    call    async (service, decoded body) -> value   reads a JSON body and answers at once
+    show    (service, request) -> value              answers at once, without a body
+
+A row without a function belongs to an object with state (stored responses, files, batches), which makes the
+route itself with `route`, `json_route` or `body_route`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from runtime.errors import TooLarge
+from runtime.http import errors
+from runtime.http.body import discard_body, read_body, refusing
+from runtime.http.fields.headers import origin
+from runtime.http.settings import HttpSettings
+from runtime.http.streaming.exchange import Answer
+from runtime.service import Service
+
+Json = Mapping[str, Any]
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+Serve = Callable[[Service, bytes], Answer | Response]  # raises RequestError
+Call = Callable[[Service, Any], Awaitable[Any]]  # raises RequestError
+Show = Callable[[Service, Request], Any]  # raises RequestError
+
+# What an answer is encoded as. "sse" and "ndjson": where the body asks for a stream; otherwise JSON.
+Media = Literal["json", "sse", "ndjson", "text", "binary", "html"]
+
+
+class NoBody(Struct, frozen=True):
+    """The body of a route that takes none: whatever JSON object is sent is ignored."""
+
+
+class Operation(Struct, frozen=True):
+    """One route: its methods, path and types, an example, and the function that serves it.
+
+    `answers` are the types of which the JSON of an answer is one; none: the
+    answer has no JSON. `events` are the types of which each event of its stream is one.
+    """
+
+    methods: str  # separated by spaces; all of them do the same
+    path: str
+    summary: str
+    body: type[Struct] | None = None
+    example: Json = {}  # of the body
+    answers: tuple[Any, ...] = ()
+    events: tuple[Any, ...] = ()
+    media: Media = "json"
+    has_form: bool = False  # the body is a form with a file
+    query: tuple[str, ...] = ()  # query parameters
+    serve: Serve | None = None
+    call: Call | None = None
+    show: Show | None = None
+    pattern: str = ""  # Starlette's path pattern, where it differs from `path`
+    undocumented: str = ""  # more methods, which the document leaves out
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the row names the function that serves it."""
+        return not (self.serve is None and self.call is None and self.show is None)
+
+    def bind(self, service: Service, settings: HttpSettings) -> Route:
+        """The route of a row that names its function."""
+        if self.serve is not None:
+            return self.route(_answering(service, self.serve, settings))
+        if self.call is not None:
+            return self.body_route(partial(self.call, service), settings.max_body_bytes)
+        assert self.show is not None
+        return self.json_route(partial(self.show, service))
+
+    def route(self, endpoint: Endpoint) -> Route:
+        """A route with an endpoint of its own."""
+        return Route(
+            self.pattern or self.path, endpoint, methods=[*self.methods.split(), *self.undocumented.split()]
+        )
+
+    def json_route(self, show: Callable[[Request], Any]) -> Route:
+        """A route that answers with what `show` returns: a Response, an Answer, or a value of one of `answers`.
+
+        It needs no body. One that comes is read all the same: an answer that overtook it would end the
+        connection.
+        """
+
+        async def endpoint(request: Request) -> ASGIApp:
+            if request.method != "GET":
+                await discard_body(request.receive)
+            return self._response(show(request))
+
+        return self.route(endpoint)
+
+    def body_route(self, call: Callable[[Any], Awaitable[Any]], max_bytes: int) -> Route:
+        """A route that decodes a body of type `body`, an empty one being {}, and answers with what `call`
+        returns: a Response, or a value of one of `answers`."""
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(self.body or NoBody)
+
+        async def endpoint(request: Request) -> ASGIApp:
+            body = await read_body(request.scope, request.receive, max_bytes)
+            return self._response(await call(errors.decode(body or b"{}", decoder)))
+
+        return self.route(endpoint)
+
+    def _response(self, value: Any) -> ASGIApp:
+        if isinstance(value, Response | Answer):
+            return value
+        (kind,) = self.answers
+        return json_response(msgspec.convert(value, kind))
+
+
+HELLO = [{"role": "user", "content": "Hello!"}]  # messages, for examples
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """`content` as JSON."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _answering(service: Service, serve: Serve, settings: HttpSettings) -> Endpoint:
+    async def endpoint(request: Request) -> ASGIApp:
+        try:
+            body = await read_body(request.scope, request.receive, settings.max_body_bytes)
+        except TooLarge as error:
+            return refusing(errors.error_response(error, errors.path_of(request)))
+        answer = serve(service, body)
+        if isinstance(answer, Answer):
+            answer.exchange.come_from(origin(request.headers, settings.tenant_is))
+            answer.interval = max(settings.stream_interval, answer.interval)
+        return answer
+
+    return endpoint
