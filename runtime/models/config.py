@@ -16,78 +16,16 @@ from msgspec import Meta, Struct, structs
 from runtime.errors import ModelError
 from runtime.models.encoder_config import ENCODERS, Encoder, read_encoder
 from runtime.models.mla_config import HfMlaConfig, MlaConfig, read_mla
-from runtime.models.moe_config import MOE_READERS, HfMoeConfig, MoeConfig
+from runtime.models.moe_config import HfMoeConfig, MoeConfig
 from runtime.models.pooling import Pooling
 from runtime.models.quantization_config import Quantization, read_quantization
-from runtime.models.registry import check_architecture, check_pools
-from runtime.models.tasks import GENERATES, family_of, longest_text, read_pooling
+from runtime.models.registry import Family, check_architecture, check_pools, decoder_family
+from runtime.models.rope_config import HfRope, Rope, read_rope
+from runtime.models.tasks import family_of, longest_text, read_pooling
 
 Count = A[int, Meta(gt=0, le=2**31 - 1)]
 Ids = int | list[int] | None
 T = TypeVar("T")
-
-
-class Family(Struct, frozen=True, kw_only=True):
-    """How an architecture differs from Llama. Bias flags: None means that config.json decides."""
-
-    qkv_bias: bool | None = None
-    o_bias: bool | None = None
-    mlp_bias: bool | None = False
-    qk_norm: bool = False
-    head_dim: int | None = None  # when config.json has none; None: hidden_size / heads
-    window: str = "none"  # none; all: every layer; switched: as all, by use_sliding_window;
-    # some: that and layer_types decide, or max_window_layers without them; listed: there must be layer_types
-    # alternating: where layer_types does not decide, every second layer, from the first on
-    moe: str | None = None  # its reader in sparse.py
-    is_mla: bool = False
-    activation: str = "silu"
-    output_norms: bool = False
-    has_sinks: bool = False
-    is_tied: bool = False  # when config.json does not say
-
-
-FAMILIES = {
-    "Gemma2ForCausalLM": Family(
-        activation="gelu_pytorch_tanh", output_norms=True, is_tied=True, window="alternating"
-    ),
-    "DeepseekV2ForCausalLM": Family(moe="deepseek2", is_mla=True),
-    "DeepseekV3ForCausalLM": Family(moe="deepseek3", is_mla=True),
-    "GptOssForCausalLM": Family(window="alternating", moe="gpt_oss", has_sinks=True),
-    "LlamaForCausalLM": Family(mlp_bias=None),
-    "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, window="all"),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="some"),
-    "Qwen2MoeForCausalLM": Family(qkv_bias=True, o_bias=False, window="listed", moe="qwen2"),
-    "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128, window="some"),
-    "Qwen3MoeForCausalLM": Family(qk_norm=True, window="switched", moe="qwen3"),
-}
-
-
-class Rope(Struct, frozen=True, kw_only=True):
-    """Rotary position parameters; see layers/rotary.py for what they do."""
-
-    rope_type: str = "default"
-    rope_theta: A[float, Meta(gt=0)] = 10000.0
-    factor: A[float, Meta(gt=0)] = 1.0
-    attention_factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    low_freq_factor: A[float, Meta(gt=0)] = 1.0
-    high_freq_factor: A[float, Meta(gt=0)] = 4.0
-    original_max_position_embeddings: Count | None = None
-    max_position_embeddings: Count = 2048
-
-
-# rope type -> the parameters it cannot do without
-ROPE_TYPES: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": (),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -159,8 +97,6 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     final_logit_softcapping: A[float, Meta(ge=0)] | None = None
     use_bidirectional_attention: bool | None = None
     rms_norm_eps: A[float, Meta(ge=0)] = 1e-6
-    max_position_embeddings: Count | None = None
-    original_max_position_embeddings: Count | None = None
     tie_word_embeddings: bool | None = None
     attention_bias: bool = False
     qkv_bias: bool = True  # of those families that may have one
@@ -169,9 +105,6 @@ class HfConfig(Struct, frozen=True, kw_only=True):
     sliding_window: A[int, Meta(ge=0, le=2**31 - 1)] | None = 4096
     max_window_layers: A[int, Meta(ge=0)] = 28
     layer_types: list[str] | None = None
-    rope_theta: A[float, Meta(gt=0)] = 10000.0
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
     torch_dtype: str | None = None
     dtype: str | None = None
     bos_token_id: Ids = None
@@ -191,7 +124,7 @@ class HfGeneration(Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
 
 
-class Head(Struct, frozen=True):
+class HfArchitectures(Struct, frozen=True):
     """What must be known before the rest can be judged."""
 
     architectures: list[str] | None = None
@@ -226,7 +159,7 @@ def read_config(
     raw = (folder / "config.json").read_bytes()
     if overrides:
         raw = msgspec.json.encode(_decode(raw, dict[str, Any], "config.json") | dict(overrides))
-    architecture = (_decode(raw, Head, "config.json").architectures or [""])[0]
+    architecture = (_decode(raw, HfArchitectures, "config.json").architectures or [""])[0]
     if not architecture:
         raise ModelError(
             'config.json has no "architectures"; add the model\'s class name, e.g. ["LlamaForCausalLM"]'
@@ -242,13 +175,13 @@ def read_config(
     hf = _decode(raw, HfConfig, "config.json")
     path = folder / "generation_config.json"
     generation = _decode(path.read_bytes(), HfGeneration, path.name) if path.is_file() else HfGeneration()
-    family = FAMILIES[family_of(architecture) + GENERATES]
-    moe = None if family.moe is None else MOE_READERS[family.moe](_decode(raw, HfMoeConfig, "config.json"))
+    family = decoder_family(architecture)
+    moe = None if family.moe is None else family.moe(_decode(raw, HfMoeConfig, "config.json"))
     mla = read_mla(_decode(raw, HfMlaConfig, "config.json")) if family.is_mla else None
     if mla is not None:
         hf = structs.replace(hf, head_dim=mla.rope_dim, num_key_value_heads=1)
     config = structs.replace(
-        _resolve(architecture, hf, generation, moe, mla),
+        _resolve(architecture, hf, generation, read_rope(_decode(raw, HfRope, "config.json")), moe, mla),
         quantization=read_quantization(folder, hf.quantization_config or hf.compression_config, quantization),
     )
     if (pooled := read_pooling(folder, architecture, config.hidden_size, is_causal=True, **wishes)) is None:
@@ -267,9 +200,14 @@ def _decode(raw: bytes, kind: type[T], name: str) -> T:
 
 
 def _resolve(
-    architecture: str, hf: HfConfig, generation: HfGeneration, moe: MoeConfig | None, mla: MlaConfig | None
+    architecture: str,
+    hf: HfConfig,
+    generation: HfGeneration,
+    rope: Rope,
+    moe: MoeConfig | None,
+    mla: MlaConfig | None,
 ) -> ModelConfig:
-    family = FAMILIES[family_of(architecture) + GENERATES]
+    family = decoder_family(architecture)
     _check_sizes(family, hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     if hf.num_attention_heads % num_kv_heads:
@@ -280,7 +218,6 @@ def _resolve(
     head_dim = hf.head_dim or family.head_dim or hf.hidden_size // hf.num_attention_heads
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary positions need an even one")
-    rope = _rope(hf)
     given = {key: getattr(generation, key) for key in SAMPLING_KEYS}
     return ModelConfig(
         architecture=architecture,
@@ -307,7 +244,7 @@ def _resolve(
         mla=mla,
         draft_layers=hf.num_nextn_predict_layers or 0,
         rope=rope,
-        context_len=_context_len(rope),
+        context_len=rope.context_len,
         dtype=(hf.dtype or hf.torch_dtype or "").removeprefix("torch.") or None,
         bos_id=next(iter(_ids(hf.bos_token_id)), None),
         eos_ids=tuple(dict.fromkeys(_ids(generation.eos_token_id) + _ids(hf.eos_token_id))),
@@ -372,9 +309,9 @@ def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
         return (window,) * num_layers
     if family.window == "none" or (family.window != "alternating" and not hf.use_sliding_window):
         return (0,) * num_layers
-    if family.window == "switched":
+    if family.window == "all_if_enabled":
         return (window,) * num_layers
-    if family.window == "listed" and hf.layer_types is None:
+    if family.window == "layer_types" and hf.layer_types is None:
         raise ModelError("config.json: use_sliding_window needs layer_types in this family")
     types = hf.layer_types or [
         "full_attention"
@@ -388,39 +325,3 @@ def _windows(family: Family, hf: HfConfig) -> tuple[int, ...]:
             f"config.json: layer_types must name full_attention or sliding_attention for each of the {num_layers} layers"
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)
-
-
-def _rope(hf: HfConfig) -> Rope:
-    given = {"rope_theta": hf.rope_theta} | (hf.rope_parameters or {}) | (hf.rope_scaling or {})
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise ModelError(
-            f"config.json: rope type {kind} is not supported; supported are {', '.join(ROPE_TYPES)}"
-        )
-    missing = [name for name in ROPE_TYPES[kind] if given.get(name) is None]
-    if missing:
-        raise ModelError(f"config.json: rope type {kind} needs {', '.join(missing)}")
-    given["rope_type"] = kind
-    given["max_position_embeddings"] = longest = hf.max_position_embeddings or 2048
-    original = hf.original_max_position_embeddings or given.get("original_max_position_embeddings") or longest
-    given["original_max_position_embeddings"] = original
-    if kind == "yarn" and given.get("factor") is None:
-        given["factor"] = longest / original
-    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
-    known = {name: given[name] for name in Rope.__struct_fields__ if given.get(name) is not None}
-    try:
-        return msgspec.convert(known, Rope)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"config.json: rope parameters: {error}") from None
-
-
-def _context_len(rope: Rope) -> int:
-    """Scaled variants reach further than max_position_embeddings, except llama3, which states the scaled
-    length."""
-    longest = rope.max_position_embeddings
-    if rope.rope_type in ("linear", "dynamic"):
-        return int(longest * max(rope.factor, 1.0))
-    if rope.rope_type == "yarn":
-        return max(longest, int((rope.original_max_position_embeddings or longest) * rope.factor))
-    return longest

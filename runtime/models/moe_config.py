@@ -4,7 +4,6 @@ Torch-free.
 Families spell the same facts differently; `MOE_READERS` names the reader of each.
 """
 
-from collections.abc import Callable
 from typing import Annotated as A
 from typing import Literal
 
@@ -188,12 +187,3 @@ def gpt_oss(hf: HfMoeConfig) -> MoeConfig:
         routing=Routing(top_k=top_k, normalizes=True),
         is_stacked=True,
     )
-
-
-MOE_READERS: dict[str, Callable[[HfMoeConfig], MoeConfig]] = {
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "deepseek2": deepseek2,
-    "deepseek3": deepseek3,
-    "gpt_oss": gpt_oss,
-}

@@ -1,42 +1,97 @@
-"""Which class serves which architecture: a table from the name in config.json to `module:Class`. Torch-free.
+"""The model families: which class serves which architecture of config.json, and how a family differs from plain
+Llama. Torch-free.
 
-A new family is a file beside this one and a row here.
+A new family is a row of FAMILIES, and a file next to this one where data alone does not describe it.
 """
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from runtime.errors import ModelError
+from runtime.models.encoder_config import ENCODERS
+from runtime.models.moe_config import HfMoeConfig, MoeConfig, deepseek2, deepseek3, gpt_oss, qwen2, qwen3
+from runtime.models.tasks import GENERATES, family_of
 
 if TYPE_CHECKING:
     from runtime.models.base import Model
 
-POOLED = ("Model", "ForSequenceClassification")  # tops of models that make vectors or scores
+LLAMA, BERT = "runtime.models.llama:Llama", "runtime.models.bert:Bert"
+POOLING_CLASSES = (LLAMA, BERT)  # classes whose `pool` is served
+POOLED_ARCHITECTURES = (
+    "Model",
+    "ForSequenceClassification",
+)  # ends of names of models that embed or classify
 
-POOLS = ("runtime.models.llama:Llama", "runtime.models.bert:Bert")  # classes with `vectors`
+# Which layers have a sliding window:
+#   none            no layer
+#   all             every layer
+#   all_if_enabled  every layer, where use_sliding_window is true
+#   by_layer_types  where use_sliding_window is true, layers that layer_types names; without layer_types, those from
+#                   max_window_layers on
+#   layer_types     as by_layer_types, but layer_types must be there
+#   alternating     layers that layer_types names; without layer_types every second layer, from the first on
+WindowRule = Literal["none", "all", "all_if_enabled", "by_layer_types", "layer_types", "alternating"]
 
-MODELS = {
-    "DeepseekV2ForCausalLM": "runtime.models.deepseek:DeepSeek",
-    "DeepseekV3ForCausalLM": "runtime.models.deepseek:DeepSeek",
-    "Gemma2ForCausalLM": "runtime.models.gemma:Gemma",
-    "GptOssForCausalLM": "runtime.models.gpt_oss:GptOss",
-    "LlamaForCausalLM": "runtime.models.llama:Llama",
-    "MistralForCausalLM": "runtime.models.llama:Llama",
-    "Qwen2ForCausalLM": "runtime.models.llama:Llama",
-    "Qwen2MoeForCausalLM": "runtime.models.llama:Llama",
-    "Qwen3ForCausalLM": "runtime.models.llama:Llama",
-    "Qwen3MoeForCausalLM": "runtime.models.llama:Llama",
-    **{
-        family + top: "runtime.models.llama:Llama"
-        for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
-        for top in POOLED
-    },
-    **{
-        family + top: "runtime.models.bert:Bert"
-        for family in ("Bert", "Roberta", "XLMRoberta", "DistilBert")
-        for top in (*POOLED, "ForMaskedLM")
-    },
+
+class Family(Struct, frozen=True, kw_only=True):
+    """How a family differs from Llama. Bias flags: None means that config.json decides."""
+
+    model_class: str = LLAMA  # module:class
+    is_pooled: bool = False  # there are architectures of it that embed or classify (POOLED_ARCHITECTURES)
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = False
+    qk_norm: bool = False  # each head of queries and keys is normalized
+    head_dim: int | None = None  # where config.json has none; None: hidden_size / num_attention_heads
+    window: WindowRule = "none"
+    moe: Callable[[HfMoeConfig], MoeConfig] | None = None  # reads the experts from config.json; None: dense
+    is_mla: bool = False  # multi-head latent attention
+    activation: str = "silu"
+    output_norms: bool = False  # the outputs of attention and feed-forward are normalized as well
+    has_sinks: bool = False  # attention heads have sinks
+    is_tied: bool = False  # the head shares the embedding, where config.json does not say
+
+
+FAMILIES = {
+    "DeepseekV2": Family(model_class="runtime.models.deepseek:DeepSeek", moe=deepseek2, is_mla=True),
+    "DeepseekV3": Family(model_class="runtime.models.deepseek:DeepSeek", moe=deepseek3, is_mla=True),
+    "Gemma2": Family(
+        model_class="runtime.models.gemma:Gemma",
+        activation="gelu_pytorch_tanh",
+        output_norms=True,
+        is_tied=True,
+        window="alternating",
+    ),
+    "GptOss": Family(
+        model_class="runtime.models.gpt_oss:GptOss", window="alternating", moe=gpt_oss, has_sinks=True
+    ),
+    "Llama": Family(is_pooled=True, mlp_bias=None),
+    "Mistral": Family(is_pooled=True, qkv_bias=False, o_bias=False, window="all"),
+    "Qwen2": Family(is_pooled=True, qkv_bias=True, o_bias=False, window="by_layer_types"),
+    "Qwen2Moe": Family(qkv_bias=True, o_bias=False, window="layer_types", moe=qwen2),
+    "Qwen3": Family(is_pooled=True, qk_norm=True, head_dim=128, window="by_layer_types"),
+    "Qwen3Moe": Family(qk_norm=True, window="all_if_enabled", moe=qwen3),
 }
+
+# architecture -> module:class
+MODELS = {
+    **{name + GENERATES: family.model_class for name, family in FAMILIES.items()},
+    **{
+        name + end: family.model_class
+        for name, family in FAMILIES.items()
+        if family.is_pooled
+        for end in POOLED_ARCHITECTURES
+    },
+    **{name + end: BERT for name in ENCODERS for end in (*POOLED_ARCHITECTURES, "ForMaskedLM")},
+}
+
+
+def decoder_family(architecture: str) -> Family:
+    """The row of a decoder's architecture, whatever its task."""
+    return FAMILIES[family_of(architecture)]
 
 
 def check_architecture(name: str) -> None:
@@ -48,10 +103,12 @@ def check_architecture(name: str) -> None:
 
 
 def check_pools(name: str) -> None:
-    """Raises ModelError for an architecture whose class makes no vectors."""
-    if MODELS[name] not in POOLS:
+    """Raises ModelError for an architecture that cannot embed."""
+    if MODELS[name] not in POOLING_CLASSES:
         able = sorted(
-            model for model, index in MODELS.items() if index in POOLS and model.endswith("ForCausalLM")
+            model
+            for model, model_class in MODELS.items()
+            if model_class in POOLING_CLASSES and model.endswith(GENERATES)
         )
         raise ModelError(
             f"{name} cannot make embeddings here (--is-embedding); of the models that generate, these can: {', '.join(able)}"
@@ -59,7 +116,7 @@ def check_pools(name: str) -> None:
 
 
 def model_class(name: str) -> "type[Model]":
-    """The class of an architecture. Imports torch, so ranks only. Raises ModelError like
+    """The class of an architecture. Imports torch, so only ranks call it. Raises ModelError like
     `check_architecture`."""
     check_architecture(name)
     module, _, attribute = MODELS[name].partition(":")

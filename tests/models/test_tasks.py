@@ -154,7 +154,7 @@ def test_encoders_that_are_not_served(tmp_path: Path, more: dict[str, Any], matc
 
 
 def test_a_class_without_vectors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "POOLS", ("runtime.models.bert:Bert",))
+    monkeypatch.setattr(registry, "POOLING_CLASSES", ("runtime.models.bert:Bert",))
     with pytest.raises(ModelError, match="Qwen2ForCausalLM cannot make embeddings"):
         read_config(write(tmp_path, "Qwen2ForCausalLM"), is_embedding=True)
 
