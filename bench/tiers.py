@@ -56,7 +56,7 @@ def measure(page_size: int, layout: str, run: int) -> dict[str, float]:
     os.ftruncate(fd, num_pages * sum(parts))
     host = HostPages(fd, num_pages, parts, layout)
     os.close(fd)
-    copies = memory.open_copies(kv, host, page_size)
+    copies = memory.open_page_copier(kv, host, page_size)
     random = np.random.default_rng(0)
     pages, hosts = (places(random, num_pages, run) for _ in range(2))
     every = np.arange(num_pages, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""How an attention layer makes weights of the products of queries and keys. Torch-free."""
+"""How an attention layer turns products of queries and keys into weights. Torch-free at run time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Always true of a layer: softmax over what is seen of cap(scale * product), in the order of the
-    fields."""
+    """Parameters of a layer's attention: weights are softmax(cap(scale * product)) over the visible
+    tokens."""
 
     scale: float
-    window: int = 0  # a token sees itself and the window - 1 tokens before it; 0: all of them
-    cap: float = 0.0  # scores become cap * tanh(score / cap) (Gemma-2, 2024); 0: they stay
-    # float32 [H]: a logit that takes part in each head's sum and adds nothing (Xiao et al., 2023)
+    window: int = 0  # sliding window: a token sees itself and the window - 1 tokens before it; 0: all of them
+    cap: float = 0.0  # scores become cap * tanh(score / cap) (Gemma-2, 2024); 0: no cap
+    # float32 [H]: a logit in each head's softmax that has no value (attention sink, Xiao et al., 2023)
     sinks: "Tensor | None" = None

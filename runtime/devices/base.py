@@ -1,32 +1,32 @@
-"""What a device is: a folder of this package that provides an Executor, and, for torch devices, small
-protocols.
+"""What a torch device is: a `Device`, made of facts and of the protocols below. Torch-free at run time.
 
-    Executor      what the rank's main loop drives: start, launch, close                  (every device)
-    Ops           the arithmetic that differs from device to device                       (torch devices)
-    Experts       choosing experts, and their grouped matrix products                     (torch devices)
-    Memory        how much there is, how pages are laid out, and copies to host memory    (torch devices)
-    Collectives   sums and gathers across the ranks of one model                          (torch devices)
-    Exchange      tokens to the ranks of their experts, and back (exchange.py)            (torch devices)
-    Graphs        capture and replay of a step's kernels, where the device has them       (torch devices)
+    Ops           arithmetic that differs between devices
+    Experts       routing of tokens to experts, and their grouped matrix products
+    Memory        how much there is, how pages are allocated, and copies to host memory
+    Collectives   sums and gathers across the ranks of one model
+    MoeAllToAll   tokens to the ranks of their experts and back (all_to_all.py)
+    Graphs        capture and replay of a step's kernels, where the device has them
 
-A torch device fills in a `Device` and hands it to `runner.TorchExecutor`, which is the Executor of all of
-them. Shapes below: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D`
-head size, `V` vocabulary.
+A folder of this package is a device. Its device.py offers `FACTS` and `open_device`, and
+ranks/torch_executor.py computes the steps of all torch devices. The cpu device is the specification of these
+protocols: tests/devices/test_conformance.py compares the others with it.
 
-This file imports no torch at run time: the null device is one too.
+Shapes: `T` tokens of a step, `R` rows, `H` query heads and `K` key/value heads of this rank, `D` head size,
+`V` vocabulary.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from runtime.devices.all_to_all import Exchanges
+from runtime.devices.all_to_all import AllToAllModes, PackedExperts
 from runtime.devices.attention_scores import Scores
 from runtime.devices.facts import ANY_K, DeviceFacts
 from runtime.devices.host_memory import HostPages
-from runtime.devices.lora import AdapterOps
-from runtime.devices.operands import Fused, Quantized
-from runtime.devices.page_copies import Arrivals, Copies
+from runtime.devices.lora import LoraOps
+from runtime.devices.operands import FusedOps, Quantized
+from runtime.devices.page_copies import PageCopier, PageLoads
+from runtime.devices.streams import Streams
 from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
 
@@ -35,64 +35,87 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
+    from runtime.layers.side_stream import SideStream
+
 Gate = Literal["silu", "gelu_tanh"]
 
 
+class AttentionPlan(Protocol):
+    """What a device prepares once a step for its attention kernels. Only the device looks inside."""
+
+
+class PackedWeight(Protocol):
+    """A weight matrix in the form that a device's `Ops.linear` reads. Only the device looks inside."""
+
+
+class PackedLatent(Protocol):
+    """The up-projection of latent attention in the form that a device reads. Only the device looks inside."""
+
+
+class Graph(Protocol):
+    """A captured graph. Only the device looks inside."""
+
+
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardBatch:
     """One step as the layers see it: the tokens of all rows in one line, decode rows first."""
 
     token_ids: "Tensor"  # int64 [T]
     positions: "Tensor"  # int64 [T]
-    # of each pool, int64 [T]: where the token's key and value go: page id * page_size + offset
+    # for each pool int64 [T], where the token's key and value are stored: page id * page_size + offset
     locations: "tuple[Tensor, ...]"
-    # of each layer, keys and values, or latents and rotary parts: [pages of its pool * page_size, K, D]
+    # for each layer its keys and values, or its latents and rotary parts: [pages of its pool * page_size, K,
+    # D]
     kv: "list[tuple[Tensor, Tensor]]"
-    attention: Any  # what Ops.plan_attention made of the step
-    types: "Tensor | None" = None  # int64 [T]: of each token's segment, for encoders
-    arrivals: Arrivals | None = None  # of pages that this step loads from host memory
-    # int64 [E] and float32 [E, hidden]: tokens that are embedded as these
+    attention: AttentionPlan | None  # of Ops.plan_attention; None: the layers have no attention to plan
+    types: "Tensor | None" = None  # int64 [T], the segment of each token, for encoders
+    page_loads: PageLoads | None = None  # pages that this step loads from host memory
+    # int64 [E] and float32 [E, hidden]: indices of tokens that are given as embeddings, and these
     embeds: "tuple[Tensor, Tensor] | None" = None
     is_decode: bool = False  # every row decodes
-    is_real: "Tensor | None" = None  # bool [T]: tokens that are somebody's; None: all
-    is_compiled: bool = False  # by what the model has compiled (ranks/compile.py)
+    is_real: "Tensor | None" = None  # bool [T], False for padding; None: there is no padding
+    is_compiled: bool = False  # compiled functions of the model compute it (ranks/compile.py)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How to choose a token from each of `N` rows of logits; tensors [N] on the device."""
+    """How to sample a token from each of `N` rows of logits; tensors [N] on the device."""
 
-    temperature: "Tensor"  # float32; 0: the largest logit
+    temperature: "Tensor"  # float32; 0: the token of the largest logit
     top_p: "Tensor"  # float32
-    top_k: "Tensor"  # int64; 0: all
+    top_k: "Tensor"  # int64; 0: no limit
     min_p: "Tensor"  # float32
     uniform: "Tensor"  # float64 in [0, 1): the row's random number
-    largest_k: int = ANY_K  # of the rows' top_k, as the host knows them; so many at most, 0: no row has one
-    has_top_p: bool = True  # False: no row has one
+    largest_k: int = ANY_K  # an upper bound of the rows' top_k, known on the host; 0: no row has a top_k
+    has_top_p: bool = True  # False: no row has a top_p below 1
 
 
 class Ops(Protocol):
-    """Arithmetic. Functions return fresh tensors unless they say otherwise and keep the dtype of their first
+    """Arithmetic. Functions return fresh tensors unless they say otherwise, and keep the dtype of their first
     argument."""
 
     def plan_attention(
         self, plan: StepPlan, page_tables: "Tensor", page_size: int, windows: tuple[int, ...]
-    ) -> Any:
-        """Once a step. `page_tables`: int32 [pools, max_slots, pages], the first of layers that see
-        everything, the last of those with a window, whose rows before it may hold anything; `windows`: the
-        layers' sliding windows, 0 for none."""
+    ) -> AttentionPlan:
+        """Prepares the attention of one step.
+
+        `page_tables`: int32 [pools, max_slots, pages]. The first pool is that of layers with full attention,
+        the last one that of layers with a window, whose rows before the window are undefined. `windows`: the
+        sliding windows of the layers, 0 for full attention.
+        """
         ...
 
     def attention(
-        self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: Any, scores: Scores
+        self, q: "Tensor", k_cache: "Tensor", v_cache: "Tensor", plan: AttentionPlan, scores: Scores
     ) -> "Tensor":
-        """Causal attention of q [T, H, D] over the pages, where the step's own keys already are, -> [T, H,
+        """Causal attention of q [T, H, D] over the pages, which hold the step's own keys already, -> [T, H,
         D]."""
         ...
 
-    def pack_latent(self, up: "Tensor", nope_dim: int) -> Any:
-        """What makes keys (first `nope_dim`, N) and values (the other V) of each head from a latent, [H, N +
-        V, R], in the form that `latent_attention` likes best; the caller gives the original up."""
+    def pack_latent(self, up: "Tensor", nope_dim: int) -> PackedLatent:
+        """Packs the up-projection [H, N + V, R], which makes each head's key (the first `nope_dim` = N rows)
+        and value (the other V) from a latent. The caller gives up the original."""
         ...
 
     def latent_attention(
@@ -101,31 +124,31 @@ class Ops(Protocol):
         q_rope: "Tensor",
         latents: "Tensor",
         ropes: "Tensor",
-        up: Any,
-        plan: Any,
+        up: PackedLatent,
+        plan: AttentionPlan,
         scale: float,
     ) -> "Tensor":
-        """Causal multi-head latent attention (DeepSeek-V2, 2024) over the pages, where the step's own latents
-        already are.
+        """Causal multi-head latent attention (DeepSeek-V2, 2024) over the pages, which hold the step's own
+        latents already.
 
-        A head's key is its part made from the latent [N], then the rotary part [P] that all heads share; its
+        A head's key is made from the latent [N], followed by the rotary part [P] that all heads share; its
         value is made from the latent [V]. q [T, H, N], q_rope [T, H, P], caches [num_pages * page_size, 1, R]
-        and [..., 1, P] -> [T, H, V]. Whether keys and values are made, or queries brought to the latents, is
-        the device's choice, row by row.
+        and [..., 1, P] -> [T, H, V]. The device decides for each row whether to expand latents to keys and
+        values, or to absorb the up-projection into queries.
         """
         ...
 
     def store_kv(
         self, k: "Tensor", v: "Tensor", k_cache: "Tensor", v_cache: "Tensor", locations: "Tensor"
     ) -> None:
-        """Writes k, v [T, K, D] to their places in the caches [num_pages * page_size, K, D]; D of keys and of
+        """Writes k, v [T, K, D] at `locations` of the caches [num_pages * page_size, K, D]; D of keys and of
         values may differ."""
         ...
 
     def rms_norm(self, x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
         """x / sqrt(mean(x²) + eps) * weight, the mean over the last dimension (Zhang and Sennrich, 2019).
 
-        `weight` has that dimension, or the last two of `x`: a row for each head.
+        `weight` has the last dimension of `x`, or its last two: a row for each head.
         """
         ...
 
@@ -136,68 +159,71 @@ class Ops(Protocol):
         ...
 
     def rotary_tables(self, cos: "Tensor", sin: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Once a step: cosines and sines of a token's angles, float32 [T, D / 2], in the form that `rotary`
-        likes best."""
+        """Cosines and sines of the tokens' angles, float32 [T, D / 2], in the form that `rotary` reads.
+        Called once a step."""
         ...
 
     def rotary(self, x: "Tensor", cos: "Tensor", sin: "Tensor") -> "Tensor":
-        """Turns x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al.,
+        """Rotates x [T, heads, D] by the tables; the second half of D pairs with the first (Su et al.,
         2021)."""
         ...
 
     def act_and_mul(self, x: "Tensor", kind: Gate) -> "Tensor":
-        """act(first half of the last dimension) * second half; gelu by its approximation with tanh (Hendrycks
-        and Gimpel, 2016)."""
+        """act(first half of the last dimension) * second half. gelu is approximated with tanh (Hendrycks and
+        Gimpel, 2016)."""
         ...
 
-    def pack_linear(self, weight: "Tensor") -> Any:
-        """A weight [out, in] in the form that `linear` likes best; the caller gives the original up."""
+    def pack_linear(self, weight: "Tensor") -> PackedWeight:
+        """Packs a weight [out, in]. The caller gives up the original."""
         ...
 
-    def pack_quantized(self, weight: Quantized) -> Any:
-        """The same for a weight of one of the device's schemes (DeviceFacts.schemes). Raises ModelError for a shape
+    def pack_quantized(self, weight: Quantized) -> PackedWeight:
+        """Packs a weight of one of the device's schemes (DeviceFacts.schemes). Raises ModelError for a shape
         that its kernels lack."""
         ...
 
-    def linear(self, x: "Tensor", packed: Any, bias: "Tensor | None") -> "Tensor":
-        """x [N, in] -> [N, out]; `packed` is of either kind. A row does not depend on those beside it."""
+    def linear(self, x: "Tensor", packed: PackedWeight, bias: "Tensor | None") -> "Tensor":
+        """x [N, in] -> [N, out]. A row's result does not depend on the other rows."""
         ...
 
-    def sample(self, logits: "Tensor", draw: SamplingInputs) -> "Tensor":
-        """A token id, int64 [N], for each row of float32 logits [N, V]; a pure function of the row and its
-        Draw."""
+    def sample(self, logits: "Tensor", inputs: SamplingInputs) -> "Tensor":
+        """A token id, int64 [N], for each row of float32 logits [N, V]. The result is a pure function of the
+        row and its inputs."""
         ...
 
     def mask(self, logits: "Tensor", rows: "Tensor", bits: "Tensor") -> None:
-        """Bans, in place, in each of the rows (int64 [M], rising) of finite float32 logits [N, V] the tokens
-        whose bit is 0 in its row of int32 `bits` [M, ceil(V / 32)], token i being bit i % 32 of word i // 32:
-        they become BANNED of layers/sampling/sampler.py."""
+        """Sets to BANNED (layers/sampling/sampler.py), in place, the logits of tokens that a row's bit mask
+        excludes.
+
+        `rows` int64 [M], rising, of finite float32 logits [N, V]; `bits` int32 [M, ceil(V / 32)], where token
+        i is bit i % 32 of word i // 32 and 0 excludes it.
+        """
         ...
 
 
 class Experts(Protocol):
-    """Mixtures of experts."""
+    """Mixture-of-experts layers."""
 
     def route(self, logits: "Tensor", bias: "Tensor | None", routing: Routing) -> "tuple[Tensor, Tensor]":
-        """Chooses `top_k` experts for each token: float32 logits [T, E] -> ids int64 [T, k] and weights
-        float32 [T, k].
+        """The `top_k` experts of each token: float32 logits [T, E] -> ids int64 [T, k] and weights float32
+        [T, k].
 
-        Scores are softmax or sigmoid of the logits. The chosen have the largest scores, after adding `bias`
-        [E], among the `top_groups` groups of experts (equal parts of E, in order) with the largest such
-        score, or sum of two. Weights are the scores without bias.
+        Scores are the softmax or sigmoid of the logits. Experts are chosen by score plus `bias` [E], among
+        the `top_groups` groups of experts (equal parts of E, in order) with the largest such score, or sum of
+        two. Weights are the scores without bias.
         """
         ...
 
-    def pack(self, gate_up: "Tensor", down: "Tensor") -> Any:
-        """Weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts in the form that
-        `apply` likes best; the caller gives the originals up."""
+    def pack(self, gate_up: "Tensor", down: "Tensor") -> PackedExperts:
+        """Packs the weights [E, 2 * inner, hidden] and [E, hidden, inner] of this rank's experts. The caller
+        gives up the originals."""
         ...
 
-    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> Any:
-        """The same for stacks of weights in few bits."""
+    def pack_quantized(self, gate_up: Quantized, down: Quantized) -> PackedExperts:
+        """Packs stacks of quantized weights. The caller gives up the originals."""
         ...
 
-    def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: Any) -> "Tensor":
+    def apply(self, x: "Tensor", expert_ids: "Tensor", weights: "Tensor", packed: PackedExperts) -> "Tensor":
         """x [T, hidden] -> for each token the sum over its `expert_ids` [T, k] of weight * down(silu(gate(x))
         * up(x)).
 
@@ -207,43 +233,47 @@ class Experts(Protocol):
 
 
 class Memory(Protocol):
-    """How much there is for this rank, and where pages come from."""
+    """Memory of one rank: how much there is, and where pages come from."""
 
     def free_bytes(self) -> int:
-        """Bytes that this rank may still take; ranks that share one memory get equal parts."""
+        """Bytes that this rank may still allocate; ranks that share one memory get equal parts."""
         ...
 
-    def taken_bytes(self) -> int:
-        """Bytes that this rank has taken, free ones that wait in its allocators included."""
+    def used_bytes(self) -> int:
+        """Bytes that this rank has taken from the device, free ones in its allocators included."""
         ...
 
-    def expect_weights(self) -> None:
-        """Called before weights are loaded: what takes their place later must be able to go."""
+    def prepare_loading(self) -> None:
+        """Called before weights are loaded: memory of tensors that packing replaces must be reusable."""
         ...
 
-    def settle(self) -> None:
-        """Called when the weights are in place, or gone: gives back whatever nobody holds."""
+    def empty_cache(self) -> None:
+        """Called when weights have been loaded or dropped: returns unused memory of the allocators to the
+        device."""
         ...
 
-    def peak(self, run: Callable[[], None]) -> int:
-        """Bytes that `run` takes at its most beside what is held; 0, and it was not run, where that cannot be
-        measured."""
+    def measure_peak(self, run: Callable[[], None]) -> int:
+        """Bytes that `run` allocates at its peak, in addition to what is allocated before; 0, and it is not
+        run, on devices that cannot measure it."""
         ...
 
     def allocate_cache(
         self, num_tokens: int, num_heads: int, head_dim: int, dtype: "torch.dtype"
     ) -> "Tensor":
-        """Zeros [num_tokens, num_heads, head_dim], committed when they are first written where the device
-        can."""
+        """Zeros [num_tokens, num_heads, head_dim]; memory is committed when it is first written where the
+        device can do that. Raises StartError for a shape that the device's attention cannot read."""
         ...
 
     def free_host_bytes(self, cache_bytes: int) -> int:
-        """Bytes of the machine's memory that this rank's host pages may take, beside a cache of `cache_bytes`
-        that is not written yet."""
+        """Bytes of the machine's memory that this rank's host pages may take, if a cache of `cache_bytes` has
+        been allocated but not written yet."""
         ...
 
-    def open_copies(self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int) -> Copies:
-        """Between the layers' keys and values and host memory, whose parts are theirs in order."""
+    def open_page_copier(
+        self, kv: "list[tuple[Tensor, Tensor]]", host: HostPages, page_size: int
+    ) -> PageCopier:
+        """Copies between the layers' keys and values and the parts of host pages, which have the same order.
+        Raises StartError."""
         ...
 
 
@@ -262,16 +292,15 @@ class Collectives(Protocol):
         ...
 
     def reduce_scatter(self, x: "Tensor") -> "Tensor":
-        """This rank's part, of `size` equal ones along dimension 0, of the sum over ranks."""
+        """This rank's part, of `size` equal ones along dimension 0, of the sum over ranks; may overwrite
+        `x`."""
         ...
 
     def all_to_all(
-        self, x: "Tensor", sent: list[int] | None = None, came: list[int] | None = None
+        self, x: "Tensor", sent: list[int] | None = None, received: list[int] | None = None
     ) -> "Tensor":
-        """Part i of dimension 0, of `size` equal ones, goes to rank i; returns what came, in rank order.
-
-        Or unequal ones: `sent` rows go to each rank and `came` rows come from each, all of which may be none.
-        """
+        """Sends part i of dimension 0, of `size` equal ones, to rank i; returns the parts received, in rank
+        order. With `sent` and `received` these are the numbers of rows for and from each rank, 0 allowed."""
         ...
 
     def broadcast(self, x: "Tensor") -> "Tensor":
@@ -279,20 +308,21 @@ class Collectives(Protocol):
         ...
 
     def outcomes(self, mine: str) -> list[str]:
-        """What each rank says came of what they did: "", or an error; told beside the exchanges (meeting.py).
-        Raises Stranded."""
+        """The outcome that each rank reports, "" or an error, without a collective (rendezvous.py). Raises
+        Stranded."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the exchange; the ranks do not wait for each other."""
+        ...
 
 
 class Graphs(Protocol):
-    """Capture and replay of what a function launches, on devices that can. ranks/decode_graphs.py says what
-    is captured.
+    """Capture and replay of what a function launches. ranks/decode_graphs.py describes what is captured.
 
-    All graphs of a rank share one pool of memory: they are replayed one after the other, in the order of the
-    device's other work, and what outlives a replay is in tensors from outside. A tensor that a body makes
-    lives at the same place in each replay.
+    All graphs of a rank share one memory pool: they are replayed one after another, in the order of the
+    device's other work, and results that outlive a replay are in tensors allocated outside. A tensor that a
+    body allocates has the same address in every replay.
     """
 
     def plan_decodes(
@@ -302,34 +332,41 @@ class Graphs(Protocol):
         page_tables: "Tensor",
         page_size: int,
         windows: tuple[int, ...],
-    ) -> Any:
+    ) -> AttentionPlan:
         """As Ops.plan_attention, for decode rows whose slots and lengths (the step's token included) are on
-        the device, int64 [R]. Called in captured bodies: it may read their values on the device alone, and
-        must hold for any lengths that come later."""
+        the device, int64 [R]. Called in captured bodies: it may not read their values on the host, and must
+        hold for the lengths of all later replays."""
         ...
 
-    def capture(self, body: Callable[[], None]) -> Any:
-        """The graph of what `body` launches; it has run once before, and may run or not run now: it then
-        computes rows of padding.
+    def capture(self, body: Callable[[], None]) -> Graph:
+        """The graph of what `body` launches. The body has run once before; it may be run, on rows of padding.
 
-        Raises RuntimeError when it cannot be captured or there is no memory for it; the device must go on as
-        if nothing had been tried.
+        Raises RuntimeError if it cannot be captured or if there is no memory for it. The device must then
+        continue as if nothing had been tried.
         """
         ...
 
     def forget(self) -> None:
-        """All graphs are gone: what they shared goes as well, and the next capture begins anew."""
+        """Frees what the graphs shared. All graphs have been dropped; the next capture begins anew."""
         ...
 
-    def replay(self, graph: Any, lengths: "np.ndarray | tuple[()]") -> None:
-        """Launches it again. `lengths`, int32 [size]: of each row with this step's token, 1 for padding, for
-        operators that take them from the host; empty where the graph attends to nothing."""
+    def replay(self, graph: Graph, lengths: "np.ndarray | tuple[()]") -> None:
+        """Launches a graph. `lengths`, int32 [size]: the length of each row with this step's token, 1 for
+        padding, for operators that take it from the host; empty if the graph has no attention."""
+        ...
+
+
+class MlaPrologs(Protocol):
+    """Fused operators for what precedes latent attention (layers/attention/mla_prolog.py)."""
+
+    def open(self, plain: "PlainProlog") -> "Prolog":
+        """The prolog of one layer, or `plain` itself. Raises ModelError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A torch device that is open on this rank: facts and the protocols above."""
+    """A torch device that is open on this rank."""
 
     facts: DeviceFacts
     torch_device: "torch.device"
@@ -339,21 +376,22 @@ class Device:
     collectives: Collectives
     graphs: Graphs | None
     ep_size: int = 1  # groups of ranks that whole experts are spread over; divides the number of ranks
-    exchanges: Exchanges | None = None  # of tokens between experts; None: all ranks have all tokens
-    adapters: AdapterOps | None = None  # None: in plain torch (layers/lora.py)
-    fused: Fused | None = None  # None: as several Ops (layers/fused_ops.py)
-    # torch's module of the device, with Stream, Event, stream, current_stream; None: a call is done when it
-    # returns
-    streams: Any = None
-    # with open(PlainProlog) -> Prolog, of latent attention; None: in plain steps
-    # (layers/attention/mla_prolog.py)
-    prologs: Any = None
-    beside: Any = None  # a second stream, for shared experts beside routed ones (layers/side_stream.py)
-    # with exchanges: tokens are joined behind the first projections of latent attention, and not before
-    joins_latents: bool = False
-    # of layers whose weights are made elsewhere (hosted.py)
-    homes: "Mapping[int, torch.device]" = field(default_factory=dict)
+    # exchange of tokens between experts; None: all ranks have all tokens
+    all_to_all: AllToAllModes | None = None
+    lora_ops: LoraOps | None = None  # kernels for adapters; None: plain torch (layers/lora.py)
+    fused: FusedOps | None = None  # None: several Ops in their place (layers/fused_ops.py)
+    streams: Streams | None = None  # None: a call has been computed when it returns
+    mla_prologs: MlaPrologs | None = None  # None: plain Ops
+    side_stream: "SideStream | None" = (
+        None  # computes shared experts while the main stream computes routed ones
+    )
+    # with all_to_all: tokens are gathered behind the first projections of latent attention, and not before
+    gathers_after_q: bool = False
+    # devices of layers whose weights are made elsewhere, by index (ranks/weight_offload.py)
+    layer_devices: "Mapping[int, torch.device]" = field(default_factory=dict)
 
     def of_layer(self, index: int) -> "Device":
-        """What a layer of the model is made with."""
-        return replace(self, torch_device=self.homes[index]) if index in self.homes else self
+        """The device on which the weights of a layer are made."""
+        if index not in self.layer_devices:
+            return self
+        return replace(self, torch_device=self.layer_devices[index])

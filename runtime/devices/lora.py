@@ -1,7 +1,8 @@
-"""What a device with kernels for adapters brings; others compute them in plain torch (layers/lora.py)."""
+"""Interface of kernels for LoRA adapters. Devices without them compute adapters in plain torch
+(layers/lora.py). Torch-free at run time."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -10,28 +11,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """What sits at the seats of one linear layer, which may be made of P parts."""
+    """Adapter weights of one linear layer, which may consist of P parts, for all LoRA slots."""
 
-    a: "Tensor"  # [seats, P, rank, I]
-    b: "Tensor"  # [seats, C, rank]: the columns of all parts, one part behind the other
-    # where each one's columns begin in the layer's output, and how many they are
-    parts: tuple[tuple[int, int], ...]
+    a: "Tensor"  # [slots, P, rank, I]
+    b: "Tensor"  # [slots, C, rank], where C are the output columns of all parts, one part after another
+    parts: tuple[
+        tuple[int, int], ...
+    ]  # for each part its first column in the layer's output, and its columns
 
 
-class AdapterOps(Protocol):
-    """Low-rank adapters, many in one step."""
+class LoraPlan(Protocol):
+    """Which token has which adapter, in the form that a device's kernels read. Only the device looks
+    inside."""
 
-    def plan(self, lora_slots: "np.ndarray") -> Any:
-        """Once a step in which some token has an adapter: int32 [T], where each token's adapter sits; -1: it
-        has none."""
+
+class LoraOps(Protocol):
+    """Kernels for steps whose tokens have different adapters."""
+
+    def plan(self, lora_slots: "np.ndarray") -> LoraPlan:
+        """Prepares a step in which some token has an adapter: int32 [T], the LoRA slot of each token, -1 for
+        none."""
         ...
 
-    def plan_rows(self, lora_slots: "Tensor") -> Any:
-        """The same of seats that are on the device, int64 [T]. Called in captured bodies, for any seats that
-        come later."""
+    def plan_rows(self, lora_slots: "Tensor") -> LoraPlan:
+        """Prepares a step whose LoRA slots are on the device, int64 [T]. Called in captured bodies; the plan
+        must hold for all later values."""
         ...
 
-    def add(self, out: "Tensor", x: "Tensor", weights: LoraWeights, plan: Any) -> None:
-        """Adds, in place, to the columns of each part p in each token's row of out [T, O] the product b[s]
-        a[s, p] x [T, I], s being where its adapter sits. Tokens without one stay as they are."""
+    def add(self, out: "Tensor", x: "Tensor", weights: LoraWeights, plan: LoraPlan) -> None:
+        """Adds, in place, b[s] a[s, p] x [T, I] to the columns of each part p in the rows of out [T, O],
+        where s is the LoRA slot of the token. Rows without an adapter do not change."""
         ...

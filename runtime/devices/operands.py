@@ -1,5 +1,5 @@
-"""What some of a device's functions take beside plain tensors, and functions that it may have. Torch-free at
-run time."""
+"""Operands of a device's functions other than plain tensors, and the fused functions that it may have.
+Torch-free at run time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight W [out, in] in few bits, whatever the checkpoint looked like; a stack of experts has one
-    dimension more in front.
+    """A quantized weight W [out, in], the same for all checkpoint formats. A stack of experts has one more
+    dimension in front.
 
-    Fp8, Int8: W = weight * scale; Codes: W = (weight - zeros) * scale. A group of inputs has a column of
-    scale and zeros: input i is in group i // scheme.group_size, or order[i]; with scheme.group_size 0 there is one
-    column. Activations that are quantised become round(x / s + input_offset), saturated, of float8_e4m3 or
-    int8, and the result is multiplied by s again. s is `input_scale`; or, of each token (and each group of
-    inputs, for Fp8 with groups), the largest absolute value by 448 or 127. With Int8("tensor") s and offset
-    are settled beforehand: y = (integers' product + sums) * scale.
+    Fp8, Int8: W = weight * scale. Codes: W = (weight - zeros) * scale. Each group of inputs has a column of
+    scale and zeros: input i is in group i // scheme.group_size, or in group order[i]; with scheme.group_size 0 there is
+    one column.
+
+    Quantized activations are round(x / s + input_offset), saturated to float8_e4m3 or int8, and the result is
+    multiplied by s. s is `input_scale`, or for each token (and each group of inputs, for Fp8 with groups) the
+    largest absolute value divided by 448 or 127. With Int8("tensor") s and offset are folded into the
+    constants: y = (product of integers + sums) * scale.
     """
 
     scheme: Scheme
@@ -29,24 +31,26 @@ class Quantized:
     scale: "Tensor"  # float32 [out, groups]
     zeros: "Tensor | None" = None  # uint8 [out, groups]; None: 2 ** (bits - 1)
     order: "Tensor | None" = None  # int32 [in]
-    input_scale: "Tensor | None" = None  # float32 [1]; this and the next where scheme.activations is "tensor"
-    input_offset: "Tensor | None" = None  # float32 [1], Int8 only
-    sums: "Tensor | None" = None  # int32 [out]: Int8 only; a bias may be in it
+    input_scale: "Tensor | None" = None  # float32 [1], if scheme.activations is "tensor"
+    input_offset: "Tensor | None" = None  # float32 [1], if scheme.activations is "tensor"; Int8 only
+    sums: "Tensor | None" = None  # int32 [out], Int8 only; a bias may be included
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Which tokens sequences have seen, a row for each of S, and what that costs: logits of all seen tokens
-    are divided by the repetition penalty where they are positive, else multiplied; then those of generated
-    tokens fall by frequency * count + presence."""
+    """Tokens that S sequences have seen, and their penalties.
+
+    The logits of all seen tokens are divided by the repetition penalty if they are positive, else multiplied;
+    then the logits of generated tokens are lowered by frequency * count + presence.
+    """
 
     generated: "Tensor"  # int32 [S, V]
     in_prompt: "Tensor"  # bool [S, V]
     penalties: "Tensor"  # float32 [S, 3]: frequency, presence, repetition
 
 
-class Fused(Protocol):
-    """What a device may do at once where others do several of Ops."""
+class FusedOps(Protocol):
+    """Functions that a device may compute in one kernel where others use several Ops."""
 
     def prepare_heads(
         self,
@@ -58,15 +62,14 @@ class Fused(Protocol):
         v_cache: "Tensor",
         locations: "Tensor",
     ) -> "Tensor":
-        """From the projection to attention: qkv [T, (H + 2 K) * D] -> queries [T, H, D], and keys and values
-        to their places.
+        """Everything between projection and attention: qkv [T, (H + 2 K) * D] -> queries [T, H, D].
 
-        Queries and keys go through rms_norm with `norm` (weight [H + K, D] and eps), then rotary; then keys
-        and values through store_kv.
+        Queries and keys go through rms_norm with `norm` (weight [H + K, D] and eps), then rotary. Keys and
+        values go through store_kv.
         """
         ...
 
     def penalise(self, logits: "Tensor", rows: "Tensor", seen: Seen, at: "Tensor") -> None:
-        """Penalises, in place, `rows` (int64 [M], none twice) of float32 logits [N, V] by the rows `at`
-        (int64 [M]) of `seen`."""
+        """Applies penalties, in place, to `rows` (int64 [M], distinct) of float32 logits [N, V]: those of the
+        rows `at` (int64 [M]) of `seen`."""
         ...

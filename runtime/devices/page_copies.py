@@ -1,5 +1,4 @@
-"""Copies of pages between a rank's cache and its host memory, as a device provides them (devices/base.py,
-Memory)."""
+"""Interface of copies of pages between a rank's cache and its host memory. Torch-free at run time."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -7,43 +6,48 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Arrivals(Protocol):
-    """The loads of one step, on their way while the forward runs."""
+class PageLoads(Protocol):
+    """The loads of one step, which may still run while the forward pass does."""
 
     def wait(self, layer: int) -> None:
-        """Called where the attention of a layer begins: what follows on this device sees the loaded pages of
-        that layer.
+        """Called where the attention of a layer begins: work that follows on the device sees the loaded pages
+        of that layer.
 
-        The cpu waits here; a device with streams lets its stream wait, and the host goes on. Raises what went
-        wrong in the copy.
+        The host waits on the cpu device; on devices with streams the main stream does. Raises errors of the
+        copy.
         """
         ...
 
 
-class Copies(Protocol):
-    """Page copies between a rank's cache and its host memory. A step calls `save`, then `load`, each at most
-    once, and `finish` last.
+class PageCopier(Protocol):
+    """Copies pages between a rank's cache and its host memory.
 
-    All of it is ordered with the step's other work: a save reads what the steps before have computed, and a
-    page that it has read may be overwritten by this step's loads and forward. A save is complete before this
-    rank's part in any later collective is: so rank 0's result says that every rank has saved. On a device
-    with streams: copies run on a stream of their own, which first waits for the main one; the main one waits
-    for the saves before the forward, and for each layer's loads in `Arrivals.wait`. The host memory is the
-    mapping that both processes have; a device that wants it pinned registers that.
+    A step calls `save`, then `load`, each at most once, and `finish` last. Copies are ordered with the step's
+    other work: a save reads what earlier steps have computed, and the pages that it read may be overwritten
+    by this step's loads and forward pass. A save is complete before this rank takes part in a later
+    collective, so a result of rank 0 means that all ranks have saved.
+
+    On devices with streams, copies run on their own stream, which first waits for the main stream. The main
+    stream waits for saves before the forward pass, and for each layer's loads in `PageLoads.wait`. The host
+    memory is the mapping that the event-loop process has as well; a device that needs it page-locked
+    registers that mapping.
     """
 
     def save(self, pages: "np.ndarray", hosts: "np.ndarray") -> None:
-        """Device pages to host pages, in all layers; int32 [N] each."""
+        """Copies device pages to host pages in all layers; int32 [N] each."""
         ...
 
-    def load(self, hosts: "np.ndarray", pages: "np.ndarray") -> Arrivals:
-        """Host pages to device pages, layer by layer; may return before any of them is there."""
+    def load(self, hosts: "np.ndarray", pages: "np.ndarray") -> PageLoads:
+        """Copies host pages to device pages, layer by layer; int32 [N] each. May return before the copies are
+        done."""
         ...
 
     def finish(self) -> None:
-        """Called behind the step's other work: what is launched later, the way of the step's result to the
-        host included, follows every copy of the step. The cpu waits here and raises what went wrong in one; a
-        device with streams lets its main stream wait."""
+        """Called after the step's other work: work that is launched later, the transfer of the step's result
+        included, follows all copies of the step. The host waits on the cpu device, and errors of copies are
+        raised; on devices with streams the main stream waits."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Frees threads, streams and registrations."""
+        ...

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # for the reports of others after this rank has failed: they are close behind, unless they wait for it
 FAILED_TIMEOUT_S = 10.0
-# after this rank has succeeded: another rank may still compile, or has failed and this one is about to be ended
+# after this rank has succeeded: another rank may still compile, or has failed and this one is about to be
+# ended
 TIMEOUT_S = 3600.0
 
 

@@ -1,66 +1,69 @@
-"""Experts across ranks by exchanging tokens: each rank has a part of the step's tokens, sends them to their
-experts, and gets sums back.
+"""Exchange of tokens between the ranks of experts over a device's collectives. Each rank has a part of the
+step's tokens, sends them to the ranks of their experts, and receives sums.
 
-    Counted    a token goes once to each rank that has experts of its choice; the ranks first tell one another how many     ("normal")
-    Fixed      all tokens go to all ranks: no shape depends on what was chosen, so the host waits for nothing               ("low_latency")
+    NormalAllToAll       a token goes once to each rank that has one of its experts; the host waits for counts
+    LowLatencyAllToAll   all tokens go to all ranks, so that no shape depends on the routing
 
-A row's choices are summed where it went, so that one row comes back for each that left. Any device with
-Collectives can use them.
+The names are those of --deepep-mode. The experts of a rank are summed there, so that one row returns for each
+row that was sent.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from runtime.devices.all_to_all import Exchange, Exchanges
+from runtime.devices.all_to_all import AllToAllModes, MoeAllToAll, PackedExperts
 from runtime.devices.base import Collectives, Experts
 
 TINY = torch.finfo(torch.float32).tiny  # a scale for zeros
 
 
-class Counted:
-    """See above, and Exchange."""
+class NormalAllToAll:
+    """MoeAllToAll that sends each token only where it is needed."""
 
     def __init__(self, ranks: Collectives, experts: Experts) -> None:
         self.ranks = ranks
         self.experts = experts
 
     def apply(
-        self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Any, is_rounded: bool
+        self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: PackedExperts, is_rounded: bool
     ) -> Tensor:
+        """The weighted sums of this rank's tokens, [P, hidden]."""
         owners = torch.arange(self.ranks.size, device=x.device).view(-1, 1, 1)
         goes = ((ids // num_local).unsqueeze(0) == owners).any(2)  # [ranks, P]
         counts = goes.sum(1)
-        came: list[int] = self.ranks.all_to_all(counts).tolist()
+        received: list[int] = self.ranks.all_to_all(counts).tolist()
         sent: list[int] = counts.tolist()
         tokens = goes.flatten().nonzero().flatten() % len(x)
-        rows = self.ranks.all_to_all(pack(x, ids, weights, is_rounded).index_select(0, tokens), sent, came)
+        rows = self.ranks.all_to_all(
+            pack(x, ids, weights, is_rounded).index_select(0, tokens), sent, received
+        )
         here, ids, weights = unpack(rows, x, ids.shape[1], is_rounded)
         sums = (
             self.experts.apply(here, ids - self.ranks.rank * num_local, weights, packed)
             if len(here)
             else here
         )
-        back = self.ranks.all_to_all(sums, came, sent)
+        back = self.ranks.all_to_all(sums, received, sent)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for own, part in zip(tokens.split(sent), back.split(sent), strict=True):
-            # no token is in it twice, so the order of additions is settled
+            # each token occurs at most once, so the order of additions is fixed
             out.index_add_(0, own, part.float())
         return out.to(x.dtype)
 
 
-class Fixed:
-    """See above, and Exchange."""
+class LowLatencyAllToAll:
+    """MoeAllToAll with fixed shapes, which graphs can capture."""
 
     def __init__(self, ranks: Collectives, experts: Experts) -> None:
         self.ranks = ranks
         self.experts = experts
 
     def apply(
-        self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: Any, is_rounded: bool
+        self, x: Tensor, ids: Tensor, weights: Tensor, num_local: int, packed: PackedExperts, is_rounded: bool
     ) -> Tensor:
+        """The weighted sums of this rank's tokens, [P, hidden]."""
         here, ids, weights = unpack(
             self.ranks.all_gather(pack(x, ids, weights, is_rounded), 0), x, ids.shape[1], is_rounded
         )
@@ -70,8 +73,8 @@ class Fixed:
 
 
 def pack(x: Tensor, ids: Tensor, weights: Tensor, is_rounded: bool) -> Tensor:
-    """All that travels of a token in one row of bytes, so that it is one exchange: uint8 [P, ids and weights,
-    x or its scale and codes]."""
+    """Everything that is sent of a token as one row of bytes, for one exchange: uint8 [P, ids and weights, x
+    or its scale and codes]."""
     values = [x]
     if is_rounded:
         wide = x.float()
@@ -83,7 +86,7 @@ def pack(x: Tensor, ids: Tensor, weights: Tensor, is_rounded: bool) -> Tensor:
 
 
 def unpack(rows: Tensor, like: Tensor, choices: int, is_rounded: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """x with the dtype of `like`, ids and weights."""
+    """Inverse of `pack`: x with the dtype of `like`, ids and weights."""
     kinds: list[tuple[torch.dtype, int]] = [(torch.int32, choices), (torch.float32, choices)]
     kinds += (
         [(torch.float32, 1), (torch.int8, like.shape[1])] if is_rounded else [(like.dtype, like.shape[1])]
@@ -96,21 +99,22 @@ def unpack(rows: Tensor, like: Tensor, choices: int, is_rounded: bool) -> tuple[
     return x, ids.long(), weights
 
 
-def open_exchanges(
+def open_all_to_all(
     backend: str,
     mode: str,
     ranks: Collectives,
     experts: Experts,
-    own: Callable[[Exchange], Exchange] = lambda fixed: fixed,
-) -> Exchanges | None:
-    """Those of --moe-a2a-backend and --deepep-mode; None: all ranks have all tokens. `own`: what a device has
-    in place of Fixed."""
+    low_latency: Callable[[MoeAllToAll], MoeAllToAll] = lambda fallback: fallback,
+) -> AllToAllModes | None:
+    """The exchange of --moe-a2a-backend and --deepep-mode; None: all ranks have all tokens. `low_latency`
+    makes the device's own operators, which may fall back on the plain exchange."""
     if backend == "none" or ranks.size == 1:
         return None
-    counted, fixed = Counted(ranks, experts), own(Fixed(ranks, experts))
-    table: dict[str, tuple[Exchange, Exchange]] = {
-        "normal": (counted, counted),
+    normal = NormalAllToAll(ranks, experts)
+    fixed = low_latency(LowLatencyAllToAll(ranks, experts))
+    table: dict[str, tuple[MoeAllToAll, MoeAllToAll]] = {
+        "normal": (normal, normal),
         "low_latency": (fixed, fixed),
-        "auto": (counted, fixed),
+        "auto": (normal, fixed),
     }
-    return Exchanges(*table[mode])
+    return AllToAllModes(*table[mode])

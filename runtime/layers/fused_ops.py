@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from runtime.devices.base import Device, Ops
-from runtime.devices.operands import Fused, Seen
+from runtime.devices.operands import FusedOps, Seen
 
 
 class UnfusedOps:
-    """Fused on any device, as several operators."""
+    """FusedOps on any device, as several operators."""
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
@@ -34,7 +34,7 @@ class UnfusedOps:
         penalise(logits, rows, seen, at)
 
 
-def fused_ops_of(device: Device) -> Fused:
+def fused_ops_of(device: Device) -> FusedOps:
     """The device's fused operators, or the same as several operators."""
     return device.fused or UnfusedOps(device.ops)
 
@@ -55,7 +55,7 @@ def split_and_rotate(
 
 
 def penalise(logits: Tensor, rows: Tensor, seen: Seen, at: Tensor) -> None:
-    """Fused.penalise in plain torch."""
+    """FusedOps.penalise in plain torch."""
     frequency, presence, repetition = seen.penalties[at].unsqueeze(2).unbind(1)
     generated = seen.generated[at]
     values = logits[rows]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.devices.base import Device
-from runtime.devices.lora import AdapterOps, LoraWeights
+from runtime.devices.lora import LoraOps, LoraWeights
 from runtime.layers.linear import Linear
 from runtime.layers.upload import upload_int64
 from runtime.layers.weight import Layer, LayerTree, PackedModules, TensorReader
@@ -34,7 +34,7 @@ AdapterWeights = dict[tuple[str, str], tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class StepLora:
-    """The adapters of the step that is being launched, shared by all layers. `plan`: what AdapterOps.plan
+    """The adapters of the step that is being launched, shared by all layers. `plan`: what LoraOps.plan
     made of them; None: no token has an adapter."""
 
     plan: object = None
@@ -50,7 +50,7 @@ class Segment:
 
 
 class TorchAdapterOps:
-    """AdapterOps in plain torch on any device: the specification of those that have kernels."""
+    """LoraOps in plain torch on any device: the specification of those that have kernels."""
 
     def __init__(self, torch_device: torch.device, num_lora_slots: int) -> None:
         self.torch_device = torch_device
@@ -79,7 +79,7 @@ class TorchAdapterOps:
         return lora_slots.unsqueeze(1) == torch.arange(self.num_lora_slots, device=lora_slots.device)
 
     def add(self, out: Tensor, x: Tensor, weights: LoraWeights, plan: list[Segment] | Tensor) -> None:
-        """See AdapterOps.add."""
+        """See LoraOps.add."""
         if isinstance(plan, Tensor):
             return self._add_all(out, x, weights, plan)
         for segment in plan:
@@ -118,7 +118,7 @@ class LoraSlots:
         layer: Linear,
         parts: tuple[str, ...],
         setup: AdapterSetup,
-        ops: AdapterOps,
+        ops: LoraOps,
         step: StepLora,
         torch_device: torch.device,
     ) -> None:
@@ -189,7 +189,7 @@ class LoraAdapters:
         max_slots: int,
     ) -> None:
         """`packed_modules`: of the model's class."""
-        self.ops = device.adapters or TorchAdapterOps(device.torch_device, setup.num_lora_slots)
+        self.ops = device.lora_ops or TorchAdapterOps(device.torch_device, setup.num_lora_slots)
         self.torch_device = device.torch_device
         self.step = StepLora()
         self.modules = {

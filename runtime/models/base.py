@@ -12,7 +12,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.linear import Linear
 from runtime.layers.pooling import PoolingMetadata
@@ -32,11 +32,11 @@ class AttentionLayer(Protocol):
 
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None: ...
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """x [T, hidden] -> the queries, in the form that `attend` takes; keys and values go to the cache."""
         ...
 
-    def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """Attention output [T, heads * value size], before `o_proj`."""
         ...
 
@@ -44,7 +44,7 @@ class AttentionLayer(Protocol):
 # Yields the next attention layer and its queries, is sent the attention output, returns the hidden states [T, hidden].
 Pieces = Generator[tuple[AttentionLayer, tuple[Tensor, ...]], Tensor, Tensor]
 # DecoderLayer.after_attention, compiled: (layer, attention output, residual, batch) -> as that
-CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, Batch], tuple[Tensor, Tensor]]
+CompiledLayer = Callable[["DecoderLayer", Tensor, Tensor, ForwardBatch], tuple[Tensor, Tensor]]
 
 
 class DecoderLayer(Protocol):
@@ -62,13 +62,13 @@ class DecoderLayer(Protocol):
     ) -> None: ...
 
     def before_attention(
-        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """From the pair that the previous block returned, x and residual [T, hidden] (or this rank's shards of
         them), to the queries of all tokens and the new residual x + residual."""
         ...
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """From the attention output of all tokens to the pair that the next block begins with."""
         ...
 
@@ -99,7 +99,7 @@ class Model(Protocol):
         """See Layer.children."""
         ...
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> Tensor:
         """The tokens' hidden states, [T, hidden]."""
         ...
 
@@ -115,7 +115,7 @@ class GenerativeModel(Model, Protocol):
     layers: Sequence[DecoderLayer]  # type: ignore[assignment]
     compiled: CompiledLayer | None  # used in place of `after_attention` for batches with `is_compiled`
 
-    def piecewise(self, batch: Batch) -> Pieces:
+    def piecewise(self, batch: ForwardBatch) -> Pieces:
         """`forward` with the attentions left to the caller: what lies between them can be captured in graphs of
         its own."""
         ...

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.bidirectional import BidirectionalPlan, bidirectional_attention
 from runtime.layers.attention.paged import Attention
 from runtime.layers.embedding import Embedding
@@ -49,7 +49,7 @@ class Embeddings(Layer):
         )
         self.norm = LayerNorm(device, dtype, size, config.rms_norm_eps)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden]."""
         x = self.word_embeddings.forward(batch.token_ids)
         if self.token_type_embeddings is not None:
@@ -128,7 +128,7 @@ class Bert(Layer):
             ReplicatedLinear(device, dtype, size, config.pooling.size, bias=True) if has_head else None
         )
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> Tensor:
         """The tokens' vectors, [T, hidden]."""
         x = self.embeddings.forward(batch)
         for layer in self.layers:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.mla_prolog import PlainProlog, Prolog
 from runtime.layers.attention.paged import MlaAttention
 from runtime.layers.linear import Linear
@@ -31,7 +31,7 @@ class MlaSelfAttention(Layer):
     def __init__(self, device: Device, dtype: torch.dtype, config: ModelConfig, index: int) -> None:
         assert config.mla is not None
         self.device = device
-        self.gathers_tokens = device.joins_latents
+        self.gathers_tokens = device.gathers_after_q
         self.sequence_parallel = SequenceParallel(device.collectives)
         self.mla = mla = config.mla
         heads = even_shard(config.num_heads, device.collectives, "attention heads")
@@ -72,7 +72,7 @@ class MlaSelfAttention(Layer):
         plain = PlainProlog(
             device.ops, mla, heads, self.qkv_a_proj, self.q_a_layernorm, self.q_b_proj, self.kv_a_layernorm
         )
-        self.prolog = plain if device.prologs is None else device.prologs.open(plain)
+        self.prolog = plain if device.mla_prologs is None else device.mla_prologs.open(plain)
         if mla.is_interleaved != self.prolog.interleaves_keys:
             for rows in self.qkv_a_proj.row_tensors():
                 reorder(rows[-mla.rope_dim :].unsqueeze(0), self.prolog.interleaves_keys)
@@ -83,7 +83,7 @@ class MlaSelfAttention(Layer):
         if self.prolog.take_weights():
             self.qkv_a_proj = self.q_b_proj = None
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """x -> queries [T, H, N] and their rotary parts [T, H, P]; latents and rotary keys go to the
         cache."""
         prolog, targets = self.prolog, self.attention.cache_targets(batch)
@@ -101,7 +101,7 @@ class MlaSelfAttention(Layer):
         prolog.store(kv, cos, sin, *targets)
         return q, q_rope
 
-    def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """Attention output [T, H * V], before `o_proj`."""
         return self.attention.forward(*queries, self.up, batch)
 

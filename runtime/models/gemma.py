@@ -8,7 +8,7 @@ window; scores and logits have caps, and scores have a scale of their own.
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.norm import UnitOffsetRMSNorm
 from runtime.layers.weight import Layer
@@ -39,13 +39,13 @@ class GemmaDecoderLayer(Layer):
         self.post_feedforward_layernorm = UnitOffsetRMSNorm(device, dtype, hidden, eps)
 
     def before_attention(
-        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention."""
         x, residual = self.input_layernorm.add(x, residual)
         return self.self_attn.project(x, cos, sin, batch), residual
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x = self.post_attention_layernorm.forward(self.self_attn.o_proj.forward(attended))
         x, residual = self.pre_feedforward_layernorm.add(x, residual)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import ModelError
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parallel.replicated import ReplicatedLinear
@@ -36,7 +36,7 @@ class Experts(Layer):
     in which columns of gate and up alternate."""
 
     def __init__(self, device: Device, dtype: torch.dtype, hidden: int, moe: MoeConfig) -> None:
-        if device.ep_size > 1 or device.exchanges is not None:
+        if device.ep_size > 1 or device.all_to_all is not None:
             raise ModelError(
                 "gpt-oss has its experts on all ranks, split; leave --ep-size and --moe-a2a-backend out"
             )
@@ -114,13 +114,13 @@ class GptOssDecoderLayer(Layer):
         self.mlp = FeedForward(device, dtype, config.hidden_size, config.moe)
 
     def before_attention(
-        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention."""
         x, residual = self.input_layernorm.add(x, residual)
         return self.self_attn.project(x, cos, sin, batch), residual
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
         return self.mlp.forward(x), residual

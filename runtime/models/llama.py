@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.attention.paged import Attention, MlaAttention
 from runtime.layers.embedding import Embedding, Head
 from runtime.layers.feed_forward import FeedForward
@@ -29,7 +29,7 @@ from runtime.models.config import ModelConfig
 
 def reduction_of(device: Device) -> Reduction:
     """How half layers end: with the sum over ranks of all tokens, or of each rank's shard of the tokens."""
-    return "all_reduce" if device.exchanges is None else "reduce_scatter"
+    return "all_reduce" if device.all_to_all is None else "reduce_scatter"
 
 
 class SelfAttention(Layer):
@@ -88,11 +88,11 @@ class SelfAttention(Layer):
             self.attention.cache_scales = None if scales == (1, 1) else scales
             self.k_scale = self.v_scale = None
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """x [T, hidden] -> (queries [T, H, D],); keys and values go to the cache."""
         return (self.attention.prepare(self.qkv_proj.forward(x), self.qk_norm, cos, sin, batch),)
 
-    def attend(self, queries: tuple[Tensor, ...], batch: Batch) -> Tensor:
+    def attend(self, queries: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """Attention output [T, H * D], before `o_proj`."""
         return self.attention.forward(*queries, batch)
 
@@ -128,10 +128,10 @@ class LlamaDecoderLayer(Layer):
         self.self_attn = attention_class(device, dtype, config, index)
         self.post_attention_layernorm = RMSNorm(device, dtype, config.hidden_size, config.rms_norm_eps)
         self.mlp = feed_forward(device, dtype, config, index)
-        self.sequence_parallel = None if device.exchanges is None else SequenceParallel(device.collectives)
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
 
     def before_attention(
-        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """See DecoderLayer.before_attention."""
         x, residual = self.input_layernorm.add(x, residual)
@@ -139,14 +139,14 @@ class LlamaDecoderLayer(Layer):
             x if self.self_attn.gathers_tokens else self.all_tokens(x, batch), cos, sin, batch
         ), residual
 
-    def after_attention(self, attended: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def after_attention(self, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """See DecoderLayer.after_attention."""
         x, residual = self.post_attention_layernorm.add(self.self_attn.o_proj.forward(attended), residual)
         if isinstance(self.mlp, SparseFeedForward):
             return self.mlp.forward(x, batch), residual
         return self.mlp.forward(self.all_tokens(x, batch)), residual
 
-    def all_tokens(self, x: Tensor, batch: Batch) -> Tensor:
+    def all_tokens(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden] of all tokens: x itself, or gathered where x is this rank's shard [P, hidden]."""
         return (
             x
@@ -190,7 +190,7 @@ class Llama(Layer):
             )
         elif config.pooling.task == "classify":
             self.score = ReplicatedLinear(device, dtype, config.hidden_size, config.pooling.size, bias=False)
-        self.sequence_parallel = None if device.exchanges is None else SequenceParallel(device.collectives)
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(device.collectives)
         self.rotary = Rotary(config.rope, config.head_dim, device.ops, device.torch_device)
         self.compiled: CompiledLayer | None = None  # set by ranks/compile.py
 
@@ -199,7 +199,7 @@ class Llama(Layer):
         """The attentions that need a key/value cache, in order."""
         return [layer.self_attn.attention for layer in self.layers]
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, hidden] before the last norm."""
         pieces = self.piecewise(batch)
         attention, queries = next(pieces)
@@ -210,7 +210,7 @@ class Llama(Layer):
             hidden: Tensor = end.value
             return hidden
 
-    def piecewise(self, batch: Batch) -> Pieces:
+    def piecewise(self, batch: ForwardBatch) -> Pieces:
         """See GenerativeModel.piecewise."""
         cos, sin = self.rotary.tables(batch.positions)
         x = self.embed(batch.token_ids)

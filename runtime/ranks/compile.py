@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.errors import StartError
 from runtime.models.base import GenerativeModel
 
@@ -29,7 +29,7 @@ def compile_model(model: GenerativeModel, device: Device, dtype: torch.dtype, *,
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
     compiled = torch.compile(type(model.layers[0]).after_attention, **HOW)
     nothing = torch.empty(0, dtype=torch.int64, device=device.torch_device)
-    batch = Batch(nothing, nothing, (), [], None)
+    batch = ForwardBatch(nothing, nothing, (), [], None)
     try:
         with torch.inference_mode():
             # the second is not one, so numbers of rows are taken for variable from then on

@@ -37,7 +37,7 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime import log
-from runtime.devices.base import Batch, Device, Graphs
+from runtime.devices.base import Device, ForwardBatch, Graphs
 from runtime.devices.facts import ANY_K
 from runtime.devices.rendezvous import Stranded
 from runtime.layers.lora import LoraAdapters
@@ -281,7 +281,7 @@ class DecodeGraphs:
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.graphs.plan_decodes(slots, positions + 1, tables, self.page_size, self.windows)
         hidden = self.model.forward(
-            Batch(
+            ForwardBatch(
                 self.slots.last_token[slots],
                 positions,
                 locations,

@@ -61,7 +61,7 @@ class ExpertLoad:
         self.ranks = device.collectives
         self.places = tuple(layers)
         self.num_layers = num_layers
-        self.is_summed = device.exchanges is not None
+        self.is_summed = device.all_to_all is not None
         num_experts = next(iter(layers.values())).local.full
         self.step = torch.zeros(len(layers), num_experts, dtype=torch.int32, device=device.torch_device)
         self.total = torch.zeros(self.step.shape, dtype=torch.int64, device=device.torch_device)

@@ -84,12 +84,12 @@ class Weights:
         if start.offload_setup.offload is not None:
             sizes = layer_sizes(self._empty(self.nowhere), config, Path(start.model_path), start.load_format)
             self.device = replace(
-                device, homes=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu"))
+                device, layer_devices=dict.fromkeys(chosen(start.offload_setup.offload, sizes), torch.device("cpu"))
             )
 
     def make(self, progress: Callable[[str, float], None] = lambda phase, fraction: None) -> Model:
         """Raises ModelError."""
-        self.device.memory.expect_weights()
+        self.device.memory.prepare_loading()
         model = self._empty(self.device)
         self.num_bytes = load(
             model, self.config, Path(self.start.model_path), self.start.load_format, self.start.seed, progress
@@ -98,13 +98,13 @@ class Weights:
             with torch.inference_mode():
                 offload = Offload(
                     self.device,
-                    [model.layers[i] for i in self.device.homes],
+                    [model.layers[i] for i in self.device.layer_devices],
                     self.start.offload_setup.offload.ahead,
                 )
             self.num_bytes += offload.buffer_bytes - offload.host_bytes
             log.get("start").info(
                 "layers in host memory",
-                layers=list(self.device.homes),
+                layers=list(self.device.layer_devices),
                 bytes=offload.host_bytes,
                 buffer_bytes=offload.buffer_bytes,
             )
@@ -130,7 +130,7 @@ class Weights:
         if load_format != "dummy":
             model = self._empty(self.nowhere)
             check_weights(model, config, Path(model_path))
-        return Weights(replace(self.device, homes={}), start, config, self.dtype)
+        return Weights(replace(self.device, layer_devices={}), start, config, self.dtype)
 
     def _empty(self, device: Device) -> Model:
         return model_class(self.config.architecture)(device, self.dtype, self.config)
@@ -191,7 +191,7 @@ class RankMemory:
             in_order(self.released),
             self.weights_bytes,
             self.pages_bytes,
-            memory.taken_bytes(),
+            memory.used_bytes(),
             error,
         )
 
@@ -246,7 +246,7 @@ class RankMemory:
                     allocate_kv(device, layer, self.sizes[layer.pool] * start.page_size, self.kv_dtype)
                 )
             if self.host is not None:
-                self.loaded.copies = device.memory.open_copies(self.loaded.kv, self.host, start.page_size)
+                self.loaded.copies = device.memory.open_page_copier(self.loaded.kv, self.host, start.page_size)
         except BaseException:
             self.drop_pages()
             raise
@@ -271,7 +271,7 @@ class RankMemory:
                 self.loaded.adapters.attach(self.loaded.model)
             if self.loaded.load is not None:
                 self.loaded.load.attach(self.experts())
-        self.loaded.device.memory.settle()
+        self.loaded.device.memory.empty_cache()
 
     def experts(self) -> list[SparseFeedForward]:
         return [
@@ -301,4 +301,4 @@ class RankMemory:
     def settle(self) -> None:
         """Layers and what adapters add to them refer to each other."""
         gc.collect()
-        self.loaded.device.memory.settle()
+        self.loaded.device.memory.empty_cache()

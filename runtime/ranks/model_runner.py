@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from runtime.devices.base import Arrivals, Batch, Copies, Device
+from runtime.devices.base import Device, ForwardBatch, PageCopier, PageLoads
 from runtime.devices.executor import Pending
 from runtime.layers.attention.bidirectional import plan_bidirectional
 from runtime.layers.lora import LoraAdapters
@@ -99,7 +99,7 @@ class ModelRunner:
         kv: list[tuple[Tensor, Tensor]],
         page_size: int,
         windows: tuple[int, ...],
-        copies: Copies | None,
+        copies: PageCopier | None,
         pooling: Pooling | None,
     ) -> None:
         """`model`: of a class that models/registry.py names; `copies`: where there is a host tier; `pooling`:
@@ -284,7 +284,7 @@ class ModelRunner:
         self.slots.grammar_masks.took(slots, tokens)
         return failed | dict.fromkeys(self.slots.processors.took(slots, tokens), Failing.PROCESSOR)
 
-    def move(self, page_copies: PageCopies) -> Arrivals | None:
+    def move(self, page_copies: PageCopies) -> PageLoads | None:
         """Saves, and begins to load."""
         assert self.copies is not None, "moves, but no host tier"
         if len(page_copies.save_pages):
@@ -308,7 +308,7 @@ class ModelRunner:
             lambda _: StepResult(plan.step, NO_TOKENS, -1, *NO_LOGPROBS, [], self.seconds(begin)),
         )
 
-    def batch(self, plan: StepPlan, arrivals: Arrivals | None) -> Batch:
+    def batch(self, plan: StepPlan, arrivals: PageLoads | None) -> ForwardBatch:
         """The tokens of a step with their positions and places in the cache. Reads nothing from the
         device."""
         torch_device = self.device.torch_device
@@ -324,7 +324,7 @@ class ModelRunner:
         if not self.kv:  # an encoder
             is_second = (self.slots.second_at[plan.slots] > 0).repeat(counts)
             types = is_second & (host_positions >= self.slots.second_at[plan.slots].repeat(counts))
-            return Batch(
+            return ForwardBatch(
                 token_ids,
                 positions,
                 (),
@@ -336,13 +336,13 @@ class ModelRunner:
         pages = self.slots.page_tables[:, token_slots, positions // self.page_size].long()
         locations = (pages * self.page_size + positions % self.page_size).unbind()
         attention = self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows)
-        return Batch(
+        return ForwardBatch(
             token_ids,
             positions,
             locations,
             self.kv,
             attention,
-            arrivals=arrivals,
+            page_loads=arrivals,
             embeds=self.embeds(plan),
             is_decode=plan.num_decodes == len(plan.slots),
         )

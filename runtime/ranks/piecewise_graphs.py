@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Batch, Device, Graphs
+from runtime.devices.base import Device, ForwardBatch, Graphs
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.steps import StepPlan
 from runtime.models.base import AttentionLayer, GenerativeModel
@@ -72,7 +72,7 @@ class Crossings:
 class Walk:
     """One way through a model. Each `advance` computes a piece, up to the next attention or the end."""
 
-    def __init__(self, model: GenerativeModel, batch: Batch, one: Batch, crossings: Crossings) -> None:
+    def __init__(self, model: GenerativeModel, batch: ForwardBatch, one: ForwardBatch, crossings: Crossings) -> None:
         """`batch`: rows of padding; `one`: one of them with an attention plan."""
         self.pieces = model.piecewise(batch)
         self.size = len(batch.positions)
@@ -146,7 +146,7 @@ class PiecewiseGraphs:
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def size_for(self, batch: Batch) -> int | None:
+    def size_for(self, batch: ForwardBatch) -> int | None:
         """The size whose graphs compute this step; None: it must be launched kernel by kernel."""
         count = len(batch.positions)
         at = bisect_left(self.ready, count)
@@ -155,7 +155,7 @@ class PiecewiseGraphs:
         size = self.ready[at]
         return size if size <= max(FEW, count + count // 4) else None
 
-    def forward(self, size: int, batch: Batch) -> Tensor:
+    def forward(self, size: int, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens, which the next step overwrites."""
         count = len(batch.positions)
         self.inputs[:, :count] = torch.stack((batch.token_ids, batch.positions, *batch.locations))
@@ -199,7 +199,7 @@ class PiecewiseGraphs:
         plan = StepPlan(
             0, 0, [], one * self.slots.padding, 0 * one, one, 0 * one, one, *[np.empty(0, np.int32)] * 4
         )
-        single = Batch(
+        single = ForwardBatch(
             rows[0, :1],
             rows[1, :1],
             tuple(rows[2:, :1].unbind()),
@@ -207,7 +207,7 @@ class PiecewiseGraphs:
             self.device.ops.plan_attention(plan, self.slots.page_tables, self.page_size, self.windows),
         )
         is_real = None if self.is_real is None else self.is_real[:size]
-        batch = Batch(
+        batch = ForwardBatch(
             rows[0],
             rows[1],
             tuple(rows[2:].unbind()),

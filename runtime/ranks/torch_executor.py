@@ -75,7 +75,7 @@ class TorchExecutor:
             [layer.mlp for layer in model.layers] if config.moe is not None else [],
             start.expert_steps,
         )
-        device.memory.settle()
+        device.memory.empty_cache()
         times.append(perf_counter())
         progress("pages", 0.0)
         kv_dtype = KV_DTYPES.get(start.kv_dtype, dtype)
@@ -106,7 +106,7 @@ class TorchExecutor:
         )
         pages_bytes = start.page_size * (sizes[0] * token_bytes[0] + sizes[-1] * token_bytes[1])
         host = self.open_host(start, device, kv, sizes, pages_bytes)
-        copies = None if host is None else device.memory.open_copies(kv, host, start.page_size)
+        copies = None if host is None else device.memory.open_page_copier(kv, host, start.page_size)
         self.loaded = ModelRunner(
             device,
             model,
@@ -138,7 +138,7 @@ class TorchExecutor:
             num_host_pages=host.num_pages if host else 0,
             host_page_bytes=host.page_bytes if host else 0,
             host_part_bytes=host.part_bytes if host else (),
-            taken_bytes=device.memory.taken_bytes(),
+            taken_bytes=device.memory.used_bytes(),
         )
 
     def room_beside_steps(
@@ -168,7 +168,7 @@ class TorchExecutor:
                 start,
             )
 
-        return device.memory.free_bytes() - device.memory.peak(run)
+        return device.memory.free_bytes() - device.memory.measure_peak(run)
 
     def open_host(
         self,
@@ -200,7 +200,7 @@ class TorchExecutor:
                     step=plan.step,
                     exc_info=True,
                 )
-            self.loaded.device.memory.settle()
+            self.loaded.device.memory.empty_cache()
             if self.loaded.load is not None:
                 self.loaded.load.step.zero_()  # what the failed one had counted
             return self.loaded.launch(plan)

@@ -12,7 +12,7 @@ from runtime.devices.ascend.all_to_all import Distributed
 from runtime.devices.ascend.collectives import HcclCollectives, group_name
 from runtime.devices.ascend.moe import AscendExperts
 from runtime.devices.base import Quantized
-from runtime.devices.torch_all_to_all import Counted, Fixed
+from runtime.devices.torch_all_to_all import LowLatencyAllToAll, NormalAllToAll
 from runtime.models.quantization_schemes import Int8
 
 assert torch_npu  # brings the backend
@@ -41,8 +41,8 @@ def main(rank: int, size: int, store: str) -> None:
     own = slice(rank * local, (rank + 1) * local)
     x, chosen, shares = xs[rank].npu(), ids[rank].npu(), weights[rank].npu()
     real = slice(0, TOKENS - (rank == size - 1))
-    ways = [Counted(ranks, experts), Fixed(ranks, experts)]
-    ways.append(Distributed(group_name(rank), rank, size, experts, Fixed(ranks, None)))  # type: ignore[arg-type]
+    ways = [NormalAllToAll(ranks, experts), LowLatencyAllToAll(ranks, experts)]
+    ways.append(Distributed(group_name(rank), rank, size, experts, LowLatencyAllToAll(ranks, None)))  # type: ignore[arg-type]
     for is_rounded, packed, whole in (
         (
             False,

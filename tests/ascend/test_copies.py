@@ -20,7 +20,7 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
     import torch_npu
 
     assert torch_npu
-    from runtime.devices.ascend.page_copies import AscendCopies
+    from runtime.devices.ascend.page_copies import AscendPageCopier
 
     kv: Any = [
         tuple(torch.randn(PAGES * PAGE, 2, dim, dtype=dtype, device="npu") for dim in (8, 4))
@@ -31,7 +31,7 @@ def test_pages_go_and_come_back(layout: str, dtype: torch.dtype) -> None:
     os.ftruncate(fd, HOSTS * sum(parts))
     host = HostPages(fd, HOSTS, parts, layout)
     os.close(fd)
-    copies = AscendCopies(kv, host, PAGE)
+    copies = AscendPageCopier(kv, host, PAGE)
     before = [[cache.view(PAGES, -1).cpu() for cache in pair] for pair in kv]
     copies.save(np.array([4, 1, 2], np.int32), np.array([0, 3, 1], np.int32))
     for pair in kv:

@@ -23,7 +23,7 @@ def test_pages_leave_room_for_the_largest_step(tmp_path: Path, monkeypatch: pyte
     from runtime.devices.ascend.memory import AscendMemory
 
     folder = make_checkpoint("qwen3", tmp_path, num_hidden_layers=1)
-    free, peaks, own = 48 * MIB, [], AscendMemory.peak
+    free, peaks, own = 48 * MIB, [], AscendMemory.measure_peak
 
     def peak(memory: Any, run: Any) -> int:
         peaks.append(own(memory, run))
@@ -31,7 +31,7 @@ def test_pages_leave_room_for_the_largest_step(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(AscendMemory, "free_bytes", lambda memory: free)
-        patch.setattr(AscendMemory, "peak", peak)
+        patch.setattr(AscendMemory, "measure_peak", peak)
         executor, ready = start(
             folder,
             device="npu",
@@ -62,8 +62,8 @@ def test_what_others_keep_counts() -> None:
     from runtime.devices.ascend.memory import AscendMemory
 
     memory, kept = AscendMemory(1), []
-    assert memory.peak(lambda: None) == 0
-    assert 64 * MIB <= memory.peak(lambda: [torch.empty(16 * MIB, device="npu")].clear()) < 80 * MIB
-    assert memory.peak(lambda: kept.append(torch.empty(16 * MIB, device="npu"))) >= 128 * MIB, (
+    assert memory.measure_peak(lambda: None) == 0
+    assert 64 * MIB <= memory.measure_peak(lambda: [torch.empty(16 * MIB, device="npu")].clear()) < 80 * MIB
+    assert memory.measure_peak(lambda: kept.append(torch.empty(16 * MIB, device="npu"))) >= 128 * MIB, (
         "taken, and kept"
     )

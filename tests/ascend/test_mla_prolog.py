@@ -159,7 +159,7 @@ def test_an_npu_without_the_other_operator_goes_in_steps(
     assert planner.generate(planner.row(0, SHORT, sampling()), COUNT) == Reference(folder).greedy(
         SHORT, COUNT
     )
-    assert executor.loaded.device.prologs.refusals == ["no such kernel"]
+    assert executor.loaded.device.mla_prologs.refusals == ["no such kernel"]
     with pytest.raises(ModelError, match="to do with an NPU that lacks npu_kv_rmsnorm_rope_cache"):
         open_rank(folder, device_options={"mla_prolog": True})
 

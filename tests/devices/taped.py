@@ -23,7 +23,7 @@ from runtime.devices.cpu.facts import FACTS
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.facts import ANY_K
-from runtime.devices.torch_all_to_all import open_exchanges
+from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.layers.attention.sdpa import AttentionPlan, DecodeGroup
 from runtime.layers.attention.sdpa import _locations as locations
 from runtime.messages.ranks import StartRank
@@ -244,7 +244,7 @@ class TapedRunner(TorchExecutor):
                 experts=experts,
                 graphs=self.tapes,
                 collectives=ranks,
-                exchanges=open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
+                all_to_all=open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
             )
 
         super().__init__(rank, opened, facts)

@@ -13,7 +13,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Experts, Ops, SamplingInputs
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
-from runtime.devices.operands import Fused, Seen
+from runtime.devices.operands import FusedOps, Seen
 from runtime.layers.fused_ops import UnfusedOps
 from runtime.messages.steps import StepPlan
 from runtime.models.moe_config import Routing
@@ -79,7 +79,7 @@ pytestmark = [
 ]
 
 
-def fused(ops: Any) -> Fused:
+def fused(ops: Any) -> FusedOps:
     if type(ops).__name__ != "CudaOps":
         return UnfusedOps(ops)
     from runtime.devices.cuda.fused import CudaFused

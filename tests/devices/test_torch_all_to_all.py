@@ -6,7 +6,7 @@ import torch
 from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.single_rank import SingleRank
-from runtime.devices.torch_all_to_all import open_exchanges, pack, unpack
+from runtime.devices.torch_all_to_all import open_all_to_all, pack, unpack
 
 IDS = torch.tensor([[3, 0], [-1, -1], [7, 2]])
 WEIGHTS = torch.rand(3, 2)
@@ -36,5 +36,5 @@ def test_rounding_twice_is_rounding_once() -> None:
 
 def test_one_rank_has_nobody_to_exchange_with() -> None:
     experts = CpuExperts(CpuOps(torch.float32))
-    assert open_exchanges("deepep", "auto", SingleRank(), experts) is None
-    assert open_exchanges("none", "auto", SingleRank(), experts) is None
+    assert open_all_to_all("deepep", "auto", SingleRank(), experts) is None
+    assert open_all_to_all("none", "auto", SingleRank(), experts) is None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.devices.base import Batch
+from runtime.devices.base import ForwardBatch
 from runtime.messages.ranks import Captured, Profile, RankReady
 from runtime.ranks import open_executor
 from runtime.ranks.piecewise_graphs import Crossings, Walk
@@ -173,8 +173,8 @@ def test_the_size_of_a_step(
     pieces = executor.loaded.pieces
     pieces.ready = ready
     tokens = torch.zeros(count, dtype=torch.int64)
-    assert pieces.size_for(Batch(tokens, tokens, (tokens,), [], None)) == size
-    assert pieces.size_for(Batch(tokens, tokens, (tokens,), [], None, embeds=(tokens, tokens))) is None
+    assert pieces.size_for(ForwardBatch(tokens, tokens, (tokens,), [], None)) == size
+    assert pieces.size_for(ForwardBatch(tokens, tokens, (tokens,), [], None, embeds=(tokens, tokens))) is None
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -213,7 +213,7 @@ def test_a_body_that_failed_is_not_run_on() -> None:
         yield
 
     tokens = torch.zeros(2, dtype=torch.int64)
-    batch = Batch(tokens, tokens, (tokens,), [], None)
+    batch = ForwardBatch(tokens, tokens, (tokens,), [], None)
     way = Walk(type("Broken", (), {"pieces": staticmethod(broken)}), batch, batch, Crossings(2))
     for words in ("full", "no memory for a piece of a step"):
         with pytest.raises(torch.OutOfMemoryError, match=words):

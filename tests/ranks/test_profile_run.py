@@ -46,7 +46,7 @@ class Measured:
     def free_bytes(self) -> int:
         return self.free
 
-    def peak(self, run: Any) -> int:
+    def measure_peak(self, run: Any) -> int:
         run()
         self.ran += 1
         return self.taken

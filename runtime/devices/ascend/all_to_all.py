@@ -1,4 +1,4 @@
-"""Exchange of tokens between experts by CANN's own operators: npu_moe_distribute_dispatch_v2 brings a row for
+"""MoeAllToAll of tokens between experts by CANN's own operators: npu_moe_distribute_dispatch_v2 brings a row for
 each choice, sorted by expert, with their numbers on the device; npu_moe_distribute_combine_v2 brings back the
 weighted sums. Shapes are fixed, so a step can be captured.
 
@@ -10,7 +10,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from runtime.devices.all_to_all import Exchange
+from runtime.devices.all_to_all import MoeAllToAll
 from runtime.devices.ascend.grouped_gemm import Packed
 from runtime.devices.ascend.moe import AscendExperts, Plain
 
@@ -20,9 +20,9 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class Distributed:
-    """See above, and Exchange. What is beyond the operators' limits goes another way."""
+    """See above, and MoeAllToAll. What is beyond the operators' limits goes another way."""
 
-    def __init__(self, group: str, rank: int, size: int, experts: AscendExperts, beyond: Exchange) -> None:
+    def __init__(self, group: str, rank: int, size: int, experts: AscendExperts, beyond: MoeAllToAll) -> None:
         """`group`: HCCL's name of the ranks."""
         self.where = {"group_ep": group, "ep_world_size": size, "ep_rank_id": rank}
         self.size = size

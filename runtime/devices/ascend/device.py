@@ -12,7 +12,7 @@ from runtime.devices.attention_scores import Scores
 from runtime.devices.base import Collectives, Device, Ops
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
-from runtime.devices.torch_all_to_all import open_exchanges
+from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.errors import StartError
 from runtime.layers.side_stream import SideStream
 from runtime.messages.ranks import StartRank
@@ -95,7 +95,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
     )
     check_model(start, ops, dtype, torch_device)
     experts = AscendExperts(dtype, is_spread=start.ep_size > 1)
-    exchanges = open_exchanges(
+    exchanges = open_all_to_all(
         start.exchange,
         start.exchange_mode,
         ranks,
@@ -113,9 +113,9 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         start.ep_size,
         exchanges,
         streams=torch.npu,
-        prologs=prologs,
-        beside=SideStream(torch.npu) if options.multi_stream else None,
-        joins_latents=options.gather_after_q,
+        mla_prologs=prologs,
+        side_stream=SideStream(torch.npu) if options.multi_stream else None,
+        gathers_after_q=options.gather_after_q,
     )
 
 

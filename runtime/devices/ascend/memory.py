@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.devices.ascend.page_copies import AscendCopies
+from runtime.devices.ascend.page_copies import AscendPageCopier
 from runtime.devices.host_memory import HostPages, available_bytes
 from runtime.errors import StartError
 
@@ -23,26 +23,26 @@ class AscendMemory:
     def free_bytes(self) -> int:
         return int(torch.npu.mem_get_info()[0])
 
-    def taken_bytes(self) -> int:
+    def used_bytes(self) -> int:
         return int(torch.npu.memory_reserved())
 
-    def expect_weights(self) -> None:
+    def prepare_loading(self) -> None:
         """The NPU's allocator gives back what nobody holds."""
 
-    def settle(self) -> None:
+    def empty_cache(self) -> None:
         torch.npu.empty_cache()
 
-    def peak(self, run: Callable[[], None]) -> int:
+    def measure_peak(self, run: Callable[[], None]) -> int:
         """With what the allocator takes beyond what is asked of it; and with what is kept elsewhere for the
         steps to come, such as HCCL's buffers and the operators' workspaces."""
-        self.settle()
+        self.empty_cache()
         torch.npu.reset_peak_memory_stats()
         free_bytes = self.free_bytes()
         before = torch.npu.memory_reserved()
         run()
         torch.npu.synchronize()
         peak = int(torch.npu.max_memory_reserved()) - before
-        self.settle()
+        self.empty_cache()
         return peak + max(0, free_bytes - self.free_bytes())
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
@@ -64,5 +64,7 @@ class AscendMemory:
     def free_host_bytes(self, cache_bytes: int) -> int:
         return available_bytes() // self.num_ranks
 
-    def open_copies(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> AscendCopies:
-        return AscendCopies(kv, host, page_size)
+    def open_page_copier(
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+    ) -> AscendPageCopier:
+        return AscendPageCopier(kv, host, page_size)

@@ -1,4 +1,4 @@
-"""Copies between an NPU's pages and host memory, on a stream of their own.
+"""PageCopier between an NPU's pages and host memory, on a stream of their own.
 
 Both ways go through page-locked staging memory, as the mapping that both processes have is not page-locked: a
 save gathers pages on the device and the host scatters them, a load gathers on the host and scatters on the
@@ -23,7 +23,7 @@ class LayersArriving:
         torch.npu.current_stream().wait_event(self._events[layer])
 
 
-class AscendCopies:
+class AscendPageCopier:
     """See devices/base.py."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:

@@ -12,7 +12,7 @@ from runtime.devices.cpu.moe import CpuExperts
 from runtime.devices.cpu.ops import CpuOps
 from runtime.devices.options import NoOptions, read_options
 from runtime.devices.single_rank import SingleRank
-from runtime.devices.torch_all_to_all import open_exchanges
+from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.messages.ranks import StartRank
 
 
@@ -31,5 +31,5 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ranks,
         None,
         start.ep_size,
-        open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
+        open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.devices.cpu.page_copies import CpuCopies
+from runtime.devices.cpu.page_copies import CpuPageCopier
 from runtime.devices.host_memory import HostPages, available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -34,27 +34,27 @@ class CpuMemory:
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
-        self.expect_weights()
+        self.prepare_loading()
 
     def free_bytes(self) -> int:
         return available_bytes() // self.num_ranks
 
-    def taken_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """What is resident of this process."""
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
             "SC_PAGE_SIZE"
         )
 
-    def expect_weights(self) -> None:
+    def prepare_loading(self) -> None:
         set_malloc_threshold(_LOADING_BYTES)
 
-    def settle(self) -> None:
+    def empty_cache(self) -> None:
         set_malloc_threshold(_STEPPING_BYTES)
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
 
-    def peak(self, run: Callable[[], None]) -> int:
+    def measure_peak(self, run: Callable[[], None]) -> int:
         return 0
 
     def allocate_cache(self, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
@@ -72,5 +72,7 @@ class CpuMemory:
     def free_host_bytes(self, cache_bytes: int) -> int:
         return max(0, self.free_bytes() - cache_bytes)
 
-    def open_copies(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> CpuCopies:
-        return CpuCopies(kv, host, page_size)
+    def open_page_copier(
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+    ) -> CpuPageCopier:
+        return CpuPageCopier(kv, host, page_size)

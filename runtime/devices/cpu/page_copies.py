@@ -28,7 +28,7 @@ class LayersArriving:
         self._layers[layer].result()
 
 
-class CpuCopies:
+class CpuPageCopier:
     """See devices/base.py."""
 
     def __init__(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> None:

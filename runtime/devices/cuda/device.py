@@ -7,7 +7,7 @@ from runtime.devices.cuda.facts import FACTS
 from runtime.devices.cuda.options import CudaOptions
 from runtime.devices.options import read_options
 from runtime.devices.single_rank import SingleRank
-from runtime.devices.torch_all_to_all import open_exchanges
+from runtime.devices.torch_all_to_all import open_all_to_all
 from runtime.errors import StartError
 from runtime.messages.ranks import StartRank
 
@@ -89,7 +89,7 @@ def open_device(start: StartRank, rank: int, dtype: torch.dtype) -> Device:
         ranks,
         graphs,
         start.ep_size,
-        open_exchanges(start.exchange, start.exchange_mode, ranks, experts),
+        open_all_to_all(start.exchange, start.exchange_mode, ranks, experts),
         adapters,
         CudaFused(),
         torch.cuda,

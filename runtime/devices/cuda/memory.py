@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.devices.base import Copies
-from runtime.devices.cuda.page_copies import CudaCopies, lock
+from runtime.devices.base import PageCopier
+from runtime.devices.cuda.page_copies import CudaPageCopier, lock
 from runtime.devices.host_memory import HostPages, available_bytes
 
 
@@ -21,16 +21,16 @@ class CudaMemory:
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
 
-    def taken_bytes(self) -> int:
+    def used_bytes(self) -> int:
         return int(torch.cuda.memory_reserved(self.torch_device))
 
-    def expect_weights(self) -> None:
+    def prepare_loading(self) -> None:
         """The card's allocator gives back what nobody holds."""
 
-    def settle(self) -> None:
+    def empty_cache(self) -> None:
         torch.cuda.empty_cache()
 
-    def peak(self, run: Callable[[], None]) -> int:
+    def measure_peak(self, run: Callable[[], None]) -> int:
         """With what the allocator takes beyond what is asked of it."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -47,7 +47,9 @@ class CudaMemory:
     def free_host_bytes(self, cache_bytes: int) -> int:
         return available_bytes() // self.num_ranks
 
-    def open_copies(self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int) -> Copies:
+    def open_page_copier(
+        self, kv: list[tuple[Tensor, Tensor]], host: HostPages, page_size: int
+    ) -> PageCopier:
         """Raises StartError."""
         lock(host)
-        return CudaCopies(kv, host, page_size, torch.cuda)
+        return CudaPageCopier(kv, host, page_size, torch.cuda)

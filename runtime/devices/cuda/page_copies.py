@@ -1,4 +1,4 @@
-"""Copies between a card's pages and host memory, on a stream of their own.
+"""PageCopier between a card's pages and host memory, on a stream of their own.
 
 The mapping that both processes have is locked and told to the card, so a kernel reads and writes its pages in
 place: no staging, and one launch for each cache of a layer, however many pages go. Main stream and copies
@@ -40,7 +40,7 @@ class LayersArriving:
         self._streams.current_stream().wait_event(self._events[layer])
 
 
-class CudaCopies:
+class CudaPageCopier:
     """See devices/base.py. `streams`: torch's module of the device."""
 
     def __init__(

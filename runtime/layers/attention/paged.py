@@ -4,7 +4,7 @@ how its scores are computed."""
 from torch import Tensor
 
 from runtime.devices.attention_scores import Scores
-from runtime.devices.base import Batch, Device, Ops
+from runtime.devices.base import Device, ForwardBatch, Ops
 from runtime.layers.fused_ops import fused_ops_of, split_and_rotate
 from runtime.models.mla_config import MlaConfig
 
@@ -26,9 +26,9 @@ class Attention:
         self.cache_scales: tuple[float, float] | None = None
 
     def prepare(
-        self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: Batch
+        self, qkv: Tensor, norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> Tensor:
-        """Output of the QKV projection, [T, (H + 2 K) * D] -> queries [T, H, D], as Fused.prepare_heads. Keys and
+        """Output of the QKV projection, [T, (H + 2 K) * D] -> queries [T, H, D], as FusedOps.prepare_heads. Keys and
         values go to the cache.
 
         With scales the cache holds k / k_scale and v / v_scale. Scores are linear in q and outputs are linear in v,
@@ -41,10 +41,10 @@ class Attention:
         self.ops.store_kv(k / self.cache_scales[0], v / self.cache_scales[1], k_cache, v_cache, locations)
         return q
 
-    def forward(self, q: Tensor, batch: Batch) -> Tensor:
+    def forward(self, q: Tensor, batch: ForwardBatch) -> Tensor:
         """Queries [T, H, D] over the keys and values in the cache, the step's own tokens included -> [T, H * D]."""
-        if batch.arrivals is not None:
-            batch.arrivals.wait(self.index)
+        if batch.page_loads is not None:
+            batch.page_loads.wait(self.index)
         k_cache, v_cache = batch.kv[self.index]
         if self.cache_scales is None or k_cache.dtype.itemsize > 1:
             return self.ops.attention(q, k_cache, v_cache, batch.attention, self.scores).flatten(1)
@@ -70,15 +70,15 @@ class MlaAttention:
         self.value_dim = mla.rope_dim
         self.scale = scale
 
-    def cache_targets(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def cache_targets(self, batch: ForwardBatch) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """This layer's caches, and the locations in them where the step's tokens go."""
         return batch.kv[self.index], batch.locations[self.pool]
 
-    def forward(self, q: Tensor, q_rope: Tensor, up: object, batch: Batch) -> Tensor:
+    def forward(self, q: Tensor, q_rope: Tensor, up: object, batch: ForwardBatch) -> Tensor:
         """Queries [T, H, N] and their rotary parts [T, H, P] over the cache -> [T, H * V]. `up`: what
         Ops.pack_latent returned."""
-        if batch.arrivals is not None:
-            batch.arrivals.wait(self.index)
+        if batch.page_loads is not None:
+            batch.page_loads.wait(self.index)
         return self.ops.latent_attention(
             q, q_rope, *batch.kv[self.index], up, batch.attention, self.scale
         ).flatten(1)

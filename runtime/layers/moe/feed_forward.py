@@ -5,7 +5,7 @@ Without expert all-to-all, whole experts are spread over `device.ep_size` groups
 group each expert is split by its inner dimension. All ranks route the same tokens, so every rank has a partial sum
 for each token, and one all-reduce adds them, shared experts included.
 
-With expert all-to-all (`device.exchanges`) each rank has a sequence-parallel shard of the tokens and whole experts.
+With expert all-to-all (`device.all_to_all`) each rank has a sequence-parallel shard of the tokens and whole experts.
 It routes its own tokens, computes the tokens that other ranks send to its experts, and passes its own tokens through
 shared experts, which are replicated.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from runtime.devices.base import Batch, Device
+from runtime.devices.base import Device, ForwardBatch
 from runtime.layers.feed_forward import FeedForward
 from runtime.layers.linear import Linear
 from runtime.layers.moe.expert_weights import Expert, ExpertWeights
@@ -100,7 +100,7 @@ class SparseFeedForward(Layer):
         self.gate = Router(device, dtype, hidden, moe.num_experts, moe.routing, has_bias=moe.has_bias)
         self.expert_weights = ExpertWeights(device, dtype, hidden, inner, self.local, ranks.rank % split == 0)
         self.experts: list[Expert] = []  # all experts of the layer while weights are loaded, then none
-        self.sequence_parallel = None if device.exchanges is None else SequenceParallel(ranks)
+        self.sequence_parallel = None if device.all_to_all is None else SequenceParallel(ranks)
         shared = (
             FeedForward(
                 device,
@@ -131,11 +131,11 @@ class SparseFeedForward(Layer):
         self.experts = []  # so that packing can free the weights that it replaces
         self.packed = self.expert_weights.pack()
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x and the result are [T, hidden], or with expert all-to-all this rank's shard [P, hidden]."""
         shared = self.begin_shared(x)
         ids, weights = self.gate.forward(x)
-        if self.sequence_parallel is not None and self.device.exchanges is not None:
+        if self.sequence_parallel is not None and self.device.all_to_all is not None:
             ids = self.sequence_parallel.mask_padding(ids, len(batch.positions))
             self.count(
                 ids,
@@ -143,7 +143,7 @@ class SparseFeedForward(Layer):
                 if batch.is_real is None
                 else self.sequence_parallel.shard(batch.is_real.unsqueeze(1)).squeeze(1),
             )
-            exchange = self.device.exchanges.of(batch.is_decode)
+            exchange = self.device.all_to_all.of(batch.is_decode)
             return add_shared(
                 exchange.apply(
                     x, ids, weights, self.local.size, self.packed, self.expert_weights.has_int8_activations
@@ -166,7 +166,7 @@ class SparseFeedForward(Layer):
     def begin_shared(self, x: Tensor) -> Callable[[], Tensor] | None:
         """Returns what gives the shared experts' output [T, hidden]; None: there are no shared experts. They are
         computed on the side stream where the device has one, else when the output is asked for."""
-        shared, side_stream = self.shared_expert or self.shared_experts, self.device.beside
+        shared, side_stream = self.shared_expert or self.shared_experts, self.device.side_stream
         if shared is None:
             return None
 

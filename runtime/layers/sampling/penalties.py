@@ -15,7 +15,7 @@ from runtime.layers.sampling.sampler import FAR, clean
 from runtime.layers.upload import float32_tensor, int64_tensor, upload_int64
 from runtime.messages.steps import Admit, SlotSampling
 
-Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # Fused.penalise
+Penalises = Callable[[Tensor, Tensor, Seen, Tensor], None]  # FusedOps.penalise
 
 
 def has_penalties(sampling: SlotSampling) -> bool:

@@ -1,6 +1,6 @@
 """From logits to tokens: a chain of pure functions on rows of logits, in plain torch.
 
-    adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py, Fused.penalise)
+    adjust     penalties, logit bias, and bans of stop ids before the minimum length     (adjust.py, FusedOps.penalise)
     mask       bans of what a grammar does not allow                                     (guides.py, Ops.mask)
     choose     temperature, top_k, top_p, min_p, in this order; then one draw            (the default of Ops.sample)
     Logprobs   of the logits as the model gave them, before any of this

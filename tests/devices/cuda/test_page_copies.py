@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime.devices.cuda import page_copies as copies
-from runtime.devices.cuda.page_copies import CudaCopies
+from runtime.devices.cuda.page_copies import CudaPageCopier
 from runtime.devices.host_memory import LAYOUTS, HostPages
 from runtime.errors import StartError
 from tests.devices.cuda.torch_device import HAS_CARD
@@ -64,7 +64,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(
         layout: str, dim: int = 16
-    ) -> tuple[CudaCopies, Streams, HostPages, list[tuple[torch.Tensor, torch.Tensor]]]:
+    ) -> tuple[CudaPageCopier, Streams, HostPages, list[tuple[torch.Tensor, torch.Tensor]]]:
         kv = [
             (torch.randn(6 * PAGE, 2, dim), torch.randn(6 * PAGE, 2, dim // 2).bfloat16()) for _ in range(2)
         ]
@@ -72,7 +72,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         fds.append(os.memfd_create("copies-test"))
         os.ftruncate(fds[-1], 5 * sum(parts))
         streams, host = Streams(), HostPages(fds[-1], 5, parts, layout)
-        return CudaCopies(kv, host, PAGE, streams), streams, host, kv
+        return CudaPageCopier(kv, host, PAGE, streams), streams, host, kv
 
     yield make
     for fd in fds:
