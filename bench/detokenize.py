@@ -20,7 +20,7 @@ import runtime
 from bench.record import record
 from runtime.actors.channels import Channel
 from runtime.actors.detokenizer import DetokenizerActor
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import INLINE_CHARS
 from runtime.errors import RequestError
 from runtime.messages.requests import Delta, FinishReason, Request, TokenLogprob
@@ -93,8 +93,8 @@ def actor_us(vocabulary: Vocabulary, ids: Sequence[int], params: SamplingParams)
     sequence_ids = list(range(STREAMS))
     sinks = [CountingSink() for _ in sequence_ids]
     inbox = Channel[ToDetokenizer](1)
-    outputs = Outputs()
-    actor = DetokenizerActor(vocabulary, outputs, inbox, lambda message: None)
+    open_requests = OpenRequests()
+    actor = DetokenizerActor(vocabulary, open_requests, inbox, lambda message: None)
     opened = [
         Opened(Request(id=str(i), prompt_ids=[1], params=params, seed=0, arrival_s=0.0), [i])
         for i in sequence_ids
@@ -107,7 +107,7 @@ def actor_us(vocabulary: Vocabulary, ids: Sequence[int], params: SamplingParams)
 
     def work() -> None:
         for sink, message in zip(sinks, opened, strict=True):
-            outputs.open(message.request.id, sink)
+            open_requests.open(message.request.id, sink)
             actor.handle(message)
         for message in messages:
             actor.handle(message)

@@ -31,7 +31,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.admin.engine_controls import BlockingControlled, Controlled
+from runtime.admin.engine_controls import BlockingEngineControls, EngineControls
 from runtime.core import Core
 from runtime.errors import InvalidRequest, RequestError, RuntimeFault, Unavailable
 from runtime.http.app import http_app
@@ -118,7 +118,7 @@ class StreamSink:
         return deltas
 
 
-class Engine(Controlled):
+class Engine(EngineControls):
     """A model served to this process. Use as `async with`; raises StartError on entry when it cannot
     start."""
 
@@ -218,7 +218,7 @@ class Engine(Controlled):
         return http_app(self._core, http_settings(self._core.plan, is_local=False), self._kept)
 
 
-class LLM(BlockingControlled):
+class LLM(BlockingEngineControls):
     """A blocking face of Engine for scripts: its loop runs in a thread of its own."""
 
     def __init__(self, **options: Any) -> None:

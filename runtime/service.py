@@ -1,6 +1,6 @@
-"""What the HTTP layer and the library face need from the runtime behind them: one narrow protocol.
+"""What HTTP, gRPC and the library use of the runtime: the Service protocol, and the types of its answers.
 
-`server.py` and `engine.py` provide it; tests of the HTTP layer provide a small one of their own.
+`core.py` provides it; tests of the HTTP layer provide a small one of their own (tests/http/fake.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ State = Literal["loading", "ready", "paused", "released", "recovering", "drainin
 
 
 class Health(Struct, frozen=True):
-    """The truth about this moment. While it is loading, paused, released or recovering, requests are taken in
-    and wait. `detail` is safe to show."""
+    """What the runtime can do at this moment. While it is loading, paused, released or recovering, requests are
+    taken in and wait. `detail` is safe to show."""
 
     state: State
     detail: str = ""
 
 
 class CacheReport(Struct, frozen=True):
-    """What `usage` says of cached tokens beyond their number: the tiers they came from."""
+    """How `usage` reports the tiers that cached tokens came from."""
 
-    storage: str | None  # the backend of the storage tier, where there is one
+    storage: str | None  # the backend of the storage tier; None: there is none
 
 
 class AdapterCard(Struct, frozen=True):
@@ -45,94 +45,100 @@ class AdapterCard(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """The served model, as far as clients may know it."""
+    """What clients may know of the served model."""
 
     name: str
     created: int  # unix seconds
     limits: Limits
-    # fields of SamplingParams where an OpenAI request leaves them open, `preferred` among them
+    # defaults of SamplingParams for OpenAI requests, `preferred` among them
     sampling_defaults: dict[str, Any] = {}
-    formats: Formats = Formats()  # of its answers
-    preferred: dict[str, Any] = {}  # and where any request does: --preferred-sampling-params
-    has_tags: bool = False  # free text can be held to structural tags (--grammar-backend xgrammar)
-    pooling: Pooling | None = None  # None: it generates
+    formats: Formats = Formats()  # how tool calls and reasoning are written in answers
+    preferred: dict[str, Any] = {}  # defaults of SamplingParams for all requests: --preferred-sampling-params
+    has_tags: bool = False  # structural tags can constrain parts of a text (--grammar-backend xgrammar)
+    pooling: Pooling | None = (
+        None  # how an embedding model or classifier pools; None: the model generates text
+    )
     reads_items_apart: bool = False  # --multi-item-scoring-delimiter
-    weight_version: str = "default"  # as the operator calls it
-    storage: str | None = None  # the backend of the cache's storage tier
-    adapters: Mapping[str, AdapterCard] = {}  # by name, as of now
-    has_cache_report: bool = False  # `usage` says which tiers cached tokens came from
+    weight_version: str = "default"  # the operator's name of the weights
+    storage: str | None = None  # the backend of the storage tier; None: there is none
+    adapters: Mapping[str, AdapterCard] = {}  # loaded adapters by name; changes as they come and go
+    has_cache_report: bool = False  # `usage` reports the tiers that cached tokens came from
 
     @property
     def cache_report(self) -> CacheReport | None:
+        """How `usage` reports the tiers of cached tokens; None: it does not."""
         return CacheReport(self.storage) if self.has_cache_report else None
 
 
 def check_task(request: GenerateRequest, pooling: Pooling | None) -> None:
-    """Raises InvalidRequest for a request that wants something else than the model makes."""
+    """Raises InvalidRequest for a request to generate from a model that pools, or to pool from one that
+    generates."""
     if request.pools and pooling is None:
         raise InvalidRequest(
-            "this model generates text; vectors and scores need an embedding model (--is-embedding) or a classifier"
+            "this model generates text; vectors and scores need an embedding model (--is-embedding) or a "
+            "classifier"
         )
     if pooling is not None and not request.pools:
         raise InvalidRequest("this model makes vectors or scores of texts; it generates none")
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """How busy the runtime is now."""
+    """How busy the runtime is now; of several replicas, the sums."""
 
-    running: int
-    waiting: int
-    used_pages: int  # held by running sequences or by the prefix cache
-    cached_pages: int  # of them, held by the prefix cache only: given up when needed
-    total_pages: int
-    page_size: int
+    running: int = 0  # sequences
+    waiting: int = 0  # sequences
+    used_pages: int = 0  # held by running sequences or by the prefix cache
+    cached_pages: int = 0  # held by the prefix cache only, which gives them up when they are needed
+    total_pages: int = 0
+    page_size: int  # tokens
     used_host_pages: int = 0  # copies of cached pages in host memory
     total_host_pages: int = 0
-    # of sliding-window layers, where they have a pool of their own; the next is a part of them
-    used_window_pages: int = 0
-    cached_window_pages: int = 0
-    total_window_pages: int = 0
-    steps: int
-    tokens_per_s: float
-    waiting_tokens: int = 0  # known tokens of those that wait
+    used_window_pages: int = 0  # used pages of sliding-window layers, where they have a pool of their own
+    cached_window_pages: int = 0  # used pages of sliding-window layers that only the prefix cache holds
+    total_window_pages: int = 0  # pages of sliding-window layers; 0: they share the pages of all layers
+    steps: int = 0  # planned since the start
+    tokens_per_s: float = 0.0  # generated
+    waiting_tokens: int = 0  # known tokens of waiting sequences
     max_running: int = 0  # sequences that can run at once
-    prompt_tokens: int = 0  # of prompts admitted since the start
-    cached_tokens: int = 0  # of them, found in the prefix cache
-    weights_bytes: int = 0
-    pages_bytes: int = 0
+    prompt_tokens: int = 0  # tokens of prompts that were admitted since the start
+    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache since the start
+    weights_bytes: int = 0  # device memory of all ranks
+    pages_bytes: int = 0  # device memory of all ranks
 
 
 class ExpertControls(Protocol):
-    """What ranks record of experts."""
+    """Counts of tokens per expert."""
 
     async def count(self, action: ExpertCountsAction, folder: str = "") -> ExpertCounts:
-        """Tells the counts so far, after `wish` was done. Raises InvalidRequest where nothing is recorded,
-        Unavailable."""
+        """Does `action` (read, start, stop, or dump to `folder`). -> the counts so far. Raises InvalidRequest where
+        nothing is recorded, Unavailable."""
         ...
 
 
 class Controls(Protocol):
-    """What may be asked of the runtime besides answers, by operators mostly.
-
-    Everything raises Unavailable while the model loads, and when it cannot be served any more.
-    """
+    """What operators can do besides sending requests. Everything raises Unavailable while the model loads, and when
+    it cannot be served any more."""
 
     @property
-    def experts(self) -> ExpertControls: ...
-
-    async def pause(self, mode: PauseMode) -> None:
-        """No steps are planned from now on; returns when none is in flight. Requests that come wait."""
+    def experts(self) -> ExpertControls:
+        """Counts of tokens per expert."""
         ...
 
-    async def resume(self) -> None: ...
+    async def pause(self, mode: PauseMode) -> None:
+        """Plans no steps from now on; returns when none is in flight. Requests that come wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Plans steps again."""
+        ...
 
     async def flush(self) -> int:
         """Empties the prefix cache. -> pages freed. Raises Busy while sequences run."""
         ...
 
     async def clear_storage(self) -> int:
-        """Empties the storage tier of this model's pages. -> how many. Raises InvalidRequest where there is
-        none, Unavailable."""
+        """Deletes this model's pages from the storage tier. -> how many. Raises InvalidRequest where there is no
+        storage tier, Unavailable."""
         ...
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -140,17 +146,17 @@ class Controls(Protocol):
         ...
 
     def abort(self, prefix: str) -> int:
-        """Ends all requests whose id begins with `prefix`; their clients get what there is, with reason
-        abort. -> how many"""
+        """Ends all requests whose id begins with `prefix`; their clients get the tokens so far, with reason abort.
+        -> how many"""
         ...
 
-    def start_profile(self, wish: Profile) -> str:
-        """Ranks record where their time goes. -> the folder of what they will write. Raises InvalidRequest
-        when they do already."""
+    def start_profile(self, params: Profile) -> str:
+        """The ranks begin to record where their time goes. -> the folder that they will write to. Raises
+        InvalidRequest while they record a profile."""
         ...
 
     def stop_profile(self) -> str:
-        """They write it. -> the folder. Raises InvalidRequest."""
+        """The ranks write the profile. -> its folder. Raises InvalidRequest when none is recorded."""
         ...
 
     def open_session(
@@ -161,25 +167,27 @@ class Controls(Protocol):
         *,
         is_line: bool = False,
     ) -> str:
-        """-> its id. Raises InvalidRequest, Overloaded."""
+        """Opens a session for up to `capacity` tokens. `idle_s`: seconds without a request after which it is closed;
+        `is_line`: each request continues the last one. -> its id. Raises InvalidRequest, Overloaded."""
         ...
 
     def close_session(self, session_id: str) -> None:
-        """Raises NotFound."""
+        """Closes a session. Raises NotFound."""
         ...
 
 
 class MemoryControls(Protocol):
-    """What the ranks hold. Requests wait while it changes or anything is given back. All raise Busy while
-    requests run that are not paused, and Unavailable when the ranks cannot do it now."""
+    """The ranks' memory. Requests wait while it changes, and while any part is released. All methods raise Busy while
+    requests run that are not paused, and Unavailable when the ranks take no commands now."""
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """Gives the parts back, None: all. -> what is given back now. Raises InvalidRequest on a server that
-        keeps its memory."""
+        """Releases parts; None: all. -> the parts that are released now. Raises InvalidRequest on a server without
+        --enable-memory-saver."""
         ...
 
     async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        """Takes them again. -> what is still given back. As above."""
+        """Resumes parts; None: all. -> the parts that are still released. Raises InvalidRequest on a server without
+        --enable-memory-saver."""
         ...
 
     async def update_weights(
@@ -190,70 +198,78 @@ class MemoryControls(Protocol):
         *,
         flushes: bool = True,
     ) -> None:
-        """Other weights for the same model; `version` is what the API calls them. Without `flushes` cached
-        prefixes stay, as the weights so far computed them. Raises InvalidRequest for a checkpoint that is of
-        no use; nothing has happened then."""
+        """Replaces the weights by those of another checkpoint of the same model, which the API calls `version`.
+        Without `flushes`, cached prefixes stay as the present weights have computed them. Raises InvalidRequest
+        for a checkpoint that cannot be loaded, and changes nothing then."""
         ...
 
 
 class AdapterControls(Protocol):
-    """How adapters come and go."""
+    """Loading and unloading of LoRA adapters."""
 
     async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """Returns when requests may ask for it. Raises InvalidRequest for one that cannot be used,
+        """Loads an adapter; returns when requests may name it. Raises InvalidRequest for one that cannot be used,
         Unavailable."""
         ...
 
     async def unload(self, name: str) -> None:
-        """No new request gets it; returns when those that have it have ended. Raises InvalidRequest for an
+        """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest for an
         unknown name."""
         ...
 
 
 class Service(Protocol):
-    """The runtime as its faces see it. All methods are synchronous and run on the event loop."""
+    """The runtime as HTTP, gRPC and the library use it. All methods are synchronous and run on the event loop."""
 
     card: ModelCard
 
     @property
     def adapters(self) -> AdapterControls | None:
-        """None: this server has no adapters."""
+        """Loading and unloading of adapters; None: this server has no adapters (--enable-lora)."""
         ...
 
     @property
-    def control(self) -> Controls: ...
+    def control(self) -> Controls:
+        """What operators can do."""
+        ...
 
     @property
-    def memory_saver(self) -> MemoryControls: ...
+    def memory_saver(self) -> MemoryControls:
+        """The ranks' memory and weights."""
+        ...
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """Takes a request; its output goes to `sink`. Raises Overloaded or Unavailable, then `sink` is never
-        called.
+        """Takes a request; its output goes to `sink`. When this raises, `sink` is never called. Raises Overloaded,
+        Unavailable, NotFound for an unknown session, and InvalidRequest for an id that is open already, an
+        unknown adapter, or a task that is not the model's.
 
-        Wrong content (unknown token ids, a prompt too long, a template that fails) arrives as
+        Errors in the prompt (unknown token ids, too many tokens, a template that fails) arrive later, as
         `sink.fail(InvalidRequest)`.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """Ends a request now; its sink hears nothing after this returns. Unknown and finished ids are
-        ignored."""
+        """Ends a request; its sink gets nothing after this returns. Unknown and finished ids are ignored."""
         ...
 
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """What the runtime can do at this moment."""
+        ...
 
-    def load(self) -> Load: ...
+    def load(self) -> Load:
+        """How busy the runtime is now."""
+        ...
 
     def server_info(self) -> dict[str, Any]:
-        """Options in force (no secrets), version, limits, memory; JSON-serialisable."""
+        """Version, model, state, options in force (secrets hidden), and memory of each rank; JSON-serialisable."""
         ...
 
     def metrics(self) -> bytes:
-        """Prometheus text exposition."""
+        """All metrics in Prometheus text format."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for (may be half a character)."""
+        """The bytes that a token stands for, which may be part of a character."""
         ...
 
     def decode(self, token_ids: list[int], *, skip_special: bool = False) -> str:

@@ -1,7 +1,8 @@
 """From the plan to what each part of the runtime must know of it."""
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -9,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from runtime.admin.adapter_registry import Limits as LoraLimits
-from runtime.admin.adapter_registry import Loras, adapter_specs_of
+from runtime.admin.adapter_registry import AdapterRegistry, LoraLimits, adapter_specs_of
 from runtime.cache.host import HostConfig
 from runtime.cache.kv import CacheConfig
 from runtime.cache.states import StateConfig
 from runtime.cache.window import WindowConfig
 from runtime.errors import OptionsError
 from runtime.messages.constraint import GrammarSetup
+from runtime.messages.lora import LoadAdapter
 from runtime.messages.memory import WeightOffload
 from runtime.messages.ranks import Compiled, StartRank
 from runtime.messages.sampling import Limits, SamplingParams
@@ -29,17 +30,28 @@ from runtime.scheduling.lora_slots import LoraSlotConfig
 from runtime.scheduling.planner import Admission
 from runtime.scheduling.scheduler import SchedulerConfig
 from runtime.scheduling.waiting import OrderConfig
+from runtime.service import ModelCard
 from runtime.text.chat_templates import template_sources
 from runtime.text.template import ChatTemplates
 from runtime.text.tokenizer_files import read_files
 from runtime.text.vocabulary import Vocabulary
 
 
-def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
-    """Reads the adapters of --lora-paths. Raises OptionsError, ModelError."""
+async def no_ranks(load: LoadAdapter) -> None:
+    """Loads nothing: there are no ranks yet, or never will be."""
+
+
+def open_adapters(
+    plan: Plan,
+    model: ModelConfig,
+    load_on_ranks: Callable[[LoadAdapter], Awaitable[None]] = no_ranks,
+    forget: Callable[[int], None] = lambda adapter: None,
+) -> AdapterRegistry | None:
+    """Reads the adapters of --lora-paths; None without --enable-lora. The functions are those of AdapterRegistry.
+    Raises OptionsError, ModelError."""
     if not plan.lora.enable_lora:
         return None
-    return Loras(
+    return AdapterRegistry(
         model,
         plan.api.served_model_name,
         adapter_specs_of(plan.lora.lora_paths),
@@ -49,10 +61,12 @@ def open_loras(plan: Plan, model: ModelConfig) -> Loras | None:
             targets=plan.lora.lora_target_modules,
             max_loaded=plan.lora.max_loaded_loras,
         ),
+        load_on_ranks=load_on_ranks,
+        forget=forget,
     )
 
 
-def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> StartRank:
+def start_rank(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None = None) -> StartRank:
     """What the ranks must know of the plan."""
     return StartRank(
         device=plan.parallel.device,
@@ -90,7 +104,7 @@ def start_rank(plan: Plan, model: ModelConfig, loras: Loras | None = None) -> St
         piecewise_sizes=piecewise_sizes(plan),
         compiled=compiled(plan),
         trace_folder=mkdtemp(prefix="runtime-captures-") if plan.graphs.enable_profile_cuda_graph else "",
-        adapters=None if loras is None else loras.setup(),
+        adapters=None if adapters is None else adapters.setup(),
         offload_setup=WeightOffload(plan.memory.offload, plan.weights.enable_weights_cpu_backup),
         expert_steps=plan.expert_steps,
         config_overrides=plan.model.json_model_override_args,
@@ -172,6 +186,27 @@ def chat_templates(vocabulary: Vocabulary, choice: str, name: str | None) -> Cha
     )
 
 
+def model_card(plan: Plan, model: ModelConfig, adapters: AdapterRegistry | None) -> ModelCard:
+    """What clients may know of the served model. Raises OptionsError, ModelError."""
+    preferred = preferred_sampling(plan)
+    defaults = model.sampling_defaults if plan.api.sampling_defaults == "model" else {}
+    return ModelCard(
+        name=plan.api.served_model_name,
+        created=int(time.time()),
+        limits=limits(plan, model, plan.model.context_length),
+        sampling_defaults=defaults | preferred,
+        preferred=preferred,
+        pooling=model.pooling,
+        formats=answer_formats(plan),
+        has_tags=plan.kernels.grammar_backend == "xgrammar",
+        weight_version=plan.weights.weight_version,
+        storage=plan.tiers.hicache_storage_backend,
+        has_cache_report=plan.api.enable_cache_report,
+        adapters={} if adapters is None else adapters.cards,
+        reads_items_apart=plan.api.multi_item_scoring_delimiter is not None,
+    )
+
+
 def answer_formats(plan: Plan) -> Formats:
     """Raises OptionsError, ModelError."""
     sources = template_sources(
@@ -193,9 +228,14 @@ def scheduler_config(
     num_host_pages: int = 0,
     num_window_pages: int = 0,
     num_state_slots: int = 0,
+    *,
+    replica: int = 0,
+    num_replicas: int = 1,
 ) -> SchedulerConfig:
-    """What the scheduler must know of the plan; the numbers of pages are what the smallest rank holds."""
+    """What a scheduler must know of the plan; the numbers of pages are those of its smallest rank."""
     return SchedulerConfig(
+        replica=replica,
+        num_replicas=num_replicas,
         max_running=plan.schedule.max_running_requests,
         max_step_tokens=plan.schedule.max_step_tokens,
         max_len=plan.model.context_length,

@@ -10,10 +10,11 @@ from runtime.errors import Unavailable
 
 
 class Blocking:
-    """Keeps something open that lives on a loop. Close it, or use `with`."""
+    """Base of blocking APIs: keeps an async context manager open on the loop of its own thread. Close it, or use
+    `with`."""
 
     def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
-        """Raises what opening it raises."""
+        """Opens `inner`. Raises what opening it raises."""
         self._is_closed = False
         self._portal_context = start_blocking_portal("asyncio", {"use_uvloop": True})
         self._portal = self._portal_context.__enter__()
@@ -30,7 +31,7 @@ class Blocking:
         return self._portal.call(function, *args)
 
     def close(self) -> None:
-        """Ends what runs. Once is enough."""
+        """Closes the context manager and ends the thread. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

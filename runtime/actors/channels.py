@@ -1,9 +1,10 @@
-"""Bounded, typed channels between actors of one event loop: what is sent is received once, in order.
+"""What links the actors of one event loop: bounded, typed channels, signals and lists of listeners.
 
-A step sends one message, not one per token, and a receiver takes all that waits at once: one await moves any
-number of messages.
+A message that is sent to a channel is received once, in order. A step sends one message, not one per token,
+and a receiver takes all messages that wait at once: one await moves any number of messages.
 """
 
+from collections.abc import Callable
 from math import inf
 from typing import Generic, Self, TypeVar
 
@@ -24,8 +25,7 @@ class ChannelStatistics(Struct, frozen=True):
 class Channel(Generic[T]):
     """A queue of at most `capacity` messages; `math.inf` for control messages, which must never wait.
 
-    async for messages in channel:      a list of all that waits, again and again until the channel is closed and empty
-        ...
+    `async for messages in channel` gives lists of all waiting messages until the channel is closed and empty.
     """
 
     def __init__(self, capacity: float) -> None:
@@ -52,7 +52,7 @@ class Channel(Generic[T]):
         self._peak = max(self._peak, self._sent - self._received)
 
     async def drain(self) -> list[T]:
-        """Waits for one message, then takes all that wait. Raises anyio.EndOfStream when the channel is
+        """Waits for a message. -> all messages that wait then. Raises anyio.EndOfStream when the channel is
         closed and empty."""
         messages = [await self._receiver.receive()]
         try:
@@ -73,13 +73,52 @@ class Channel(Generic[T]):
 
     @property
     def statistics(self) -> ChannelStatistics:
+        """How many messages were sent, wait now, and have waited at most."""
         return ChannelStatistics(self._sent, max(self._sent - self._received, 0), self._peak)
 
     def close(self) -> None:
-        """Nothing can be sent any more; what waits can still be taken. Idempotent."""
+        """No message can be sent any more; waiting ones can still be taken. Idempotent."""
         self._sender.close()
 
     def discard(self) -> None:
-        """Closes both ends; what waits is gone. For the owner, when no receiver will come. Idempotent."""
+        """Closes both ends and drops waiting messages. For the owner, when no receiver is left. Idempotent."""
         self._sender.close()
         self._receiver.close()
+
+
+class Signal:
+    """An event that can be waited for again and again: each `wait` returns once `set` was called since the
+    last one."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Wakes the task that waits, or the next one that does."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Returns when the signal is set, and clears it."""
+        await self._event.wait()
+        self._event = anyio.Event()
+
+
+class Listeners(Generic[T]):
+    """Functions to call with each event of one kind, in the order in which they subscribed."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[T], None]] = []
+
+    def subscribe(self, listener: Callable[[T], None]) -> None:
+        """`listener` is called with each event from now on; it must not wait or raise."""
+        self._listeners.append(listener)
+
+    def notify(self, event: T) -> None:
+        """Calls all listeners before it returns."""
+        for listener in self._listeners:
+            listener(event)

@@ -1,4 +1,4 @@
-"""What the processes that we start inherit."""
+"""The environment of child processes."""
 
 import os
 import site
@@ -6,8 +6,9 @@ from pathlib import Path
 
 
 def environment(num_threads: int | None) -> dict[str, str]:
-    """A rank's environment: the parent's, and what libraries read from it when they are imported."""
-    chosen = {
+    """A child's environment: the parent's, and variables that libraries read when they are imported.
+    `num_threads`: threads of OpenMP and MKL; None: their default."""
+    variables = {
         "GLOO_SOCKET_IFNAME": "lo",  # ranks of one machine; its host name may resolve to nothing
         # `import torch` would import torch_npu, and fail with it; a device imports its own
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -15,9 +16,9 @@ def environment(num_threads: int | None) -> dict[str, str]:
         **os.environ,
     }
     if num_threads is not None:
-        chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
+        variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
     root = str(Path(__file__).resolve().parents[2])  # last on the path, in case this package is not installed
-    paths = [path for path in chosen.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in paths and root not in site.getsitepackages():
         paths.append(root)
-    return chosen | {"PYTHONPATH": os.pathsep.join(paths)}
+    return variables | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -3,7 +3,7 @@ pass.
 
 Knows text, stop strings and sinks; knows nothing of pages, slots or ranks. A sequence lives here from Opened
 until it has ended: by the scheduler's word (eos, stop token, length, abort), by a stop string found here, or
-because its request left Outputs.
+because its request left OpenRequests.
 
 What counts as output: the token that ends a sequence (eos or a stop token) is in `token_ids`, in
 `completion_tokens` and in `logprobs`; its text is left out, unless `include_stop` asks for it. Tokens after a
@@ -16,20 +16,11 @@ import numpy as np
 
 from runtime import log
 from runtime.actors.channels import Channel
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, TooLarge, Unavailable
 from runtime.messages.requests import NO_SOURCES, Delta, Finish, FinishReason, Request, Sink
 from runtime.messages.sampling import SamplingParams
-from runtime.messages.scheduler import (
-    Abort,
-    Ended,
-    Opened,
-    Refused,
-    StepTokens,
-    Stopped,
-    ToDetokenizer,
-    ToScheduler,
-)
+from runtime.messages.scheduler import Abort, Ended, Opened, Refused, StepTokens, Stopped, ToDetokenizer
 from runtime.text.detokenize import TextStream
 from runtime.text.regex import RegexSearch, StopRegexes
 from runtime.text.stops import StopSearch, StopStrings
@@ -183,18 +174,18 @@ class DetokenizerActor:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        outputs: Outputs,
+        open_requests: OpenRequests,
         inbox: Channel[ToDetokenizer],
-        to_scheduler: Callable[[ToScheduler], None],
+        to_scheduler: Callable[[Stopped | Abort], None],
     ) -> None:
         self._vocabulary = vocabulary
-        self._outputs = outputs
+        self._open_requests = open_requests
         self._inbox = inbox
         self._to_scheduler = to_scheduler
         self._sequences: dict[int, SequenceOutput] = {}
         self._requests: dict[str, set[int]] = {}  # ids of the sequences that have not ended
         self._log = log.get("detokenizer")
-        outputs.on_close(self._forget)
+        open_requests.closed.subscribe(self._forget)
 
     @property
     def num_open(self) -> int:
@@ -214,10 +205,10 @@ class DetokenizerActor:
             case Opened(request=request, sequence_ids=ids):
                 self._open(request, ids)
             case Refused(request_id=request_id, status=status, message=text, param=param):
-                self._outputs.fail(request_id, REFUSALS.get(status, InternalFault)(text, param=param))
+                self._open_requests.fail(request_id, REFUSALS.get(status, InternalFault)(text, param=param))
 
     def _open(self, request: Request, sequence_ids: list[int]) -> None:
-        sink = self._outputs.find(request.id)
+        sink = self._open_requests.find(request.id)
         if sink is None:
             return  # aborted while it was tokenised or on its way
         params = request.params
@@ -272,7 +263,7 @@ class DetokenizerActor:
             unfinished = self._requests[sequence.request.id]
             unfinished.discard(sequence.id)
             if not unfinished:
-                self._outputs.close(sequence.request.id)
+                self._open_requests.close(sequence.request.id)
         sequence.sink.push(delta)
 
     def _give_up(self, sequence: SequenceOutput) -> None:
@@ -280,8 +271,9 @@ class DetokenizerActor:
         other."""
         request_id = sequence.request.id
         self._log.exception("a step's output could not be delivered", request=request_id, exc_info=True)
-        if self._outputs.close(request_id) is not None:
-            self._to_scheduler(Abort(request_id))
+        if request_id in self._open_requests:
+            self._to_scheduler(Abort(request_id))  # before `close`, which forgets the request's replica
+            self._open_requests.close(request_id)
         try:
             sequence.sink.fail(
                 InternalFault(

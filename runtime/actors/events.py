@@ -27,7 +27,6 @@ from runtime.options.groups.observe import KVEvents
 
 END = b"\xff" * 8  # minus one
 YIELD_EVERY = 64  # batches of a replay between two looks at everything else
-RANK = 0  # of the data-parallel replicas; there is one
 
 
 class EventBatch(Struct, frozen=True, array_like=True):
@@ -41,10 +40,12 @@ class EventBatch(Struct, frozen=True, array_like=True):
 class EventsActor:
     """Takes CacheEvents through `offer`; owns the sockets until `close`."""
 
-    def __init__(self, config: KVEvents, metrics: Metrics) -> None:
-        """Opens the sockets. Raises OptionsError."""
+    def __init__(self, config: KVEvents, metrics: Metrics, replica: int = 0) -> None:
+        """Opens the sockets. `replica` is the replica's index, and is added to the ports of TCP endpoints. Raises
+        OptionsError."""
         self._zmq = _zmq()
         self._context = self._zmq.Context()
+        self._replica = replica
         self._topic = config.topic.encode()
         self._metrics = metrics
         self._inbox = Channel[CacheEvents](config.max_queue_size)
@@ -88,6 +89,7 @@ class EventsActor:
 
     def _open(self, kind: int, endpoint: str, hwm: int, *, binds: bool) -> tuple[str, Any]:
         """-> the endpoint with the port that was taken, and the socket"""
+        endpoint = _of_replica(endpoint, self._replica)
         socket = self._context.socket(kind)
         socket.set_hwm(hwm)
         try:
@@ -102,7 +104,7 @@ class EventsActor:
         return socket.getsockopt_string(self._zmq.LAST_ENDPOINT), socket
 
     def _publish(self, events: CacheEvents) -> None:
-        body = self._encoder.encode(EventBatch(time.time(), events.events, RANK))
+        body = self._encoder.encode(EventBatch(time.time(), events.events, self._replica))
         self._sent.append((events.number, body))
         self._publisher.send_multipart(
             (self._topic, events.number.to_bytes(8, "big"), body), self._zmq.NOBLOCK
@@ -135,6 +137,17 @@ class EventsActor:
             if count % YIELD_EVERY == 0:
                 await anyio.sleep(0)
         replays.send_multipart((reader, b"", END, b""), self._zmq.NOBLOCK)
+
+
+def _of_replica(endpoint: str, replica: int) -> str:
+    """Each replica publishes at an endpoint of its own: the port goes up by its index, other addresses get it as a
+    suffix."""
+    address, _, port = endpoint.rpartition(":")
+    if not replica or port == "*":
+        return endpoint
+    if endpoint.startswith("tcp://") and port.isdecimal():
+        return f"{address}:{int(port) + replica}"
+    return f"{endpoint}_dp{replica}"
 
 
 def _binds(endpoint: str) -> bool:

@@ -1,5 +1,5 @@
-"""Has the ranks capture steps, between the steps and when nothing is to do. What to capture is in
-scheduling/graph_captures.py."""
+"""Has the ranks capture steps as graphs, between other steps and when they are idle. What to capture is decided
+in scheduling/graph_captures.py."""
 
 from collections.abc import Sequence
 from time import monotonic
@@ -13,35 +13,39 @@ from runtime.scheduling.scheduler import Scheduler
 
 
 class CapturingRanks(Protocol):
-    """What it needs of the ranks of one generation (actors/ranks.py)."""
+    """The ranks of one generation (actors/ranks.py), as far as captures concern them."""
 
-    captured: list[Captured]  # answers that have come; the ranks wake whoever waits for results
-    num_changes: int  # that no captured graph outlives
+    captured: list[Captured]  # replies that have come
+    num_changes: int  # changes of memory, after which steps must be captured again
 
-    def submit(self, plan: Capture) -> bool: ...
+    def submit(self, plan: Capture) -> bool:
+        """Sends a command to all ranks. False: there is no room now."""
+        ...
 
 
-class Capturing:
-    """Looked at after each round of the scheduler. One capture is asked for at a time, of the first kind that
-    has one to ask for."""
+class GraphCapturing:
+    """Observes each round of the scheduler, and asks for one capture at a time, of the first kind that has one
+    left."""
 
     def __init__(self, captures: Sequence[Captures], metrics: Metrics) -> None:
+        """`captures`: one for each kind of graph."""
         self._captures = {each.unit: each for each in captures}
         self._metrics = metrics
         self._ranks: tuple[CapturingRanks, int] | None = None
-        self._seen = (0, 0, 0)  # steps, those with prompts in them, tokens of these prompts
+        self._counted = (0, 0, 0)  # steps so far, those with prompts in them, tokens of these prompts
         self._log = log.get("graphs")
 
-    def look(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
+    def observe(self, scheduler: Scheduler, ranks: CapturingRanks) -> None:
+        """Takes replies, and asks for the next capture if there is one to ask for now."""
         kinds = self._captures.values()
         if (ranks, ranks.num_changes) != self._ranks:
             if self._ranks is not None and self._ranks[0] is not ranks:
-                self._hear(self._ranks[0])  # they may have ended over a capture
+                self._take_replies(self._ranks[0])  # they may have ended in a capture
             for captures in kinds:
                 captures.restart()
             self._ranks = ranks, ranks.num_changes
-        self._hear(ranks)
-        self._ran(scheduler)
+        self._take_replies(ranks)
+        self._count_steps(scheduler)
         if (
             scheduler.is_suspended
             or all(kind.is_complete for kind in kinds)
@@ -56,44 +60,45 @@ class Capturing:
                     captures.unsent()
                 return
 
-    def _ran(self, scheduler: Scheduler) -> None:
-        """Notes which sizes would have been used: between two looks there are so few steps that they count as
-        alike."""
+    def _count_steps(self, scheduler: Scheduler) -> None:
+        """Counts which sizes would have been used: the few steps between two rounds count as alike."""
         totals, rows = scheduler.totals, scheduler.roster.num_running
         now = (totals.steps, totals.prompt_steps, totals.known_tokens)
-        steps, with_prompts, known = (after - before for after, before in zip(now, self._seen, strict=True))
-        self._seen = now
+        steps, with_prompts, known = (
+            after - before for after, before in zip(now, self._counted, strict=True)
+        )
+        self._counted = now
         if "sequences" in self._captures:
             self._captures["sequences"].ran(rows, steps - with_prompts)
         if with_prompts and "tokens" in self._captures:
             self._captures["tokens"].ran(known // with_prompts + rows, with_prompts)
 
-    def _hear(self, ranks: CapturingRanks) -> None:
+    def _take_replies(self, ranks: CapturingRanks) -> None:
         while ranks.captured:
-            answer = ranks.captured.pop(0)
-            self._captures[answer.unit].answered(answer, monotonic())
-            self._tell(answer, self._captures[answer.unit])
+            reply = ranks.captured.pop(0)
+            self._captures[reply.unit].answered(reply, monotonic())
+            self._log_reply(reply, self._captures[reply.unit])
 
-    def _tell(self, answer: Captured, captures: Captures) -> None:
-        size: dict[str, int] = {answer.unit: answer.size}
-        self._metrics.capture_s.add(answer.seconds)
-        if answer.error:
+    def _log_reply(self, reply: Captured, captures: Captures) -> None:
+        size: dict[str, int] = {reply.unit: reply.size}
+        self._metrics.capture_s.add(reply.seconds)
+        if reply.error:
             self._metrics.capture_failures.add(1)
             self._log.warning(
-                "steps of this size, and of larger ones that are not captured yet, are launched kernel by kernel: they could "
-                "not be captured",
+                "steps of this size could not be captured: they, and those of larger sizes that are not captured "
+                "yet, are launched kernel by kernel",
                 **size,
-                reason=answer.error,
+                reason=reply.error,
             )
             return
-        (
-            self._metrics.captured_sizes if answer.unit == "sequences" else self._metrics.captured_piecewise
-        ).set(len(captures.done))
+        (self._metrics.captured_sizes if reply.unit == "sequences" else self._metrics.captured_piecewise).set(
+            len(captures.done)
+        )
         self._log.info(
             "captured",
             **size,
-            seconds=round(answer.seconds, 3),
-            mib=round(answer.num_bytes / 2**20, 1),
+            seconds=round(reply.seconds, 3),
+            mib=round(reply.num_bytes / 2**20, 1),
             done=len(captures.done),
             of=len(captures.sizes),
         )

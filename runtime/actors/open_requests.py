@@ -1,25 +1,25 @@
-"""The open requests of one runtime: where the output of each goes. Whoever takes a request out of here ends
-it, so it ends once.
+"""The open requests of one runtime, and the sink of each. The actor that takes a request out of here ends it, so
+that it ends once.
 
-    router       opens; closes on abort          (the sink hears nothing more)
-    tokenizer    fails what cannot be tokenised
-    detokenizer  closes what has finished; fails what the scheduler refused
+    router       opens; closes on abort (the sink gets nothing more)
+    tokenizer    fails requests that cannot be tokenised
+    detokenizer  closes finished requests; fails those that the scheduler refused
 """
 
-from collections.abc import Callable
-
+from runtime.actors.channels import Listeners
 from runtime.errors import InvalidRequest, RequestError
 from runtime.messages.requests import Sink
 
 
-class Outputs:
+class OpenRequests:
     """Sinks by request id. Lives on the event loop; every method is synchronous."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: Listeners[str] | None = None) -> None:
+        """`closed` is notified with the id of each request that leaves, before `close` returns."""
+        self.closed = Listeners[str]() if closed is None else closed
         self._sinks: dict[str, Sink] = {}
         # id() of the submitted object: a request id may be used again before its first object has left a queue
         self._submitted: dict[str, int] = {}
-        self._listeners: list[Callable[[str], None]] = []
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -29,11 +29,11 @@ class Outputs:
 
     @property
     def ids(self) -> list[str]:
-        """Of the open requests, oldest first."""
+        """Ids of the open requests, oldest first."""
         return list(self._sinks)
 
     def open(self, request_id: str, sink: Sink, request: object = None) -> None:
-        """Raises InvalidRequest when a request of this id is open."""
+        """Adds a request. Raises InvalidRequest when a request with this id is open."""
         if request_id in self._sinks:
             raise InvalidRequest(
                 "a request with this id is running; choose another id or wait for its end", param="id"
@@ -43,23 +43,19 @@ class Outputs:
             self._submitted[request_id] = id(request)
 
     def awaits(self, request_id: str, request: object) -> bool:
-        """Whether the request is open, and was opened with this object, which is still alive."""
+        """Whether the request is open and was opened with this very object."""
         return request_id in self._sinks and self._submitted.get(request_id, id(request)) == id(request)
 
     def find(self, request_id: str) -> Sink | None:
+        """The sink of an open request; None when it is not open."""
         return self._sinks.get(request_id)
 
-    def on_close(self, listener: Callable[[str], None]) -> None:
-        """`listener(request_id)` is called whenever a request leaves, before `close` returns."""
-        self._listeners.append(listener)
-
     def close(self, request_id: str) -> Sink | None:
-        """Takes a request out. -> its sink, for the caller to end; None when it is not open (any more)"""
+        """Takes a request out. -> its sink, for the caller to end; None when it is not open"""
         sink = self._sinks.pop(request_id, None)
         self._submitted.pop(request_id, None)
         if sink is not None:
-            for listener in self._listeners:
-                listener(request_id)
+            self.closed.notify(request_id)
         return sink
 
     def fail(self, request_id: str, error: RequestError) -> bool:

@@ -1,4 +1,4 @@
-"""What the ranks of one generation say of something that they were all told."""
+"""Replies of the ranks of one generation to commands that they answer one by one."""
 
 from typing import Generic, Protocol, TypeVar
 
@@ -7,42 +7,46 @@ import anyio
 from runtime.errors import Unavailable
 
 
-class Answer(Protocol):
-    """What one rank says, with the id of what it was told."""
+class Reply(Protocol):
+    """A rank's reply, with the id of the command."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Number of the command."""
+        ...
 
 
-T = TypeVar("T", bound=Answer)
+R = TypeVar("R", bound=Reply)
 
 
-class Answers(Generic[T]):
-    """Something is answered when every rank has said what became of it."""
+class RankReplies(Generic[R]):
+    """Collects replies of one type until `num_ranks` ranks have answered a command."""
 
     def __init__(self, num_ranks: int) -> None:
+        """`num_ranks`: how many ranks answer each command."""
         self._num_ranks = num_ranks
-        self._said: dict[int, list[T]] = {}
-        self._news = anyio.Event()
-        self.is_over = False
+        self._replies: dict[int, list[R]] = {}
+        self._changed = anyio.Event()
+        self._is_over = False
 
-    def add(self, answer: T) -> None:
-        self._said.setdefault(answer.id, []).append(answer)
-        self._tell()
+    def add(self, reply: R) -> None:
+        """A rank has answered."""
+        self._replies.setdefault(reply.id, []).append(reply)
+        self._notify()
 
     def end(self) -> None:
-        """A rank has ended: no more will come from it."""
-        self.is_over = True
-        self._tell()
+        """A rank has ended: no more replies will come from it."""
+        self._is_over = True
+        self._notify()
 
-    async def wait(self, id: int) -> list[T]:
-        """Returns when all ranks have answered. Raises Unavailable when they never will."""
-        while len(self._said.get(id, ())) < self._num_ranks:
-            if self.is_over:
+    async def wait(self, command_id: int) -> list[R]:
+        """Returns the replies when all ranks have answered. Raises Unavailable when a rank has ended."""
+        while len(self._replies.get(command_id, ())) < self._num_ranks:
+            if self._is_over:
                 raise Unavailable("the ranks ended meanwhile; try again in a moment")
-            await self._news.wait()
-        return self._said.pop(id)
+            await self._changed.wait()
+        return self._replies.pop(command_id)
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

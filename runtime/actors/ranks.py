@@ -5,9 +5,9 @@
     Ranks.results ◄──────────────────────────
                      results (a ring per rank)
 
-Everything it waits for is a descriptor on the loop: rings by their eventfds, processes by pidfds. So there
-are no threads, no SIGCHLD and no signal handlers, and it works in other people's loops. What it opens has no
-name in any file system. Ranks are killed by the kernel when the thread that started them ends: start and stop
+All waiting is for descriptors on the loop: rings by their eventfds, processes by pidfds. So there are no
+threads, no SIGCHLD and no signal handlers, and it works in the loop of any application. Nothing that it opens
+has a name in a file system. The kernel kills the ranks when the thread that started them ends: start and stop
 them on one loop.
 
 A rank that died is not started again here: a new generation is a new Ranks (actors/supervisor.py).
@@ -25,8 +25,7 @@ import anyio
 import msgspec
 
 from runtime.actors.child_environment import environment
-from runtime.actors.expert_counts import CountAnswers
-from runtime.actors.rank_replies import Answers
+from runtime.actors.rank_replies import RankReplies
 from runtime.errors import RankDied, RingError, StartError
 from runtime.messages.codec import Wire
 from runtime.messages.lora import AdapterLoaded, LoadAdapter
@@ -58,7 +57,7 @@ KILL_S = 10.0  # after SIGKILL: a process that a device driver holds cannot be w
 
 
 class _Rank:
-    """One rank: its process, and what it has said."""
+    """One rank: its process, and the messages that it has sent about itself."""
 
     def __init__(
         self,
@@ -66,10 +65,7 @@ class _Rank:
         process: subprocess.Popen[bytes],
         pidfd: int,
         reader: ring.Reader,
-        captured: list[Captured],
-        adapters: Answers[AdapterLoaded],
-        counts: CountAnswers,
-        memory_reports: Answers[MemoryReport],
+        replies: "_Replies",
     ) -> None:
         self.index = index
         self.process = process
@@ -79,14 +75,12 @@ class _Rank:
         self.ready: RankReady | None = None
         self.failed: RankFailed | None = None
         self.exited = asyncio.Event()
-        self.captured = captured
-        self.adapters = adapters
-        self.counts = counts
-        self.memory_reports = memory_reports
+        self._replies = replies
         self._wire = Wire[FromRank](FromRank)
 
-    def hear(self) -> list[StepResult]:
-        """Takes all that the rank has said; keeps what is about itself and returns the rest."""
+    def receive(self) -> list[StepResult]:
+        """Takes all messages that the rank has sent: keeps those about itself. -> results of steps"""
+        replies = self._replies
         results: list[StepResult] = []
         try:
             while (body := self.reader.read_nowait()) is not None:
@@ -94,13 +88,13 @@ class _Rank:
                     case StepResult() as result:
                         results.append(result)
                     case Captured() as captured:
-                        self.captured.append(captured)
+                        replies.captured.append(captured)
                     case AdapterLoaded() as loaded:
-                        self.adapters.add(loaded)
+                        replies.adapters.add(loaded)
                     case ExpertCounts() as counts:
-                        self.counts.add(counts)
-                    case MemoryReport() as memory_reports:
-                        self.memory_reports.add(memory_reports)
+                        replies.counts.add(counts)
+                    case MemoryReport() as report:
+                        replies.memory_reports.add(report)
                     case LoadProgress() as progress:
                         self.progress.append(progress)
                     case RankReady() as ready:
@@ -112,7 +106,7 @@ class _Rank:
         return results
 
     def give_up(self, error: RingError) -> None:
-        """Nothing that follows in a broken ring can be read: the rank ends, and its death tells why."""
+        """Ends the rank, with `error` as the reason: the rest of a broken ring cannot be read."""
         if self.failed is None:
             self.failed = RankFailed(self.index, str(error), False)
         self.process.kill()
@@ -121,23 +115,40 @@ class _Rank:
         return RankDied(self.index, self.process.returncode, self.failed.message if self.failed else "")
 
 
+class _Replies:
+    """Replies of all ranks of a generation to commands."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.captured: list[Captured] = []
+        self.adapters = RankReplies[AdapterLoaded](num_ranks)
+        self.counts = RankReplies[ExpertCounts](1)
+        self.memory_reports = RankReplies[MemoryReport](num_ranks)
+
+    def end(self) -> None:
+        """A rank has ended."""
+        self.adapters.end()
+        self.counts.end()
+        self.memory_reports.end()
+
+
 class Ranks:
     """The ranks of one generation. Use it on one event loop; only `start` and `stop` wait."""
 
     def __init__(
         self, start: StartRank, *, generation: int = 1, ring_bytes: int = ring.DEFAULT_BYTES
     ) -> None:
-        """`start.rendezvous` is set here. Each rank inherits its own of `start.host_fds`, which stay the
-        caller's. `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each
-        ring, a multiple of 32; longer messages travel in parts.
+        """`start.rendezvous` is set here. Rank i inherits `start.host_fds[i]`; the descriptors stay the caller's.
+        `generation` is at least 1: fresh memory is of generation 0. `ring_bytes`: size of each ring, a multiple
+        of 32; longer messages travel in parts.
         """
         # the first rank that ended while it was needed, once all were ready
         self.died: RankDied | None = None
-        self.captured: list[Captured] = []  # what became of captures; whoever reads it empties it
-        self.adapters = Answers[AdapterLoaded](start.tp_size)
-        self.counts = CountAnswers()
-        self.memory_reports = Answers[MemoryReport](start.tp_size)
-        self.num_changes = 0  # that no captured graph outlives
+        self._replies = _Replies(start.tp_size)
+        self.captured = self._replies.captured  # results of captures; the reader removes them
+        self.adapters = self._replies.adapters
+        self.counts = self._replies.counts  # of rank 0 alone
+        self.memory_reports = self._replies.memory_reports
+        self.num_changes = 0  # changes of memory, after which steps must be captured again
         self._start = start
         self._generation = generation
         self._ring_bytes = ring_bytes
@@ -146,13 +157,19 @@ class Ranks:
         self._resources = ExitStack()
         self._results: list[StepResult] = []
         self._wake: Callable[[], None] | None = None
-        self._changed = asyncio.Event()  # while starting: something was said, or a rank ended
+        self._changed = asyncio.Event()  # while starting: a message has come, or a rank has ended
         self._is_ready = False
         self._is_stopping = False
         self._stopped = asyncio.Event()
 
     @property
+    def is_serving(self) -> bool:
+        """Whether the ranks take steps and commands: all are ready and alive, and are not being stopped."""
+        return self._is_ready and not self._is_stopping and self.died is None
+
+    @property
     def pids(self) -> list[int]:
+        """Process ids, in order of the ranks."""
         return [rank.process.pid for rank in self._ranks]
 
     async def start(self, on_progress: Callable[[LoadProgress], None]) -> list[RankReady]:
@@ -190,12 +207,9 @@ class Ranks:
         | ChangeMemory
         | UpdateWeights,
     ) -> bool:
-        """Hands a step, one to capture, a wish for a profile, a grammar to prepare, an adapter, a question or
-        what to hold to all ranks. False: the rings are full; try again at the next wake.
-
-        There will be one, because a full ring holds steps whose results are still to come. Raises RankDied
-        after a death.
-        """
+        """Sends a step or a command to all ranks. False: the rings are full; try again at the next wake. There
+        will be one, because a full ring holds steps whose results are still to come. Raises RankDied after a
+        death."""
         assert self._is_ready and not self._is_stopping, "ranks take plans between start and stop"
         if self.died is not None:
             raise self.died
@@ -203,14 +217,12 @@ class Ranks:
         return self._plans.try_publish(self._to_ranks.encode(plan))
 
     def results(self) -> list[StepResult]:
-        """The results that came since the last call, in order of their steps; their arrays belong to the
-        caller."""
+        """Results that have come since the last call, in order of their steps; the caller owns their arrays."""
         results, self._results = self._results, []
         return results
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called on the loop, and must not raise, when results have come and once when `died` is
-        set."""
+        """`wake` is called on the loop when results have come, and once when `died` is set. It must not raise."""
         self._wake = wake
 
     def dump_stacks(self) -> None:
@@ -219,7 +231,7 @@ class Ranks:
             rank.process.send_signal(PEEK_SIGNAL)
 
     async def abandon(self, reason: str) -> None:
-        """Gives up ranks that hang: each writes its stack to the log and ends; `died` tells the reason."""
+        """Ends ranks that hang: each writes its stack to the log; `died` has the reason."""
         with anyio.CancelScope(shield=True):
             for rank in self._ranks:
                 if rank.failed is None:
@@ -230,8 +242,8 @@ class Ranks:
                 rank.process.kill()
 
     async def stop(self) -> None:
-        """Ends all ranks, kindly first, and closes every descriptor. May be called at any time and more than
-        once.
+        """Ends all ranks, by StopRank first, then by signals, and closes every descriptor. May be called at any
+        time and more than once.
 
         Takes at most STOP_S + TERM_S + KILL_S; a process that outlives SIGKILL, held by a device driver, is
         left to the kernel.
@@ -313,9 +325,7 @@ class Ranks:
         )  # Ctrl-C is for the parent, from the first moment on
         pidfd = os.pidfd_open(process.pid)
         self._resources.callback(os.close, pidfd)
-        rank = _Rank(
-            index, process, pidfd, reader, self.captured, self.adapters, self.counts, self.memory_reports
-        )
+        rank = _Rank(index, process, pidfd, reader, self._replies)
         self._ranks.append(rank)
         for fd, callback in ((pidfd, self._on_exit), (reader.fileno(), self._on_data)):
             loop.add_reader(fd, callback, rank)
@@ -332,7 +342,7 @@ class Ranks:
     # ── on the loop ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_data(self, rank: _Rank) -> None:
-        results = rank.hear()
+        results = rank.receive()
         self._changed.set()
         self._results += results
         if results or self.captured:
@@ -348,14 +358,12 @@ class Ranks:
                 rank.give_up(error)
 
     def _on_exit(self, rank: _Rank) -> None:
-        """Called once for each rank: what it said last comes first, then its death."""
+        """Called once for each rank: takes its last messages, then notes its death."""
         asyncio.get_running_loop().remove_reader(rank.pidfd)
         self._on_data(rank)
         rank.process.wait()
         rank.exited.set()
-        self.adapters.end()
-        self.counts.end()
-        self.memory_reports.end()
+        self._replies.end()
         if self._is_ready and not self._is_stopping and self.died is None:
             self.died = rank.death()
             if self._wake is not None:

@@ -5,20 +5,19 @@ The actor outlives the ranks: `run` takes messages in all the time, `drive` runs
 ranks until it dies, and between two generations requests wait (actors/supervisor.py).
 
 At most `depth` steps are in flight. With two, step n+1 is planned and lies in the ring before step n's tokens
-are known, so the ranks never wait for the event loop (the overlap scheduler of the field, as an async
-pipeline).
+are known, so the ranks never wait for the event loop (an overlap scheduler, as an async pipeline).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 from msgspec import structs
 
 from runtime import log
-from runtime.actors.channels import Channel
+from runtime.actors.channels import Channel, Signal
 from runtime.cache.audit import Findings
 from runtime.cache.journal import CacheEvents
 from runtime.errors import Busy, InvalidRequest, RankDied
@@ -50,10 +49,9 @@ from runtime.scheduling.upkeep import Upkeep
 
 AUDIT_EVERY_S = 10.0  # at most, when there is nothing else to do
 
-
 FAILINGS = {
     Failing.GRAMMAR: "the constraint could not be followed to its end; simplify it",
-    Failing.PROCESSOR: "the logit processor failed; the server's log has the details beside {id}",
+    Failing.PROCESSOR: "the logit processor failed; the server's log has the details under {id}",
 }
 
 
@@ -63,19 +61,20 @@ class Steps(Protocol):
     died: RankDied | None  # set once, when a rank is lost
 
     def submit(self, plan: StepPlan) -> bool:
-        """Hands the plan over, or returns False when there is no room now; `set_wake`'s callback tells when
-        to try again."""
+        """Hands the plan over. False: there is no room now; try again when `set_wake`'s callback is called."""
         ...
 
     def results(self) -> list[StepResult]:
         """Results that have arrived, oldest first."""
         ...
 
-    def set_wake(self, wake: Callable[[], None]) -> None: ...
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """`wake` is called when results have come or a rank has died."""
+        ...
 
 
 class Storage(Protocol):
-    """The tier outside this process, told what it must know at once; actors/storage.py is one."""
+    """The storage tier, as far as the scheduler actor calls it; actors/storage.py is one."""
 
     def saved(self) -> None:
         """Pages may have come to host memory."""
@@ -86,7 +85,10 @@ class Storage(Protocol):
         ...
 
 
-class SchedulerActor:
+S = TypeVar("S", bound=Steps)
+
+
+class SchedulerActor(Generic[S]):
     """Owns the scheduler. Messages in: those of ToScheduler. Out: Opened, StepTokens, Refused."""
 
     def __init__(
@@ -98,11 +100,14 @@ class SchedulerActor:
         limits: Limits,
         depth: int,
         meter: Meter,
+        signal: Signal | None = None,
+        storage: Storage | None = None,
         publish: Callable[[CacheEvents], None] | None = None,
-        look: Callable[[Scheduler, Any], None] | None = None,
+        observers: Iterable[Callable[[Scheduler, S], None]] = (),
     ) -> None:
-        """`publish` takes what the scheduler's journal collects; `look` sees the scheduler and its ranks
-        after each round. They must not wait or raise."""
+        """`signal` starts a round of the pipeline, as when `storage` has brought pages; `publish` takes what the
+        scheduler's journal has collected; `observers` are called with the scheduler and the ranks after each
+        round. None of them may wait or raise."""
         self.scheduler = scheduler
         self.limits = limits
         self.depth = depth
@@ -110,21 +115,14 @@ class SchedulerActor:
         self._outbox = outbox
         self._meter = meter
         self._publish = publish
-        self._look = look
-        self._wake = anyio.Event()
+        self._observers = tuple(observers)
+        self._wake = signal or Signal()
         self._armed = anyio.Event()  # there is a new deadline
         self._upkeep = Upkeep(scheduler)
         self._audited_s = -AUDIT_EVERY_S
         self._unsent: StepPlan | None = None  # planned, but the ring was full
-        self._storage: Storage | None = None
-        self._pausing: list[Pause | SuspendPlanning] = []  # to be answered when no step is in flight
-
-    def attach(self, storage: Storage) -> None:
-        """There is a storage tier, which calls `wake` when it has brought pages."""
         self._storage = storage
-
-    def wake(self) -> None:
-        self._wake.set()
+        self._pausing: list[Pause | SuspendPlanning] = []  # to be answered when no step is in flight
 
     async def run(self) -> None:
         """Takes messages in until cancelled."""
@@ -147,7 +145,7 @@ class SchedulerActor:
             for message in await self._inbox.drain():
                 match message:
                     case Arrive(request=request):
-                        await self._send(self._take_in(request))
+                        await self._send(self._add(request))
                     case Abort(request_id=request_id):
                         self.scheduler.abort(request_id)
                     case Stopped(sequence_ids=ids):
@@ -156,20 +154,20 @@ class SchedulerActor:
                     case Pause(mode=mode):
                         pause(self.scheduler, mode)
                         self._pausing.append(message)
-                        self._tell_paused()
+                        self._answer_pauses()
                     case SuspendPlanning(drops_pages=drops_pages):
                         if (busy := suspend(self.scheduler, drops_pages=drops_pages)) is not None:
                             message.answer(busy)
                         else:
                             self._pausing.append(message)
-                            self._tell_paused()
+                            self._answer_pauses()
                     case ResumePlanning():
                         resume_planning(self.scheduler)
                     case Unload(adapter=adapter):
                         self.scheduler.roster.lora_slots.unload(adapter, self.scheduler.roster.live.values())
                     case Continue():
                         unpause(self.scheduler)
-                        self._tell_paused()
+                        self._answer_pauses()
                     case Flush(answer=answer):
                         freed = flush(self.scheduler)
                         answer(
@@ -182,8 +180,8 @@ class SchedulerActor:
                         )
             self._wake.set()
 
-    def _tell_paused(self) -> None:
-        """Answers those who pause when the last step is back, or when there is no pause any more."""
+    def _answer_pauses(self) -> None:
+        """Answers pauses when no step is in flight any more, or when there is no pause any more."""
         is_still = not self.scheduler.num_in_flight
         if self._pausing and (is_still or not (self.scheduler.is_paused or self.scheduler.is_suspended)):
             pausing, self._pausing = self._pausing, []
@@ -192,7 +190,7 @@ class SchedulerActor:
                     lose_pages(self.scheduler)
                 waiting.answer(None)
 
-    def _take_in(self, request: Request) -> Opened | Refused:
+    def _add(self, request: Request) -> Opened | Refused:
         if self.limits.cuts:  # the pages hold less than the tokenizer's limit where memory is short
             request = structs.replace(request, prompt_ids=cut(request.prompt_ids, self.limits))
         try:
@@ -208,13 +206,12 @@ class SchedulerActor:
             self._storage.arrived(self.scheduler.roster.live[ids[0]])
         return Opened(request, ids)
 
-    async def drive(self, steps: Steps) -> RankDied:
+    async def drive(self, steps: S) -> RankDied:
         """Runs steps on these ranks until one of them is lost. -> its death"""
-        steps.set_wake(lambda: self._wake.set())
+        steps.set_wake(self._wake.set)
         self._wake.set()
         while True:
             await self._wake.wait()
-            self._wake = anyio.Event()
             while results := steps.results():
                 for result in results:
                     tokens = self.scheduler.apply(result)
@@ -227,7 +224,7 @@ class SchedulerActor:
                 self._storage.saved()
             if steps.died is not None:
                 return steps.died
-            self._tell_paused()
+            self._answer_pauses()
             if self.scheduler.deadlines.next_s <= monotonic():
                 for refusal, ids in self.scheduler.expire(monotonic()):
                     self._meter.refused(ids)
@@ -237,38 +234,38 @@ class SchedulerActor:
                 tokens = StepTokens([], [], ended, {}, {})
                 self._meter.ended(monotonic(), tokens)
                 await self._send(tokens)
-            self._report()
-            if self._look is not None:
-                self._look(self.scheduler, steps)
+            self._publish_events()
+            for observe in self._observers:
+                observe(self.scheduler, steps)
             if self._upkeep.is_due and monotonic() - self._audited_s > AUDIT_EVERY_S:
                 await self._audit()
 
     async def _audit(self) -> None:
-        """Nobody needs anything: looks over the cache, until somebody comes."""
+        """Checks the cache while the pipeline is idle, until it is woken."""
         audit = self._upkeep.run()
         try:
-            while not self._wake.is_set():
+            while not self._wake.is_set:
                 next(audit)
                 await checkpoint()
         except StopIteration as end:
             self._audited_s = monotonic()
-            found: Findings = end.value
-            if not found.is_clean:
-                self._meter.leaked(len(found.pages) + len(found.hosts))
+            result: Findings = end.value
+            if not result.is_clean:
+                self._meter.leaked(len(result.pages) + len(result.hosts))
                 self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
                 log.get("cache").error(
                     "the prefix cache was not as it should be and was emptied",
-                    pages=sorted(found.pages),
-                    host_pages=sorted(found.hosts),
-                    findings=found.words,
+                    pages=sorted(result.pages),
+                    host_pages=sorted(result.hosts),
+                    findings=result.words,
                 )
 
     async def lose_ranks(self) -> Lost:
-        """The ranks are dead: all that ran waits. The request that killed them, where it is known, fails."""
+        """The ranks are dead: all running requests wait. The request that killed them, where it is known, fails."""
         self._unsent = None
         lost = self.scheduler.lose_ranks()
-        self._tell_paused()
-        self._report()
+        self._answer_pauses()
+        self._publish_events()
         if lost.guilty is not None:
             await self._fail(
                 lost.guilty,
@@ -281,7 +278,7 @@ class SchedulerActor:
     async def resume(
         self, num_pages: int, num_host_pages: int, num_window_pages: int = 0, num_state_slots: int = 0
     ) -> None:
-        """New ranks with so many pages are ready."""
+        """New ranks are ready. Requests that do not fit into their pages fail."""
         refused = self.scheduler.resume(num_pages, num_host_pages, num_window_pages, num_state_slots)
         self.limits = structs.replace(self.limits, pool_tokens=self.scheduler.config.pool_tokens)
         for request in refused:
@@ -291,7 +288,7 @@ class SchedulerActor:
                 "the model was started again and has less memory than this prompt needs; try again later",
             )
 
-    def _report(self) -> None:
+    def _publish_events(self) -> None:
         journal = self.scheduler.journal
         if journal is not None and self._publish is not None and not journal.is_empty:
             self._publish(journal.take())
@@ -300,7 +297,7 @@ class SchedulerActor:
         self._meter.failed(monotonic(), request.sequence_ids)
         await self._send(Refused(request.request_id, status, message))
 
-    def _submit(self, steps: Steps) -> None:
+    def _submit(self, steps: S) -> None:
         """Plans and submits until the pipeline is full, or there is nothing to compute."""
         while True:
             if self._unsent is None:

@@ -1,17 +1,18 @@
-"""The storage actor: pages go from host memory to storage when they are saved there, and come back before a
-request is admitted.
+"""The storage actor: pages are written from host memory to storage once they are saved there, and fetched back
+before a request is admitted.
 
     scheduler actor ── saved() after each result ──► queue ──► writers (worker threads) ──► Store
-                    ── arrived(sequences) ─────────► fetch: look up ──► readers (worker threads) ──► the prefix tree, as host pages
-                       ◄──────── wake() ─────────── the sequence may be admitted, and finds them there
+                    ── arrived(sequence) ──────────► fetch: look up ──► readers (worker threads) ──► prefix tree (host pages)
+                       ◄──────── wake() ──────────── the sequence may be admitted, and finds its pages there
 
 It lives on the event loop; only reads and writes of whole pages happen in worker threads. Ranks know nothing
-of it: host memory is theirs and ours (devices/host_memory.py), and who may touch which page of it when is
-cache/host.py's to say. A page is pinned while it is written, and reserved while it is read, so neither the
-death of ranks nor eviction disturbs it.
+of it: they share host memory with this process (devices/host_memory.py), and cache/host.py decides who may touch
+which page of it when. A page is pinned while it is written, and reserved while it is read, so neither the death
+of ranks nor eviction disturbs it.
 
-A fetch ends when its last page is there, at the first page that is not, when its request is admitted or ends,
-or when the time of its policy is up; what has come by then, without a gap from the first page on, stays.
+A fetch ends when its last page has come, at the first page that storage does not have, when its request is
+admitted or ends, or when the time of its policy is up. The pages that have come by then, without a gap from the
+first one on, stay.
 """
 
 import math
@@ -39,16 +40,16 @@ from runtime.storage.identity import weights
 from runtime.storage.settings import TierSettings, backend_settings, tier_settings
 from runtime.storage.store import Store, open_store
 
-PORTION_BYTES = 8 << 20  # about what a worker thread reads or writes before the loop hears of it
-LAST_WRITES_S = 2.0  # for what is queued when the server stops
-# --hicache-storage-prefetch-policy; the third one is wait_complete
+PORTION_BYTES = 8 << 20  # about as much as a worker thread reads or writes at once
+LAST_WRITES_S = 2.0  # to write queued pages when the server stops
+# values of --hicache-storage-prefetch-policy; the third one is wait_complete
 BEST_EFFORT, TIMEOUT = "best_effort", "timeout"
 
-Memory = Callable[[int], list[memoryview]]  # host page -> its bytes on every rank
+PageViews = Callable[[int], list[memoryview]]  # host page -> its bytes on every rank
 
 
 class Page(Struct, frozen=True):
-    """A page that waits to be written: pinned, so that its bytes stay as they are."""
+    """A page that waits to be written, pinned so that its bytes stay as they are."""
 
     pin: Pin
     parts: list[memoryview]
@@ -63,26 +64,26 @@ class Fetch:
         self.first = 0
         self.keys: list[bytes] = []
         self.reserved: Reserved | None = None
-        self.num_given = 0  # of the reserved pages, those that belong to the tree by now
-        self.limit = 0  # no page from here on is there
-        self.have: set[int] = set()  # pages (counted from first) that were read
+        self.num_adopted = 0  # of the reserved pages, those that are in the prefix tree
+        self.limit = 0  # index of the first page that storage does not have
+        self.have: set[int] = set()  # indices, from `first` on, of pages that were read
         self.is_over = anyio.Event()  # the sequence need not wait any longer
-        self.is_done = anyio.Event()  # and nobody reads for it any more
+        self.is_done = anyio.Event()  # and no thread reads for it any more
 
     def take(self, end: int) -> Reserved:
-        """The reserved pages before number `end` that were not taken yet."""
+        """-> the reserved pages before index `end` that were not taken before"""
         assert self.reserved is not None
-        hosts, self.num_given = self.reserved.hosts[self.num_given : end], end
+        hosts, self.num_adopted = self.reserved.hosts[self.num_adopted : end], end
         return Reserved(hosts, self.reserved.tier)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the sequence still waits for its first pages. Asked in worker threads, too."""
+        """Whether the sequence still waits for its first pages. Also called in worker threads."""
         return not (self.is_over.is_set() or self.sequence.is_finished or self.sequence.first_cached_len >= 0)
 
 
 class Writing:
-    """Pages on their way out: a bounded queue, and tasks that write its pages in worker threads."""
+    """Pages to be written to storage: a bounded queue, and tasks that write its pages in worker threads."""
 
     def __init__(self, store: Store, max_queued: int, page_bytes: int, settings: TierSettings) -> None:
         self._store = store
@@ -91,25 +92,26 @@ class Writing:
         self._num_writers = max(1, settings.num_threads // 2)
         self._threads = CapacityLimiter(self._num_writers)
         self._queue: deque[Page] = deque()
-        self._news = anyio.Event()
+        self._queued = anyio.Event()
 
-    def put(self, pins: list[Pin], memory: Memory) -> None:
-        """Queues pages; those that find no room are dropped."""
+    def put(self, pins: list[Pin], views: PageViews) -> None:
+        """Queues pages; those beyond the queue's capacity are dropped."""
         for pin in pins:
             if len(self._queue) < self._max_queued:
-                self._queue.append(Page(pin, memory(pin.host)))
+                self._queue.append(Page(pin, views(pin.host)))
             else:
                 self._store.totals.pages_dropped += 1
                 pin.release()
         if self._queue:
-            self._news.set()
+            self._queued.set()
 
     def start(self, tasks: TaskGroup) -> None:
+        """Starts the writers."""
         for _ in range(self._num_writers):
             tasks.start_soon(self._write)
 
     async def finish(self) -> None:
-        """Writes what is queued, if that takes no longer than LAST_WRITES_S."""
+        """Writes queued pages, for at most LAST_WRITES_S."""
         deadline = monotonic() + LAST_WRITES_S
         while self._queue and monotonic() < deadline:
             await self._write_portion()
@@ -117,9 +119,9 @@ class Writing:
     async def _write(self) -> None:
         while True:
             while not self._queue:
-                if self._news.is_set():
-                    self._news = anyio.Event()
-                await self._news.wait()
+                if self._queued.is_set():
+                    self._queued = anyio.Event()
+                await self._queued.wait()
             await self._write_portion()
 
     async def _write_portion(self) -> None:
@@ -136,56 +138,56 @@ class Writing:
 
 
 class Fetching:
-    """Pages on their way in, for sequences that wait."""
+    """Pages to be read from storage, for waiting sequences."""
 
     def __init__(
         self,
         store: Store,
         connector: StorageConnector,
-        memory: Memory,
+        views: PageViews,
         page_bytes: int,
         settings: TierSettings,
     ) -> None:
         self.num_fetches = 0
-        self.num_pages = 0  # that got into the tree
+        self.num_pages = 0  # pages that were added to the prefix tree
         self._store = store
         self._connector = connector
-        self._memory = memory
+        self._views = views
         self._threshold = -(-settings.prefetch_threshold // connector.cache.page_size)
         self._portion = _portion(page_bytes)
         self._num_readers = settings.num_threads
         self._threads = CapacityLimiter(self._num_readers)
-        # fetches by their first key: others who want the same wait for them
+        # fetches by their first key: later ones with the same key wait for them
         self._leaders: dict[bytes, Fetch] = {}
 
-    def aim(self, fetch: Fetch) -> bool:
-        """Looks what the nearer tiers lack. False: too little to be worth a fetch."""
+    def plan(self, fetch: Fetch) -> bool:
+        """Sets the pages to fetch: those that no nearer tier has. False: too few to be worth a fetch."""
         wanted = self._connector.wanted(fetch.sequence)
         if len(wanted.keys) < self._threshold:
             return False
         fetch.first, fetch.keys = wanted.first, wanted.keys
         return True
 
-    async def bring(self, fetch: Fetch) -> None:
-        """Finds out how much of what was aimed at is there, and reads it into the tree."""
+    async def run(self, fetch: Fetch) -> None:
+        """Looks up how many of the planned pages storage has, and reads them into the prefix tree."""
         try:
             while (leader := self._leaders.get(fetch.keys[0])) is not None:
                 await leader.is_done.wait()
-                if not fetch.is_wanted or not self.aim(fetch):
+                if not fetch.is_wanted or not self.plan(fetch):
                     return
             self._leaders[fetch.keys[0]] = fetch
-            found = await to_thread.run_sync(self._store.count, fetch.keys, limiter=self._threads)
-            if found >= self._threshold and fetch.is_wanted:
-                await self._read(fetch, found)
+            num_pages = await to_thread.run_sync(self._store.count, fetch.keys, limiter=self._threads)
+            if num_pages >= self._threshold and fetch.is_wanted:
+                await self._read(fetch, num_pages)
         finally:
             if self._leaders.get(fetch.keys[0]) is fetch:
                 del self._leaders[fetch.keys[0]]
             fetch.is_done.set()
             fetch.is_over.set()
 
-    async def _read(self, fetch: Fetch, found: int) -> None:
+    async def _read(self, fetch: Fetch, num_pages: int) -> None:
         self.num_fetches += 1
-        fetch.reserved = self._connector.reserve(found)
+        fetch.reserved = self._connector.reserve(num_pages)
         fetch.limit = len(fetch.reserved.hosts)
         portions = iter(range(0, fetch.limit, self._portion))
         try:
@@ -200,7 +202,7 @@ class Fetching:
             if start >= fetch.limit or not fetch.is_wanted:
                 return
             await to_thread.run_sync(self._read_pages, fetch, hosts, start, limiter=self._threads)
-            self._give(fetch)
+            self._adopt(fetch)
 
     def _read_pages(self, fetch: Fetch, hosts: list[int], start: int) -> None:
         """In a worker thread: fills one portion of the reserved host pages, up to the first that is not in
@@ -208,30 +210,30 @@ class Fetching:
         for number in range(start, min(start + self._portion, fetch.limit)):
             if not fetch.is_wanted:
                 return
-            if not self._store.load(fetch.keys[number], self._memory(hosts[number])):
+            if not self._store.load(fetch.keys[number], self._views(hosts[number])):
                 fetch.limit = min(fetch.limit, number)
                 return
             fetch.have.add(number)
 
-    def _give(self, fetch: Fetch) -> None:
-        """Puts what has come without a gap into the tree."""
-        end = fetch.num_given
+    def _adopt(self, fetch: Fetch) -> None:
+        """Adds the pages that have come without a gap to the prefix tree."""
+        end = fetch.num_adopted
         while end in fetch.have:
             end += 1
-        if end > fetch.num_given:
-            first, taken = fetch.first + fetch.num_given, fetch.take(end)
+        if end > fetch.num_adopted:
+            first, taken = fetch.first + fetch.num_adopted, fetch.take(end)
             self.num_pages += self._connector.adopt(fetch.sequence, first, taken, len(taken.hosts))
 
 
 class StorageActor:
-    """Both ways together, and how long requests wait. Told by the scheduler actor what it must know at
-    once."""
+    """Writes saved pages, fetches pages for arriving sequences, and limits how long these wait. The scheduler
+    actor calls it (Storage in actors/scheduler.py)."""
 
     def __init__(
         self,
         store: Store,
         scheduler: Scheduler,
-        memory: Memory,
+        views: PageViews,
         *,
         identity: bytes,
         page_bytes: int,
@@ -240,15 +242,15 @@ class StorageActor:
         wake: Callable[[], None],
     ) -> None:
         self.store = store
-        self.num_timeouts = 0  # requests that went on before all was there
-        self.wait_s = 0.0  # that requests were held
+        self.num_timeouts = 0  # requests that went on before all their pages had come
+        self.wait_s = 0.0  # time that requests were held
         self._scheduler = scheduler
-        self._memory = memory
+        self._views = views
         self._connector = StorageConnector(lambda: scheduler.cache, identity)
-        self.fetching = Fetching(store, self._connector, memory, page_bytes, settings)
-        most = scheduler.cache.tree.hosts.num_pages // 2  # the other half of host memory stays in use
+        self.fetching = Fetching(store, self._connector, views, page_bytes, settings)
+        max_pinned = scheduler.cache.tree.hosts.num_pages // 2  # the other half of host memory stays in use
         self._writing = Writing(
-            store, min(settings.max_queued_bytes // page_bytes, most), page_bytes, settings
+            store, min(settings.max_queued_bytes // page_bytes, max_pinned), page_bytes, settings
         )
         self._settings = settings
         self._policy = policy
@@ -268,48 +270,55 @@ class StorageActor:
                 await to_thread.run_sync(self.store.close)
 
     def saved(self) -> None:
-        """Pages may have come to host memory for certain; called after each result."""
+        """Pages may have arrived in host memory; called after each result."""
         if pins := self._connector.confirmed():
-            self._writing.put(pins, self._memory)
+            self._writing.put(pins, self._views)
 
     def arrived(self, sequence: Sequence) -> None:
-        """A sequence has joined the queue: fetches what of its prompt is in no tier nearer, if that is enough
-        to be worth it."""
+        """A sequence has joined the queue: fetches the pages of its prompt that no nearer tier has, if they are
+        enough to be worth it."""
         fetch = Fetch(sequence)
-        if self._tasks is None or not self.fetching.aim(fetch):
+        if self._tasks is None or not self.fetching.plan(fetch):
             return
         if self._policy != BEST_EFFORT:
             self._scheduler.roster.waiting.suspend(sequence)
         self._tasks.start_soon(self._fetch, fetch)
 
     async def clear(self) -> int:
-        """Forgets all pages of this model in storage. -> how many. Raises what the backend raises."""
+        """Deletes all pages of this model from storage. -> how many. Raises what the backend raises."""
         return await to_thread.run_sync(self.store.clear)
 
-    def report(self, metrics: Metrics) -> None:
-        """Brings the metrics up to date."""
+    def add_to(self, metrics: Metrics) -> None:
+        """Adds the totals of this actor to the metrics, which the caller has set to zero."""
         totals, stats = self.store.totals, self.store.stats()
-        metrics.storage_pages.values.update(
-            written=totals.pages_written,
-            read=totals.pages_read,
-            missed=totals.pages_missed,
-            corrupt=totals.pages_corrupt,
-            dropped=totals.pages_dropped,
-            evicted=stats.get("evicted", 0),
-        )
-        metrics.storage_bytes.values.update(write=totals.bytes_written, read=totals.bytes_read)
-        metrics.storage_s.values.update(write=totals.write_s, read=totals.read_s)
-        metrics.storage_errors.value = totals.errors
-        metrics.storage_fetched_tokens.value = self.fetching.num_pages * self._connector.cache.page_size
-        metrics.storage_timeouts.value = self.num_timeouts
-        metrics.storage_wait_s.value = self.wait_s
-        metrics.storage_held_bytes.set(stats.get("bytes", 0))
+        for labelled, values in (
+            (
+                metrics.storage_pages,
+                {
+                    "written": totals.pages_written,
+                    "read": totals.pages_read,
+                    "missed": totals.pages_missed,
+                    "corrupt": totals.pages_corrupt,
+                    "dropped": totals.pages_dropped,
+                    "evicted": stats.get("evicted", 0),
+                },
+            ),
+            (metrics.storage_bytes, {"write": totals.bytes_written, "read": totals.bytes_read}),
+            (metrics.storage_s, {"write": totals.write_s, "read": totals.read_s}),
+        ):
+            for label, value in values.items():
+                labelled[label] += value
+        metrics.storage_errors.value += totals.errors
+        metrics.storage_fetched_tokens.value += self.fetching.num_pages * self._connector.cache.page_size
+        metrics.storage_timeouts.value += self.num_timeouts
+        metrics.storage_wait_s.value += self.wait_s
+        metrics.storage_held_bytes.value += stats.get("bytes", 0)
 
     async def _fetch(self, fetch: Fetch) -> None:
         begin = monotonic()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.fetching.bring, fetch)
-            with anyio.move_on_after(self._patience_s(len(fetch.keys))) as scope:
+            tasks.start_soon(self.fetching.run, fetch)
+            with anyio.move_on_after(self._timeout_s(len(fetch.keys))) as scope:
                 await fetch.is_over.wait()
             fetch.is_over.set()
             self.num_timeouts += scope.cancelled_caught
@@ -318,7 +327,7 @@ class StorageActor:
                 self._scheduler.roster.waiting.release(fetch.sequence)
             self._wake()
 
-    def _patience_s(self, num_pages: int) -> float:
+    def _timeout_s(self, num_pages: int) -> float:
         if self._policy != TIMEOUT:
             return math.inf
         num_tokens = num_pages * self._connector.cache.page_size
@@ -333,23 +342,23 @@ async def open_storage(
 ) -> StorageActor:
     """The storage tier that the options ask for, over the host memory of all ranks. Raises StartError."""
     assert plan.tiers.hicache_storage_backend is not None
-    said = plan.tiers.hicache_storage_backend_extra_config
-    settings, page_bytes = tier_settings(said), sum(rank.page_bytes for rank in ranks)
+    config = plan.tiers.hicache_storage_backend_extra_config
+    settings, page_bytes = tier_settings(config), sum(rank.page_bytes for rank in ranks)
     identity = await to_thread.run_sync(
         cache_identity, plan, model, settings.model, [rank.part_bytes for rank in ranks]
     )
     store = await to_thread.run_sync(
-        open_store, plan.tiers.hicache_storage_backend, backend_settings(said), identity, page_bytes
+        open_store, plan.tiers.hicache_storage_backend, backend_settings(config), identity, page_bytes
     )
     log.get("start").info("storage", identity=identity.hex(), page_bytes=page_bytes, **store.stats())
 
-    def memory(page: int) -> list[memoryview]:
+    def views(page: int) -> list[memoryview]:
         return [view for rank in ranks for view in rank.views(page)]
 
     return StorageActor(
         store,
         scheduler,
-        memory,
+        views,
         identity=identity,
         page_bytes=page_bytes,
         settings=settings,

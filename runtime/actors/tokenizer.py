@@ -18,7 +18,7 @@ from msgspec import structs
 
 from runtime import log
 from runtime.actors.channels import Channel
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.cache.namespace import namespace
 from runtime.errors import InternalFault, InvalidRequest, RequestError, Unavailable
 from runtime.messages.constraint import Grammar, Rule, grammar_of
@@ -36,7 +36,7 @@ from runtime.messages.requests import (
     Tokens,
 )
 from runtime.messages.sampling import Limits, check, cut, too_long
-from runtime.messages.scheduler import Arrive, ToScheduler
+from runtime.messages.scheduler import Arrive
 from runtime.text.embeds import check_embeds, digest, read_embeds
 from runtime.text.infill import infill
 from runtime.text.regex import StopRegexes
@@ -58,7 +58,7 @@ CheckGrammar = Callable[[Grammar], Awaitable[None]]  # raises RequestError
 
 
 class TokenizerActor:
-    """Messages in: GenerateRequest. Out: Arrive, or `Outputs.fail` once. Requests that were aborted meanwhile vanish
+    """Messages in: GenerateRequest. Out: Arrive, or `OpenRequests.fail` once. Requests that were aborted meanwhile vanish
     without a word.
 
     `to_scheduler` must take a message without waiting or raising.
@@ -68,28 +68,28 @@ class TokenizerActor:
         self,
         vocabulary: Vocabulary,
         templates: ChatTemplates,
-        outputs: Outputs,
+        open_requests: OpenRequests,
         inbox: Channel[GenerateRequest],
-        to_scheduler: Callable[[ToScheduler], None],
+        to_scheduler: Callable[[Arrive], None],
         *,
         limits: Limits,
         seed: Callable[[], int] = draw_seed,
         isolates_tenants: bool = False,
-        weight_version: str = "",
+        weight_version: Callable[[], str] = lambda: "",
         infill_format: str | None = None,
         check_grammar: CheckGrammar | None = None,
         eos_ids: tuple[int, ...] = (),
     ) -> None:
-        """`check_grammar` None: there are no structured outputs here."""
+        """`check_grammar` None: there are no structured open_requests here."""
         self._vocabulary = vocabulary
         self._templates = templates
-        self._outputs = outputs
+        self._open_requests = open_requests
         self._inbox = inbox
         self._to_scheduler = to_scheduler
         self._limits = limits
         self._seed = seed
         self._isolates_tenants = isolates_tenants
-        self.weight_version = weight_version
+        self._weight_version = weight_version
         self._infill_format = infill_format
         self._check_grammar = check_grammar
         self._eos_ids = eos_ids
@@ -111,17 +111,17 @@ class TokenizerActor:
                         self._tasks.start_soon(self._tokenize_aside, request, seed)
 
     async def _tokenize_aside(self, request: GenerateRequest, seed: int) -> None:
-        if self._outputs.awaits(request.id, request):
+        if self._open_requests.awaits(request.id, request):
             self._settle(
                 request,
                 await run_sync(self._try, request, seed, limiter=self._threads, abandon_on_cancel=True),
             )
 
     def _settle(self, request: GenerateRequest, outcome: Request | RequestError) -> None:
-        if not self._outputs.awaits(request.id, request):
+        if not self._open_requests.awaits(request.id, request):
             return
         if isinstance(outcome, RequestError):
-            self._outputs.fail(request.id, outcome)
+            self._open_requests.fail(request.id, outcome)
         elif outcome.params.constraint is not None and outcome.grammar_constraint is None:
             assert self._tasks is not None
             self._tasks.start_soon(self._resolve_grammar, request, outcome, outcome.params.constraint)
@@ -141,7 +141,7 @@ class TokenizerActor:
         try:
             if self._check_grammar is None:
                 raise InvalidRequest(
-                    "constraint is not possible: this server has no structured outputs (--grammar-backend none)",
+                    "constraint is not possible: this server has no structured open_requests (--grammar-backend none)",
                     param="constraint",
                 )
             with anyio.move_on_after(max(patience_s - (monotonic() - request.arrival_s), 0)):
@@ -214,7 +214,7 @@ class TokenizerActor:
             timeout_s=request.timeout_s,
             namespace=namespace(
                 adapter="" if request.adapter_ref is None else request.adapter_ref.digest,
-                weight_version=self.weight_version,
+                weight_version=self._weight_version(),
                 tenant=request.tenant if self._isolates_tenants else "",
                 salt=request.cache_salt,
                 embeds="" if embeds is None else digest(embeds),

@@ -1,17 +1,16 @@
-"""The adapters of one runtime: what they are called, who uses them, and how they come and go while it runs.
+"""The LoRA adapters of one runtime: their names, the requests that use them, loading and unloading while it runs.
 
-    load     the folder is read and checked here, then by every rank, beside the steps; after that its name is known
-    unload   the name is gone at once; when the last request that has it has ended, the scheduler tells the ranks to forget it
+    load     the folder is read and checked here, then by every rank, between steps; after that requests may name it
+    unload   the name is gone at once; when the last request that has it has ended, the schedulers tell the ranks to forget it
 
-A request holds the adapter that had the name when it came; a later one of that name has a number and a digest
+A request keeps the adapter that had the name when it came; a later adapter of that name has an id and a digest
 of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -28,7 +27,7 @@ from runtime.service import AdapterCard
 
 
 class AdapterSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """One of --lora-paths."""
+    """An adapter of --lora-paths."""
 
     name: str
     path: str
@@ -36,7 +35,7 @@ class AdapterSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonAdapterSpec(Struct, frozen=True):
-    """The same in SGLang's words or in vLLM's."""
+    """An adapter of --lora-paths as JSON, with the field names of SGLang or of vLLM."""
 
     lora_name: str = ""
     lora_path: str = ""
@@ -45,8 +44,8 @@ class JsonAdapterSpec(Struct, frozen=True):
     path: str = ""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
-    """What the options say. `targets` and `max_rank` are known from the adapters where they are not given."""
+class LoraLimits(Struct, frozen=True, kw_only=True):
+    """Limits from the options. `targets` and `max_rank` are taken from the adapters where they are not given."""
 
     num_lora_slots: int
     max_rank: int | None = None
@@ -54,47 +53,49 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_loaded: int | None = None
 
 
-class Ranks(Protocol):
-    """What is asked of them; actors/supervisor.py is this."""
-
-    async def load_adapter(self, load: LoadAdapter) -> None:
-        """On all of them. Raises InvalidRequest, Unavailable."""
-        ...
-
-
 class Entry:
     """A loaded adapter."""
 
     def __init__(self, ref: AdapterRef) -> None:
         self.ref = ref
-        self.num_open = 0  # requests
-        # set when it has left: its name is gone, and its last request has ended
-        self.is_unused = anyio.Event()
-        self.is_leaving = False
+        self.num_open = 0  # open requests that use it
+        self.is_unloading = False  # its name is gone
+        self.is_unused = anyio.Event()  # set when it is unloading and its last request has ended
 
 
-class Loras:
-    """All of them. `cards` is what clients may know, and always up to date."""
+class AdapterRegistry:
+    """The adapters that are loaded. `cards` is what clients may know, and always up to date."""
 
     def __init__(
-        self, model: ModelConfig, served_name: str, wishes: list[AdapterSpec], limits: Limits
+        self,
+        model: ModelConfig,
+        served_name: str,
+        specs: list[AdapterSpec],
+        limits: LoraLimits,
+        *,
+        load_on_ranks: Callable[[LoadAdapter], Awaitable[None]],
+        forget: Callable[[int], None],
     ) -> None:
-        """Reads the folders of `wishes`. Raises ModelError, OptionsError."""
+        """Reads the folders of `specs`. `load_on_ranks` loads an adapter on all ranks, and raises InvalidRequest or
+        Unavailable; `forget` is called with the id of an adapter that no request has any more. Raises ModelError,
+        OptionsError."""
         self.cards: dict[str, AdapterCard] = {}
         self.limits = limits
         self._served_name = served_name
-        self._entries: dict[str, Entry] = {}  # by name; who was asked for last stands last
+        self._load_on_ranks = load_on_ranks
+        self._forget_on_ranks = forget
+        self._entries: dict[str, Entry] = {}  # by name; the one that was requested last stands last
         self._users: dict[str, Entry] = {}  # by request id
         self._ids = count(1)
-        self._held: dict[int, str] = {}  # folders of all that ranks have or are to have, by number
+        self._folders: dict[int, str] = {}  # of all adapters that ranks have or are to have, by id
         self._busy: set[str] = set()  # names that are being loaded
         self._modules = lora_modules(model)
         if not self._modules:
             raise OptionsError(
                 [f"--enable-lora: adapters of {model.architecture} are not supported; leave it out"]
             )
-        adapters = {wish.name: (wish, self._read_first(wish)) for wish in wishes}
-        if len(adapters) < len(wishes):
+        adapters = {spec.name: (spec, self._read(spec)) for spec in specs}
+        if len(adapters) < len(specs):
             raise OptionsError(["--lora-paths gives two adapters one name; choose another"])
         ranks = [adapter.rank for _, adapter in adapters.values()]
         self._max_rank = limits.max_rank or max(ranks, default=0)
@@ -107,66 +108,63 @@ class Loras:
                     f"this model has {', '.join(sorted(known))}"
                 ]
             )
-        found = set().union(*(adapter.targets for _, adapter in adapters.values()))
-        self._targets = known if limits.targets and not given else given or found
-        for wish, adapter in adapters.values():
+        used = set().union(*(adapter.targets for _, adapter in adapters.values()))
+        self._targets = known if limits.targets and not given else given or used
+        for spec, adapter in adapters.values():
             self._check(adapter)
-            self._enter(wish.name, adapter, is_pinned=wish.pinned)
-        if sum(wish.pinned for wish in wishes) >= limits.num_lora_slots:
+            self._add(spec.name, adapter, is_pinned=spec.pinned)
+        if sum(spec.pinned for spec in specs) >= limits.num_lora_slots:
             raise OptionsError(
                 [
-                    "--lora-paths pins so many adapters that no seat is left for others; raise --max-loras-per-batch"
+                    "--lora-paths pins so many adapters that no slot is left for others; raise --max-loras-per-batch"
                 ]
             )
 
-    def _read_first(self, wish: AdapterSpec) -> Adapter:
+    def _read(self, spec: AdapterSpec) -> Adapter:
         try:
-            return read_adapter(wish.path, self._modules)
+            return read_adapter(spec.path, self._modules)
         except ModelError as error:
-            raise ModelError(f"--lora-paths {wish.name}: {error}") from None
+            raise ModelError(f"--lora-paths {spec.name}: {error}") from None
 
     def setup(self) -> AdapterSetup:
-        """For ranks that start now."""
+        """The adapters that ranks must load when they start."""
         return AdapterSetup(
             num_lora_slots=self.limits.num_lora_slots,
             max_rank=self._max_rank,
             targets=tuple(sorted(self._targets)),
-            loaded=[LoadAdapter(id, folder) for id, folder in self._held.items()],
+            loaded=[LoadAdapter(id, folder) for id, folder in self._folders.items()],
         )
 
     # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, name: str) -> AdapterRef:
-        """Raises InvalidRequest."""
+        """The adapter that has this name now. Raises InvalidRequest for an unknown name."""
         if (entry := self._entries.get(name)) is None:
             raise InvalidRequest(f"no adapter {name} is loaded; {listed(self.cards)}", param="lora_path")
         self._entries[name] = self._entries.pop(name)
         return entry.ref
 
     def opened(self, request_id: str, name: str) -> None:
-        """A request has it; `ended` follows."""
+        """A request uses the adapter of this name, until `ended`."""
         self._users[request_id] = entry = self._entries[name]
         entry.num_open += 1
 
     def ended(self, request_id: str) -> None:
-        """Requests without one, too."""
+        """A request has ended, with or without an adapter."""
         if (entry := self._users.pop(request_id, None)) is not None:
             entry.num_open -= 1
-            self._settle(entry)
+            self._finish_unload(entry)
 
-    def _settle(self, entry: Entry) -> None:
-        if entry.is_leaving and not entry.num_open:
+    def _finish_unload(self, entry: Entry) -> None:
+        if entry.is_unloading and not entry.num_open:
             self._forget(entry.ref.id)
             entry.is_unused.set()
 
     # ── operators ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def connect(self, ranks: Ranks, forget: Callable[[int], None]) -> None:
-        """`forget` tells the scheduler that no request has an adapter any more."""
-        self._ranks, self._tell_scheduler = ranks, forget
-
     async def load(self, name: str, folder: str, *, is_pinned: bool = False) -> None:
-        """See AdapterControls in service.py; so is `unload`."""
+        """Loads the adapter in `folder`; returns when requests may name it. Raises InvalidRequest for one that
+        cannot be used, Unavailable."""
         if not name or ":" in name or name in (self._served_name, "default"):
             raise InvalidRequest(
                 "an adapter's name is not empty, not the model's, and has no colon", param="lora_name"
@@ -180,42 +178,47 @@ class Loras:
             is_pinned
             and 1 + sum(entry.ref.is_pinned for entry in self._entries.values()) >= self.limits.num_lora_slots
         ):
-            raise InvalidRequest("with it all seats would be pinned (--max-loras-per-batch)", param="pinned")
+            raise InvalidRequest(
+                "with this adapter all slots would be pinned (--max-loras-per-batch)", param="pinned"
+            )
         self._busy.add(name)
         try:
             adapter = await run_sync(read_adapter, folder, self._modules)
             self._check(adapter)
             self._make_room()
             load = LoadAdapter(next(self._ids), folder)
-            self._held[load.id] = folder
+            self._folders[load.id] = folder
             try:
-                await self._ranks.load_adapter(load)
+                await self._load_on_ranks(load)
             except BaseException:
-                del self._held[load.id]
-                self._tell_scheduler(load.id)  # some ranks may have it
+                del self._folders[load.id]
+                self._forget_on_ranks(load.id)  # some ranks may have loaded it
                 raise
-            self._enter(name, adapter, id=load.id, is_pinned=is_pinned)
+            self._add(name, adapter, id=load.id, is_pinned=is_pinned)
         except ModelError as error:
             raise InvalidRequest(str(error), param="lora_path") from None
         finally:
             self._busy.discard(name)
 
     async def unload(self, name: str) -> None:
+        """No new request gets the adapter; returns when those that have it have ended. Raises InvalidRequest for an
+        unknown name."""
         if (entry := self._entries.pop(name, None)) is None:
             raise InvalidRequest(f"no adapter {name} is loaded; {listed(self.cards)}", param="lora_name")
         del self.cards[name]
-        entry.is_leaving = True
-        self._settle(entry)
+        entry.is_unloading = True
+        self._finish_unload(entry)
         await entry.is_unused.wait()
 
     def _forget(self, adapter: int) -> None:
-        del self._held[adapter]
-        self._tell_scheduler(adapter)
+        del self._folders[adapter]
+        self._forget_on_ranks(adapter)
 
     def _make_room(self) -> None:
-        """The adapter that was not asked for longest leaves when there are as many as may be."""
-        most = self.limits.max_loaded
-        if most is None or len(self._entries) + len(self._busy) <= most:
+        """Unloads the adapter that was requested least recently, if --max-loaded-loras are loaded. Raises
+        InvalidRequest when all are pinned or in use."""
+        max_loaded = self.limits.max_loaded
+        if max_loaded is None or len(self._entries) + len(self._busy) <= max_loaded:
             return
         for name, entry in self._entries.items():
             if not entry.num_open and not entry.ref.is_pinned:
@@ -223,14 +226,14 @@ class Loras:
                 self._forget(entry.ref.id)
                 return
         raise InvalidRequest(
-            f"{most} adapters are loaded (--max-loaded-loras), all pinned or in use; unload one",
+            f"{max_loaded} adapters are loaded (--max-loaded-loras), all pinned or in use; unload one",
             param="lora_name",
         )
 
-    def _enter(self, name: str, adapter: Adapter, *, id: int | None = None, is_pinned: bool) -> None:
+    def _add(self, name: str, adapter: Adapter, *, id: int | None = None, is_pinned: bool) -> None:
         ref = AdapterRef(next(self._ids) if id is None else id, adapter.digest, is_pinned)
         self._entries[name] = Entry(ref)
-        self._held[ref.id] = adapter.folder
+        self._folders[ref.id] = adapter.folder
         self.cards[name] = AdapterCard(name, adapter.folder, adapter.rank, int(time()), is_pinned)
 
     def _check(self, adapter: Adapter) -> None:
@@ -245,35 +248,35 @@ class Loras:
             )
 
 
-def find_adapter(loras: Loras | None, name: str) -> AdapterRef:
-    """Raises InvalidRequest."""
-    if loras is None:
+def find_adapter(registry: AdapterRegistry | None, name: str) -> AdapterRef:
+    """The adapter of this name; `registry` is None on a server without adapters. Raises InvalidRequest."""
+    if registry is None:
         raise InvalidRequest(
             f"no adapter {name} is loaded: this server has none (--enable-lora, --lora-paths)",
             param="lora_path",
         )
-    return loras.find(name)
+    return registry.find(name)
 
 
 def listed(cards: dict[str, AdapterCard]) -> str:
-    """Those loaded, in words."""
+    """The names of loaded adapters, in words."""
     return f"loaded are {', '.join(cards)}" if cards else "none is loaded"
 
 
 def adapter_specs_of(paths: tuple[str, ...] | None) -> list[AdapterSpec]:
-    """--lora-paths: PATH, NAME=PATH, or JSON. Raises OptionsError."""
-    return [_wish(path) for path in paths or ()]
+    """Parses --lora-paths: each PATH, NAME=PATH, or JSON. Raises OptionsError."""
+    return [_parse_spec(path) for path in paths or ()]
 
 
-def _wish(text: str) -> AdapterSpec:
+def _parse_spec(text: str) -> AdapterSpec:
     if text.lstrip().startswith("{"):
         try:
-            given: Any = msgspec.json.decode(text, type=JsonAdapterSpec)
+            spec = msgspec.json.decode(text, type=JsonAdapterSpec)
         except msgspec.MsgspecError as error:
             raise OptionsError(
                 [f'--lora-paths: {error}; give PATH, NAME=PATH or {{"lora_name", "lora_path", "pinned"}}']
             ) from None
-        name, path, pinned = given.lora_name or given.name, given.lora_path or given.path, bool(given.pinned)
+        name, path, pinned = spec.lora_name or spec.name, spec.lora_path or spec.path, bool(spec.pinned)
     else:
         name, is_named, path = text.partition("=")
         path, pinned = path if is_named else name, False

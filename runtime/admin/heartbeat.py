@@ -1,10 +1,9 @@
-"""Lines about the process itself: how busy it is, and garbage collections that take long."""
+"""Log lines about the process itself: its load every so many steps, and long garbage collections."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 
 from runtime import log
 from runtime.scheduling.scheduler import Scheduler
@@ -12,18 +11,23 @@ from runtime.service import Load
 
 
 class StepLog:
-    """--decode-log-interval: a line every so many steps. Looked at after each round of the scheduler."""
+    """--decode-log-interval: a line every `interval` steps. Observes each round of the scheduler."""
 
-    def __init__(self, interval: int, load: Callable[[], Load]) -> None:
+    def __init__(
+        self, interval: int, load: Callable[[], Load], fields: Mapping[str, int] | None = None
+    ) -> None:
+        """`fields`: fields of each line, in addition to the load."""
         self._interval = interval
         self._load = load
-        self._told = 0  # steps done at the last line
+        self._fields = dict(fields or {})
+        self._logged_steps = 0  # steps done at the last line
         self._log = log.get("steps")
 
-    def look(self, scheduler: Scheduler, ranks: Any) -> None:
-        if scheduler.totals.steps - self._told < self._interval:
+    def observe(self, scheduler: Scheduler, ranks: object) -> None:
+        """Writes a line when it is due."""
+        if scheduler.totals.steps - self._logged_steps < self._interval:
             return
-        self._told = scheduler.totals.steps
+        self._logged_steps = scheduler.totals.steps
         load = self._load()
         self._log.info(
             "running",
@@ -34,18 +38,20 @@ class StepLog:
             cached_pages=load.cached_pages,
             pages=load.total_pages,
             steps=load.steps,
+            **self._fields,
         )
 
 
 @contextmanager
-def long_collections(threshold_s: float) -> Iterator[None]:
-    """--gc-warning-threshold-secs: warns of those of this process meanwhile; 0: of none."""
+def log_long_collections(threshold_s: float) -> Iterator[None]:
+    """--gc-warning-threshold-secs: warns of garbage collections of this process that take longer, while the
+    context is open. 0: never."""
     if not threshold_s:
         yield
         return
     began = monotonic()
 
-    def told(phase: str, info: dict[str, int]) -> None:
+    def report(phase: str, info: dict[str, int]) -> None:
         nonlocal began
         if phase == "start":
             began = monotonic()
@@ -57,8 +63,8 @@ def long_collections(threshold_s: float) -> Iterator[None]:
                 collected=info["collected"],
             )
 
-    gc.callbacks.append(told)
+    gc.callbacks.append(report)
     try:
         yield
     finally:
-        gc.callbacks.remove(told)
+        gc.callbacks.remove(report)

@@ -1,65 +1,66 @@
-"""What the ranks hold while the runtime lives: memory that goes back and is taken again, and weights that are
-replaced.
+"""The ranks' memory while the runtime lives: parts that are released and resumed, and weights that are replaced.
 
-    Holdings ── Hold ──► scheduler          no steps from here on; refused while requests run
-             ── Occupy, Renew ──► ranks     through the supervisor, which remembers for ranks to come
-             ── ResumePlanning ──► scheduler        when nothing is given back any more
+    MemorySaver ── SuspendPlanning ──► schedulers             no steps from here on; refused while requests run
+                ── ChangeMemory, UpdateWeights ──► ranks      the supervisors remember them for ranks to come
+                ── ResumePlanning ──► schedulers              when no part is released any more
 
 Requests that come meanwhile wait, as in a pause.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 import anyio
-from msgspec import structs
 
-from runtime.actors.supervisor import Supervisor
-from runtime.errors import Busy, InvalidRequest, Unavailable
-from runtime.messages.memory import PARTS, ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
-from runtime.messages.scheduler import Flush, ResumePlanning, SuspendPlanning, ToScheduler
-from runtime.scheduling.scheduler import Scheduler
-
-Asking = Callable[[Callable[[Callable[[Any], None]], ToScheduler]], Awaitable[Any]]
+from runtime.actors.fan_out import call_all
+from runtime.actors.replica import Replica
+from runtime.admin.scheduler_commands import SchedulerCommands
+from runtime.errors import Busy, InvalidRequest
+from runtime.messages.memory import PARTS, Part, in_order
+from runtime.messages.scheduler import Flush, ResumePlanning, SuspendPlanning
 
 
 class MemorySaver:
-    """The MemoryControls protocol (service.py)."""
+    """The MemoryControls protocol (service.py). Where there are several replicas, each command reaches all of
+    them."""
 
     def __init__(
         self,
-        supervisor: Supervisor,
-        ask: Asking,
-        to_scheduler: Callable[[ToScheduler], None],
-        set_version: Callable[[str], None],
+        replicas: Sequence[Replica],
+        commands: SchedulerCommands,
+        set_weight_version: Callable[[str], None],
         *,
         can_release: bool,
         has_storage: bool,
     ) -> None:
-        """`ask`: has the scheduler answer a message; `set_version`: what the API calls the weights from now
-        on."""
-        self.scheduler: Scheduler | None = None
-        self._supervisor = supervisor
-        self._ask = ask
-        self._to_scheduler = to_scheduler
+        """`set_weight_version` sets what the API calls the weights; `can_release`: --enable-memory-saver;
+        `has_storage`: --hicache-storage-backend."""
+        self._replicas = replicas
+        self._commands = commands
+        self._set_weight_version = set_weight_version
         self._can_release = can_release
         self._has_storage = has_storage
-        self._set_version = set_version
-        self._turn = anyio.Lock()
-        self._num_wishes = 0
+        self._lock = anyio.Lock()
 
     @property
     def released(self) -> tuple[Part, ...]:
-        return self._supervisor.sleep_state.released
+        """The parts that are released on any replica."""
+        return in_order({part for replica in self._replicas for part in replica.commands.released})
 
     async def release(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        async with self._turn:
-            return await self._change({*self.released, *self._known(parts)})
+        """Releases parts; None: all. -> the parts that are released now. Raises Busy, InvalidRequest,
+        Unavailable."""
+        async with self._lock:
+            released = set(self._checked(parts))
+            return await self._change([in_order({*r.commands.released, *released}) for r in self._replicas])
 
     async def resume(self, parts: Sequence[Part] | None = None) -> tuple[Part, ...]:
-        async with self._turn:
-            return await self._change(set(self.released) - set(self._known(parts)))
+        """Resumes parts; None: all. -> the parts that are still released. Raises Busy, InvalidRequest,
+        Unavailable."""
+        async with self._lock:
+            resumed = set(self._checked(parts))
+            return await self._change([in_order({*r.commands.released} - resumed) for r in self._replicas])
 
     async def update_weights(
         self,
@@ -69,112 +70,70 @@ class MemorySaver:
         *,
         flushes: bool = True,
     ) -> None:
-        async with self._turn:
+        """Replaces the weights by those of another checkpoint of the same model. Raises Busy, InvalidRequest,
+        Unavailable."""
+        async with self._lock:
             if self._has_storage and version is None:
                 raise InvalidRequest(
                     "the storage tier keeps pages of these weights; name the new ones in weight_version",
                     param="weight_version",
                 )
-            await self._ask(lambda answer: SuspendPlanning(False, answer))
             try:
-                if self._has_storage and self.scheduler is not None and self.scheduler.roster.live:
-                    raise Busy(
-                        "requests wait whose pages the storage tier may know by the weights so far; try again when none does, or "
-                        "set abort_all_requests"
-                    )
-                if flushes and self.scheduler is not None and self.scheduler.roster.num_running:
-                    raise Busy(
-                        "sequences are paused in place, with pages that the weights so far have computed; pause with mode retract "
-                        "or abort, or set flush_cache to false to go on with those pages"
-                    )
-                await self._update_weights(model_path, load_format)
+                await self._commands.ask(lambda answer: SuspendPlanning(False, answer))
+                self._check_unused(flushes=flushes)
+                await call_all(
+                    [partial(r.commands.check_weights, model_path, load_format) for r in self._replicas]
+                )
+                await call_all(
+                    [partial(r.commands.update_weights, model_path, load_format) for r in self._replicas]
+                )
                 if flushes:
-                    await self._ask(Flush)
+                    await self._commands.ask(Flush)
                 if version is not None:
-                    self._set_version(version)
+                    self._set_weight_version(version)
             finally:
-                self._let_go()
+                self._resume_planning()
 
-    def _known(self, parts: Sequence[Part] | None) -> Sequence[Part]:
+    def _checked(self, parts: Sequence[Part] | None) -> Sequence[Part]:
         if not self._can_release:
             raise InvalidRequest("this server keeps its memory; start it with --enable-memory-saver")
         return PARTS if parts is None else parts
 
-    async def _change(self, released: set[Part]) -> tuple[Part, ...]:
-        gone = released - set(self.released)
-        await self._ask(lambda answer: SuspendPlanning("kv_cache" in gone, answer))
+    def _check_unused(self, *, flushes: bool) -> None:
+        """Raises Busy when requests have pages that the present weights have computed."""
+        rosters = [replica.scheduler.roster for replica in self._replicas if replica.scheduler is not None]
+        if self._has_storage and any(roster.live for roster in rosters):
+            raise Busy(
+                "requests wait whose pages the storage tier may know by the present weights; try again when none does, "
+                "or set abort_all_requests"
+            )
+        if flushes and any(roster.num_running for roster in rosters):
+            raise Busy(
+                "sequences are paused in place, with pages that the present weights have computed; pause with mode "
+                "retract or abort, or set flush_cache to false to go on with those pages"
+            )
+
+    async def _change(self, released: list[tuple[Part, ...]]) -> tuple[Part, ...]:
+        """`released`: the parts that each replica's ranks shall not hold."""
+        drops_pages = any(
+            "kv_cache" in parts and "kv_cache" not in replica.commands.released
+            for replica, parts in zip(self._replicas, released, strict=True)
+        )
         try:
-            await self._change_memory(in_order(released))
+            await self._commands.ask(lambda answer: SuspendPlanning(drops_pages, answer))
+            await call_all(
+                [
+                    partial(replica.commands.change_memory, parts)
+                    for replica, parts in zip(self._replicas, released, strict=True)
+                ]
+            )
         finally:
-            self._let_go()
+            self._resume_planning()
         return self.released
 
-    async def _change_memory(self, released: tuple[Part, ...]) -> None:
-        """The ranks hold everything but these. Raises Unavailable where they cannot; `released` then tells
-        how it is."""
-        supervisor, sleep = self._supervisor, self._supervisor.sleep_state
-        if sleep.is_asleep:
-            if released:
-                sleep.released = released
-                return
-            await sleep.wake()
-            if supervisor.is_recovering:
-                raise Unavailable("the ranks could not be started again; the server's log has the details")
-            return
-        # in case that they die meanwhile
-        before, sleep.released = sleep.released, in_order({*sleep.released, *released})
-        try:
-            answers = await self._wish(ChangeMemory(self._next_wish(), released))
-        except Unavailable:
-            if supervisor.ranks.died is None:  # they were not told
-                sleep.released = before
-            elif sleep.released == released:  # the dead hold nothing
-                return
-            raise
-        if errors := [answer.error for answer in answers if answer.error]:
-            raise Unavailable(f"what was given back cannot be taken again yet: {errors[0]}")
-
-    async def _update_weights(self, model_path: str, load_format: str | None) -> None:
-        """For these ranks and for those to come. Raises InvalidRequest for a checkpoint that is of no use,
-        and nothing has happened; Unavailable, and if ranks start again it is with the weights so far."""
-        supervisor = self._supervisor
-        load_format = load_format or supervisor.setup.load_format
-        trial = await self._wish(UpdateWeights(self._next_wish(), model_path, load_format, True))
-        if errors := [answer.error for answer in trial if answer.error]:
-            raise InvalidRequest(errors[0], param="model_path")
-        await self._wish(UpdateWeights(self._next_wish(), model_path, load_format, False))
-        supervisor.setup = structs.replace(supervisor.setup, model_path=model_path, load_format=load_format)
-
-    async def _wish(self, wish: ChangeMemory | UpdateWeights) -> list[MemoryReport]:
-        """What all ranks say. Raises Unavailable."""
-        supervisor = self._supervisor
-        ranks = supervisor.ranks
-        if (
-            not supervisor.readies
-            or supervisor.is_recovering
-            or ranks.died is not None
-            or not ranks.submit(wish)
-        ):
-            raise Unavailable("the ranks cannot be told now; try again in a moment")
-        answers = await ranks.memory_reports.wait(wish.id)
-        told = {answer.rank: answer for answer in answers}
-        supervisor.sleep_state.released = in_order({part for answer in answers for part in answer.released})
-        supervisor.readies = [
-            structs.replace(
-                ready,
-                weights_bytes=told[ready.rank].weights_bytes,
-                pages_bytes=told[ready.rank].pages_bytes,
-                taken_bytes=told[ready.rank].taken_bytes,
-            )
-            for ready in supervisor.readies
-        ]
-        return answers
-
-    def _next_wish(self) -> int:
-        self._num_wishes += 1
-        return self._num_wishes
-
-    def _let_go(self) -> None:
-        if not self.released:
-            with suppress(anyio.ClosedResourceError):  # the runtime ends, and nobody plans any more
-                self._to_scheduler(ResumePlanning())
+    def _resume_planning(self) -> None:
+        """Schedulers whose ranks hold everything plan again."""
+        for replica in self._replicas:
+            if not replica.commands.released:
+                with suppress(anyio.ClosedResourceError):  # the runtime ends
+                    replica.inbox.send_nowait(ResumePlanning())

@@ -1,6 +1,5 @@
-"""Warm-ups: requests of our own before the server calls itself ready (--warmups), so that the first client
-does not wait for what is done once: memory touched for the first time, kernels chosen, a grammar backend
-loaded."""
+"""Warm-ups: requests of the server itself before it is ready (--warmups), so that the first client does not wait
+for work that is done once: memory touched for the first time, kernels selected, a grammar backend loaded."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from runtime.messages.requests import Delta, GenerateRequest, Sink, Tokens
 from runtime.messages.sampling import Limits, SamplingParams
 
 Submit = Callable[[GenerateRequest, Sink], None]
-TOKEN = 0  # a vocabulary has at least this one
+TOKEN = 0  # every vocabulary has this token
 
 
 def _generate(limits: Limits) -> tuple[int, SamplingParams]:
@@ -38,20 +37,20 @@ WARMUPS: dict[str, Callable[[Limits], tuple[int, SamplingParams]]] = {
 }
 
 
-def named(names: str | None) -> list[str]:
-    """The names of a list with commas. Raises OptionsError for one that there is not."""
-    chosen = [name.strip() for name in (names or "").split(",") if name.strip()]
-    if unknown := [name for name in chosen if name not in WARMUPS]:
+def parse(warmups: str | None) -> list[str]:
+    """Names out of --warmups, a list with commas. Raises OptionsError for an unknown name."""
+    names = [name.strip() for name in (warmups or "").split(",") if name.strip()]
+    if unknown := [name for name in names if name not in WARMUPS]:
         raise OptionsError([f"--warmups {unknown[0]} does not exist; there are {', '.join(WARMUPS)}"])
-    return chosen
+    return names
 
 
-async def warm_up(names: list[str], submit: Submit, limits: Limits) -> None:
-    """Runs them one after the other. One that fails is logged: the server serves what it can."""
+async def run(names: list[str], submit: Submit, limits: Limits) -> None:
+    """Runs warm-ups one after the other. One that fails is logged, and the server serves all the same."""
     for name in names:
         begin = time.monotonic()
         length, params = WARMUPS[name](limits)
-        end = End()
+        end = EndSink()
         submit(
             GenerateRequest(
                 id=f"warmup-{uuid4().hex}",
@@ -69,17 +68,19 @@ async def warm_up(names: list[str], submit: Submit, limits: Limits) -> None:
             log.get("start").info("warm", name=name, seconds=round(time.monotonic() - begin, 3))
 
 
-class End:
-    """Sink of a warm-up: only how it ends is of interest."""
+class EndSink:
+    """Sink that notes only how a request ends."""
 
     def __init__(self) -> None:
         self.event = anyio.Event()
         self.error: RequestError | None = None
 
     def push(self, delta: Delta) -> None:
+        """Sets the event at the last delta."""
         if delta.finish is not None:
             self.event.set()
 
     def fail(self, error: RequestError) -> None:
+        """Keeps the error and sets the event."""
         self.error = error
         self.event.set()

@@ -96,7 +96,7 @@ def _explain_lines(shown: dict[str, dict[str, object]]) -> list[str]:
 
 def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
     """Prints the memory of one rank. Returns 0 if it fits, else 1."""
-    from runtime.settings import open_loras  # imports numpy, which --help need not wait for
+    from runtime.settings import open_adapters  # imports numpy, which --help need not wait for
 
     plan = plan_for(from_argv(options))
     stored = stored_weights(Path(plan.model.model_path))
@@ -108,8 +108,8 @@ def memory(options: Sequence[str], arguments: argparse.Namespace) -> int:
         quantization=plan.precision.quantization,
         overrides=plan.model.json_model_override_args,
     )
-    loras = open_loras(plan, model)
-    rank = footprint(plan, model, machine, stored, None if loras is None else loras.setup())
+    adapters = open_adapters(plan, model)
+    rank = footprint(plan, model, machine, stored, None if adapters is None else adapters.setup())
     fits = (
         rank.num_pages > 1 and rank.total_bytes * plan.parallel.tensor_parallel_size <= machine.memory_bytes
     )

@@ -231,7 +231,7 @@ class RequestLogs:
             and (plan.logs.log_requests or self.crash is not None),
         )
 
-    def died(self, died: RankDied) -> None:
-        """A rank has."""
+    def rank_died(self, died: RankDied) -> None:
+        """A rank has died: writes the crash dump, where there is one."""
         if self.crash is not None:
             self.crash.dump(died, self.records.open)

@@ -269,17 +269,22 @@ class Metrics:
             "runtime_adapter_evictions_total", "Times that one left its seat for another."
         )
 
-    def of_lora_slots(self, num_loaded: int, lora_slots: LoraSlots) -> None:
-        """What there is to say of adapters now."""
-        for gauge, value in (
-            (self.loaded_adapters, num_loaded),
-            (self.adapter_slots, lora_slots.config.num_lora_slots),
-            (self.taken_adapter_slots, lora_slots.num_taken),
-            (self.used_adapter_slots, lora_slots.num_used),
-            (self.waiting_for_adapter_slots, len(lora_slots.waiting)),
-        ):
-            gauge.set(value)
-        self.adapter_loads.value, self.adapter_evictions.value = lora_slots.num_placed, lora_slots.num_evicted
+    def set_lora_slots(self, num_loaded: int, lora_slots: Sequence[LoraSlots]) -> None:
+        """Sets the metrics of adapters: `num_loaded` adapters, and the slots of each scheduler."""
+        self.loaded_adapters.set(num_loaded)
+        self.adapter_slots.set(sum([slots.config.num_lora_slots for slots in lora_slots]))
+        self.taken_adapter_slots.set(sum([slots.num_taken for slots in lora_slots]))
+        self.used_adapter_slots.set(sum([slots.num_used for slots in lora_slots]))
+        self.waiting_for_adapter_slots.set(sum([len(slots.waiting) for slots in lora_slots]))
+        self.adapter_loads.value = sum([slots.num_placed for slots in lora_slots])
+        self.adapter_evictions.value = sum([slots.num_evicted for slots in lora_slots])
+
+    def reset_storage(self) -> None:
+        """Sets the metrics of the storage tier to zero, so that each storage actor can add its totals."""
+        for labelled in (self.storage_pages, self.storage_bytes, self.storage_s):
+            labelled.values.update(dict.fromkeys(labelled.values, 0.0))
+        self.storage_errors.value = self.storage_fetched_tokens.value = 0.0
+        self.storage_timeouts.value = self.storage_wait_s.value = self.storage_held_bytes.value = 0.0
 
     def _of_processes(self) -> None:
         self.rss_bytes = Labelled(

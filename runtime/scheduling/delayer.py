@@ -29,12 +29,17 @@ class Delayer:
     """Asked once for each step in which newcomers could start."""
 
     def __init__(
-        self, max_steps: int, low_watermark: float | None, clock: Callable[[], float] = monotonic
+        self,
+        max_steps: int,
+        low_watermark: float | None,
+        clock: Callable[[], float] = monotonic,
+        on_admit: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
     ) -> None:
+        """`on_admit` is called with the reason, the steps and the seconds of each delay that ends."""
         self.max_steps = max_steps
         self.low_watermark = low_watermark
         self.held_steps = 0  # for which the newcomers of this moment have been held back
-        self.on_admit: Callable[[str, int, float], None] = lambda reason, steps, seconds: None
+        self._on_admit = on_admit
         self._clock = clock
         self._since_s = 0.0
 
@@ -45,7 +50,7 @@ class Delayer:
                 self._since_s = self._clock()
             self.held_steps += 1
             return False
-        self.on_admit(reason, self.held_steps, self._clock() - self._since_s if self.held_steps else 0.0)
+        self._on_admit(reason, self.held_steps, self._clock() - self._since_s if self.held_steps else 0.0)
         self.held_steps = 0
         return True
 

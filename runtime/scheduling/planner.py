@@ -1,6 +1,6 @@
 """Plans one step: who decodes, who extends, who is admitted, who gives way."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -76,8 +76,15 @@ class Planner:
     """One plan after the other over one roster."""
 
     def __init__(
-        self, roster: Roster, prompts: PromptCollector, *, admission: Admission, eos_ids: tuple[int, ...]
+        self,
+        roster: Roster,
+        prompts: PromptCollector,
+        *,
+        admission: Admission,
+        eos_ids: tuple[int, ...],
+        on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
     ) -> None:
+        """`on_delayed` is called for each delay that the prefill delayer ends: reason, steps, seconds."""
         self.roster = roster
         self.prompts = prompts
         self.admission = admission
@@ -88,7 +95,9 @@ class Planner:
         self.admitted: list[int] = []
         self.chunking = Chunking(roster.cache.page_size) if admission.has_dynamic_chunks else None
         self.delayer = (
-            Delayer(admission.delay_steps, admission.delay_watermark) if admission.delay_steps else None
+            Delayer(admission.delay_steps, admission.delay_watermark, on_admit=on_delayed)
+            if admission.delay_steps
+            else None
         )
         self._outran: list[Sequence] = []  # may lack pages for their known tokens
         self._last_admission = 0  # the step

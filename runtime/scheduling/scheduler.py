@@ -8,6 +8,7 @@ may be called in between.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct, structs
@@ -49,6 +50,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
     conservativeness: float = 1.0
     limit: Limit = Limit()  # in time
     lora_slots: LoraSlotConfig = LoraSlotConfig()  # of adapters
+    replica: int = 0  # index of this scheduler's replica
+    num_replicas: int = 1  # sequence ids are unique across replicas: id % num_replicas is the replica's index
 
     @property
     def pool_tokens(self) -> int:
@@ -75,8 +78,14 @@ def by_sequence(sequences: list[Sequence], numbers: np.ndarray) -> dict[int, np.
 class Scheduler:
     """Sequences on their way: waiting -> extending -> decoding -> ended."""
 
-    def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
-        """`journal` is told what the prefix cache holds."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        journal: Journal | None = None,
+        on_delayed: Callable[[str, int, float], None] = lambda reason, steps, seconds: None,
+    ) -> None:
+        """`journal` records what enters and leaves the prefix cache; `on_delayed` is called for each delay that
+        the prefill delayer ends: reason, steps, seconds."""
         self.config = config
         self.journal = journal
         self.roster = Roster(
@@ -89,7 +98,13 @@ class Scheduler:
         self.generated_tokens = 0
         self._prompts = logprobs.PromptCollector()
         admission = config.admission or Admission(max_step_tokens=config.max_step_tokens)
-        self.planner = Planner(self.roster, self._prompts, admission=admission, eos_ids=config.eos_ids)
+        self.planner = Planner(
+            self.roster,
+            self._prompts,
+            admission=admission,
+            eos_ids=config.eos_ids,
+            on_delayed=on_delayed,
+        )
         self.totals = self.planner.totals
         self.deadlines = Deadlines(config.limit)
         self.timeouts = {"queue": 0, "total": 0}  # requests that ended by the clock
@@ -101,7 +116,7 @@ class Scheduler:
         self._ended: list[Ended] = []  # ended between results; they leave with the next StepTokens
         # requests that ended of what only they asked for, until somebody tells them
         self.failed: list[tuple[GivenUp, Failing]] = []
-        self._next_id = 0
+        self._next_id = config.replica
 
     @property
     def cache(self) -> KVCache:
@@ -118,8 +133,11 @@ class Scheduler:
         stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.config.eos_ids)
         )
-        sequences = [Sequence(self._next_id + i, request, i, longest, stop_ids) for i in range(params.n)]
-        self._next_id += params.n
+        stride = self.config.num_replicas
+        sequences = [
+            Sequence(self._next_id + i * stride, request, i, longest, stop_ids) for i in range(params.n)
+        ]
+        self._next_id += params.n * stride
         self.roster.join(request, sequences)
         self.deadlines.add(request)
         return [s.id for s in sequences]

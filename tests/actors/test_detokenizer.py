@@ -7,7 +7,7 @@ import pytest
 
 from runtime.actors.channels import Channel
 from runtime.actors.detokenizer import DetokenizerActor
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InternalFault, InvalidRequest, Overloaded, RequestError, Unavailable
 from runtime.messages.requests import Delta, Finish, FinishReason, Request, Sink, TokenLogprob
 from runtime.messages.sampling import SamplingParams
@@ -41,15 +41,15 @@ class Bench:
     """A detokenizer with its surroundings; sequence ids are given out from 10."""
 
     def __init__(self) -> None:
-        self.outputs = Outputs()
+        self.open_requests = OpenRequests()
         self.sent: list[ToScheduler] = []
         self.inbox = Channel[ToDetokenizer](8)
-        self.actor = DetokenizerActor(VOCABULARY, self.outputs, self.inbox, self.sent.append)
+        self.actor = DetokenizerActor(VOCABULARY, self.open_requests, self.inbox, self.sent.append)
         self.next_id = 10
 
     def open(self, id: str = "a", sink: Sink | None = None, **params: Any) -> Any:
         sink = sink or ListSink()
-        self.outputs.open(id, sink)
+        self.open_requests.open(id, sink)
         request = Request(id=id, prompt_ids=[1, 2, 3], params=SamplingParams(**params), seed=0, arrival_s=0.0)
         ids = list(range(self.next_id, self.next_id + request.params.n))
         self.next_id += len(ids)
@@ -97,7 +97,7 @@ def test_tokens_become_text_until_the_model_ends(bench: Bench) -> None:
     count = len(ids_of("Hello world")) + 1
     assert sink.finishes == {0: Finish(STOP, None, 3, count, 2)}
     assert [delta.prompt_tokens for delta in sink.deltas] == [3] + [0] * (count - 1)
-    assert len(bench.outputs) == 0 and bench.actor.num_open == 0 and bench.sent == []
+    assert len(bench.open_requests) == 0 and bench.actor.num_open == 0 and bench.sent == []
 
 
 @pytest.mark.parametrize(("params", "text"), [({}, "Hello"), ({"include_stop": True}, "Hello world")])
@@ -139,7 +139,7 @@ def test_a_stop_string_ends_the_sequence_here(bench: Bench) -> None:
     assert (finish.reason, finish.matched, finish.cached_tokens, finish.prompt_tokens) == (STOP, "wor", 1, 3)
     assert finish.completion_tokens == len(sink.token_ids()) < len(ids_of("Hello world, hello"))
     assert [delta.cached_tokens for delta in sink.deltas] == [1] + [0] * (len(sink.deltas) - 1)
-    assert len(bench.outputs) == 0 and bench.actor.num_open == 0
+    assert len(bench.open_requests) == 0 and bench.actor.num_open == 0
 
 
 def test_the_stop_string_is_kept_on_request(bench: Bench) -> None:
@@ -240,9 +240,9 @@ def test_a_request_ends_with_the_last_of_its_sequences(bench: Bench) -> None:
     bench.step({10: a, 11: b, 12: mark})
     assert sink.finishes.keys() == {2} and bench.sent == [Stopped([12])]
     bench.step({10: b, 11: a, 12: a}, Ended(11, LENGTH, None, 0))  # 12 was in flight when it stopped
-    assert "a" in bench.outputs and sink.finishes.keys() == {1, 2}
+    assert "a" in bench.open_requests and sink.finishes.keys() == {1, 2}
     bench.step({}, Ended(10, ABORT, None, 4))
-    assert "a" not in bench.outputs and bench.actor.num_open == 0
+    assert "a" not in bench.open_requests and bench.actor.num_open == 0
     assert [sink.text(i) for i in range(3)] == ["ab", "ba", ""]
     assert sink.finishes[0] == Finish(ABORT, None, 3, 2, 4)
 
@@ -258,7 +258,7 @@ def test_an_end_without_any_token(bench: Bench) -> None:
 def test_nothing_is_heard_after_an_abort(bench: Bench) -> None:
     sink = bench.open(n=2)
     bench.step({10: 5, 11: 6})
-    bench.outputs.close("a")
+    bench.open_requests.close("a")
     assert bench.actor.num_open == 0
     bench.step(
         {10: 5, 11: 6}, Ended(10, LENGTH, None, 0), Ended(11, LENGTH, None, 0), Ended(99, STOP, None, 0)
@@ -278,13 +278,15 @@ def test_opened_after_an_abort_is_ignored(bench: Bench) -> None:
 )
 def test_refusals(bench: Bench, status: int, kind: type[RequestError]) -> None:
     sink = ListSink()
-    bench.outputs.open("a", sink)
+    bench.open_requests.open("a", sink)
     bench.actor.handle(Refused("a", status, "no", "prompt"))
     bench.actor.handle(Refused("a", status, "no", "prompt"))
     bench.actor.handle(Refused("unknown", status, "no"))
     [error] = sink.errors
     assert (
-        type(error) is kind and (error.message, error.param) == ("no", "prompt") and len(bench.outputs) == 0
+        type(error) is kind
+        and (error.message, error.param) == ("no", "prompt")
+        and len(bench.open_requests) == 0
     )
 
 
@@ -299,7 +301,7 @@ def test_a_sink_that_raises_harms_no_other(bench: Bench, ended: list[Ended]) -> 
     good = bench.open("good")
     bench.step({10: 5, 11: ids_of("a")[0]}, *ended)
     bench.say("b", sequence_id=11)
-    assert good.text() == "ab" and "broken" not in bench.outputs and bench.actor.num_open == 1
+    assert good.text() == "ab" and "broken" not in bench.open_requests and bench.actor.num_open == 1
     assert [type(error) for error in broken.errors] == [InternalFault], (
         "its client is told, also when the last delta is lost"
     )
@@ -311,22 +313,22 @@ def test_a_sink_may_abort_and_ask_again_while_it_is_called(bench: Bench) -> None
         def push(self, delta: Delta) -> None:
             super().push(delta)
             if delta.finish is None:
-                bench.outputs.close("a")
+                bench.open_requests.close("a")
             else:
-                bench.outputs.open("b", later)
+                bench.open_requests.open("b", later)
 
     later = ListSink()
     first = bench.open("a", Restless(), n=2)
     bench.step({10: 5, 11: 6})
-    assert len(first.deltas) == 1 and len(bench.outputs) == 0
+    assert len(first.deltas) == 1 and len(bench.open_requests) == 0
     second = bench.open("b", Restless())
     bench.step({12: END}, Ended(12, STOP, None, 0))
-    assert second.finishes.keys() == {0} and bench.outputs.find("b") is later
+    assert second.finishes.keys() == {0} and bench.open_requests.find("b") is later
 
 
 async def test_messages_are_taken_from_the_inbox_in_order(bench: Bench) -> None:
     sink = ListSink()
-    bench.outputs.open("a", sink)
+    bench.open_requests.open("a", sink)
     request = Request(id="a", prompt_ids=[1], params=SamplingParams(), seed=0, arrival_s=0.0)
     tokens = ids_of("Hello")
     bench.inbox.send_nowait(Opened(request, [10]))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtime.actors.graph_captures import Capturing
+from runtime.actors.graph_captures import GraphCapturing
 from runtime.messages.ranks import Capture, Captured
 from runtime.messages.scheduler import Arrive
 from runtime.messages.steps import StepPlan
@@ -45,14 +45,14 @@ class CapturingRanks(FakeRanks):
         self._wake()
 
 
-def looking(b: Bench, look: Callable[..., None]) -> None:
-    b.actor._look = look
+def looking(b: Bench, observe: Callable[..., None]) -> None:
+    b.actor._observers = (observe,)
 
 
 async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
     ranks, metrics = CapturingRanks(fails=4), Metrics()
     async with bench(ranks) as b:
-        looking(b, Capturing([Captures([1, 2, 4, 8])], metrics).look)
+        looking(b, GraphCapturing([Captures([1, 2, 4, 8])], metrics).observe)
         await b.settle()
         for _ in range(3):
             ranks.answer()
@@ -68,7 +68,7 @@ async def test_while_nobody_is_there_all_sizes_are_captured() -> None:
 async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> None:
     ranks: Any = CapturingRanks()
     async with bench(ranks) as b:
-        looking(b, Capturing([Captures([1, 2])], Metrics()).look)
+        looking(b, GraphCapturing([Captures([1, 2])], Metrics()).observe)
         await b.settle()
         b.inbox.send_nowait(Arrive(request(max_new_tokens=6)))
         await b.run_all()
@@ -79,14 +79,14 @@ async def test_steps_go_on_beside_a_capture_and_no_second_one_is_asked_for() -> 
 
 
 async def test_new_ranks_capture_anew() -> None:
-    ranks, capturing = CapturingRanks(), Capturing([Captures([1])], Metrics())
+    ranks, capturing = CapturingRanks(), GraphCapturing([Captures([1])], Metrics())
     async with bench(ranks) as b:
-        looking(b, capturing.look)
+        looking(b, capturing.observe)
         await b.settle()
         ranks.answer()
         await b.settle()
         fresh = CapturingRanks()
-        capturing.look(b.actor.scheduler, fresh)
+        capturing.observe(b.actor.scheduler, fresh)
         assert ranks.asked == [1] and fresh.asked == [1]
 
 
@@ -95,7 +95,7 @@ async def test_two_kinds_one_after_the_other() -> None:
     ranks: Any = CapturingRanks()
     metrics = Metrics()
     async with bench(ranks) as b:
-        looking(b, Capturing([Captures([1]), Captures([2, 4, 8], "tokens")], metrics).look)
+        looking(b, GraphCapturing([Captures([1]), Captures([2, 4, 8], "tokens")], metrics).observe)
         await b.settle()
         b.inbox.send_nowait(Arrive(request(max_new_tokens=2)))
         await b.run_all()
@@ -110,7 +110,7 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
     ranks: Any = CapturingRanks()
     captures = Captures([1, 2])
     async with bench(ranks) as b:
-        looking(b, Capturing([captures], Metrics()).look)
+        looking(b, GraphCapturing([captures], Metrics()).observe)
         await b.settle()
         b.actor.scheduler.is_suspended = True
         # memory is given back behind the capture that is under way, and the answer to that comes late
@@ -119,7 +119,7 @@ async def test_what_was_captured_before_memory_went_is_captured_anew() -> None:
         await b.settle()
         assert ranks.asked == [1] and captures.done == []
         b.actor.scheduler.is_suspended = False
-        b.actor.wake()
+        b.actor._wake.set()
         for _ in range(2):
             await b.settle()
             ranks.answer()
@@ -131,7 +131,7 @@ def test_a_capture_that_ended_the_ranks_is_not_tried_on_the_next() -> None:
     """Nobody looked between their answer and their end."""
     captures, metrics = Captures([1, 2, 4]), Metrics()
     capturing, scheduler = (
-        Capturing([captures], metrics),
+        GraphCapturing([captures], metrics),
         Scheduler(
             SchedulerConfig(
                 max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=()
@@ -140,11 +140,11 @@ def test_a_capture_that_ended_the_ranks_is_not_tried_on_the_next() -> None:
     )
     ranks = CapturingRanks()
     for _ in range(2):
-        capturing.look(scheduler, ranks)
+        capturing.observe(scheduler, ranks)
         ranks.captured.append(Captured(ranks.asked[-1], 0.25, 0, "")) if ranks.asked[
             -1
         ] == 1 else ranks.strand()
     assert ranks.asked == [1, 2]
     following = CapturingRanks()
-    capturing.look(scheduler, following)
+    capturing.observe(scheduler, following)
     assert following.asked == [1] and captures.sizes == [1] and metrics.capture_failures.value == 1

@@ -2,37 +2,37 @@
 
 import pytest
 
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.errors import InvalidRequest, Unavailable
 from tests.actors.sink import ListSink
 
 
 def test_a_request_leaves_once() -> None:
-    outputs, sink, left = Outputs(), ListSink(), list[str]()
-    outputs.on_close(left.append)
-    outputs.open("a", sink)
-    assert len(outputs) == 1 and "a" in outputs and outputs.find("a") is sink
-    assert outputs.close("a") is sink
-    assert outputs.close("a") is None and outputs.find("a") is None and left == ["a"]
-    assert not outputs.fail("a", Unavailable("gone")) and sink.errors == []
+    open_requests, sink, left = OpenRequests(), ListSink(), list[str]()
+    open_requests.closed.subscribe(left.append)
+    open_requests.open("a", sink)
+    assert len(open_requests) == 1 and "a" in open_requests and open_requests.find("a") is sink
+    assert open_requests.close("a") is sink
+    assert open_requests.close("a") is None and open_requests.find("a") is None and left == ["a"]
+    assert not open_requests.fail("a", Unavailable("gone")) and sink.errors == []
 
 
 def test_ids_are_unique_while_open() -> None:
-    outputs, first, second = Outputs(), ListSink(), ListSink()
-    outputs.open("a", first)
+    open_requests, first, second = OpenRequests(), ListSink(), ListSink()
+    open_requests.open("a", first)
     with pytest.raises(InvalidRequest) as refused:
-        outputs.open("a", second)
-    assert refused.value.param == "id" and outputs.find("a") is first
-    outputs.close("a")
-    outputs.open("a", second)
-    assert outputs.find("a") is second
+        open_requests.open("a", second)
+    assert refused.value.param == "id" and open_requests.find("a") is first
+    open_requests.close("a")
+    open_requests.open("a", second)
+    assert open_requests.find("a") is second
 
 
 def test_fail_all_reaches_each_open_request_once() -> None:
-    outputs, sinks = Outputs(), [ListSink() for _ in range(3)]
+    open_requests, sinks = OpenRequests(), [ListSink() for _ in range(3)]
     for i, sink in enumerate(sinks):
-        outputs.open(str(i), sink)
-    outputs.close("1")
+        open_requests.open(str(i), sink)
+    open_requests.close("1")
     error = Unavailable("the server is stopping")
-    assert outputs.fail_all(error) == 2 and outputs.fail_all(error) == 0
+    assert open_requests.fail_all(error) == 2 and open_requests.fail_all(error) == 0
     assert [sink.errors for sink in sinks] == [[error], [], [error]]

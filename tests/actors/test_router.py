@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.actors.channels import Channel
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.actors.router import Router
 from runtime.errors import InvalidRequest, Overloaded, Unavailable
 from runtime.messages.requests import GenerateRequest, Tokens
@@ -19,8 +19,8 @@ def request(id: str) -> GenerateRequest:
 
 
 async def test_requests_go_to_the_tokenizer_and_aborts_to_the_scheduler() -> None:
-    outputs, channel, sent = Outputs(), Channel[GenerateRequest](8), list[ToScheduler]()
-    router = Router(outputs, channel, sent.append)
+    open_requests, channel, sent = OpenRequests(), Channel[GenerateRequest](8), list[ToScheduler]()
+    router = Router(open_requests, channel, sent.append)
     sink = ListSink()
     router.submit(request("a"), sink)
     assert router.num_open == 1 and await channel.drain() == [request("a")]
@@ -28,19 +28,19 @@ async def test_requests_go_to_the_tokenizer_and_aborts_to_the_scheduler() -> Non
     router.abort("a")
     router.abort("never seen")
     assert router.num_open == 0 and sent == [Abort("a")]
-    assert not outputs.fail("a", Unavailable("late")) and sink.errors == [] and sink.deltas == []
+    assert not open_requests.fail("a", Unavailable("late")) and sink.errors == [] and sink.deltas == []
     channel.discard()
 
 
 async def test_refusals_leave_no_trace() -> None:
-    outputs, channel, sent = Outputs(), Channel[GenerateRequest](1), list[ToScheduler]()
-    router = Router(outputs, channel, sent.append)
+    open_requests, channel, sent = OpenRequests(), Channel[GenerateRequest](1), list[ToScheduler]()
+    router = Router(open_requests, channel, sent.append)
     router.submit(request("a"), ListSink())
     with pytest.raises(InvalidRequest):
         router.submit(request("a"), ListSink())
     with pytest.raises(Overloaded):
         router.submit(request("b"), ListSink())
-    assert router.num_open == 1 and "b" not in outputs and sent == []
+    assert router.num_open == 1 and "b" not in open_requests and sent == []
     channel.discard()
 
 
@@ -49,7 +49,7 @@ async def test_a_closed_door() -> None:
         raise Unavailable("loading")
 
     channel = Channel[GenerateRequest](1)
-    router = Router(Outputs(), channel, lambda message: None, check_open=closed)
+    router = Router(OpenRequests(), channel, lambda message: None, check_open=closed)
     with pytest.raises(Unavailable):
         router.submit(request("a"), ListSink())
     assert router.num_open == 0 and channel.statistics.sent == 0
@@ -57,8 +57,8 @@ async def test_a_closed_door() -> None:
 
 
 async def test_fail_all_is_the_last_word() -> None:
-    outputs, channel = Outputs(), Channel[GenerateRequest](8)
-    router = Router(outputs, channel, lambda message: None)
+    open_requests, channel = OpenRequests(), Channel[GenerateRequest](8)
+    router = Router(open_requests, channel, lambda message: None)
     sinks = [ListSink(), ListSink()]
     for i, sink in enumerate(sinks):
         router.submit(request(str(i)), sink)

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from runtime.actors.channels import Channel
+from runtime.actors.channels import Channel, Signal
 from runtime.actors.scheduler import SchedulerActor
 from runtime.actors.storage import StorageActor, cache_identity
 from runtime.cache.audit import findings
@@ -58,14 +58,7 @@ class Life:
         )
         self.inbox = Channel[ToScheduler](100)
         self.outbox = Channel[ToDetokenizer](1000)
-        self.actor = SchedulerActor(
-            self.scheduler,
-            self.inbox,
-            self.outbox,
-            depth=2,
-            meter=Meter(Metrics()),
-            limits=Limits(vocab_size=VOCAB, context_len=200, pool_tokens=252),
-        )
+        signal = Signal()
         self.storage = StorageActor(
             store,
             self.scheduler,
@@ -74,9 +67,18 @@ class Life:
             page_bytes=8 * PAGE,
             settings=settings,
             policy=policy,
-            wake=self.actor.wake,
+            wake=signal.set,
         )
-        self.actor.attach(self.storage)
+        self.actor = SchedulerActor(
+            self.scheduler,
+            self.inbox,
+            self.outbox,
+            depth=2,
+            meter=Meter(Metrics()),
+            limits=Limits(vocab_size=VOCAB, context_len=200, pool_tokens=252),
+            signal=signal,
+            storage=self.storage,
+        )
         self.seen: list[StepTokens] = []
         self.store = store
 
@@ -156,7 +158,7 @@ async def test_what_one_life_computed_the_next_one_finds(tmp_path: Path) -> None
         assert second.storage.fetching.num_pages == 10 and second.storage.wait_s > 0
         assert not second.wrong
         metrics = Metrics()
-        second.storage.report(metrics)
+        second.storage.add_to(metrics)
         assert metrics.storage_pages["read"] == 10 and metrics.storage_fetched_tokens.value == 40
         assert await second.storage.clear() > 0
     async with life(tmp_path) as third:

@@ -12,7 +12,8 @@ import pytest
 
 import runtime.actors.supervisor
 from runtime import Engine
-from runtime.actors.supervisor import MAX_IN_VAIN, Watchdog
+from runtime.actors.supervisor import MAX_IN_VAIN
+from runtime.actors.watchdog import Watchdog
 from runtime.errors import InternalFault, RankDied, StartError, Unavailable
 from runtime.service import State
 from tests.metrics.read import sample
@@ -27,7 +28,7 @@ def answer(prompt: list[int], seed: int, count: int) -> list[int]:
 
 
 def kill(engine: Engine, rank: int = 0) -> None:
-    os.kill(engine._core._supervisor.ranks.pids[rank], signal.SIGKILL)
+    os.kill(engine._core.replicas[0].supervisor.ranks.pids[rank], signal.SIGKILL)
 
 
 async def settled(engine: Engine, state: State = "ready") -> None:
@@ -63,7 +64,7 @@ async def test_kills_at_random_moments_change_no_token(options: dict[str, Any]) 
                     and engine._core.health().state == "ready"
                 ):
                     kills.pop(0)
-                    kill(engine, random.randrange(len(engine._core._supervisor.ranks.pids)))
+                    kill(engine, random.randrange(len(engine._core.replicas[0].supervisor.ranks.pids)))
 
         async with anyio.create_task_group() as tasks:
             for i in answers:
@@ -200,7 +201,7 @@ async def test_the_soft_watchdog_tells_where_a_slow_step_is_and_kills_nothing(
     """Of one rank: two would write their stacks into each other."""
     async with Engine(**NULL, null_step_s=1.0, soft_watchdog_timeout=0.2) as engine:
         got = (await engine.generate([1, 2], seed=3, max_new_tokens=2, ignore_eos=True)).token_ids
-        assert got == answer([1, 2], 3, 2) and engine._core._supervisor.generation == 1
+        assert got == answer([1, 2], 3, 2) and engine._core.replicas[0].supervisor.generation == 1
         assert sample(engine.metrics(), "runtime_rank_restarts_total") == 0
     said = capfd.readouterr().err
     assert "null/device.py" in said and "in result" in said

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 from runtime.actors.channels import Channel
-from runtime.actors.open_requests import Outputs
+from runtime.actors.open_requests import OpenRequests
 from runtime.actors.tokenizer import INLINE_CHARS, TokenizerActor, num_chars
 from runtime.errors import InternalFault, InvalidRequest
 from runtime.messages.constraint import Grammar, Regex
@@ -36,14 +37,14 @@ class Bench:
     """An actor with its surroundings."""
 
     def __init__(self, vocabulary: Vocabulary = LLAMA, infill_format: str | None = None) -> None:
-        self.outputs = Outputs()
+        self.open_requests = OpenRequests()
         self.inbox = Channel[GenerateRequest](100)
         self.arrived: list[ToScheduler] = []
         self.sinks: dict[str, ListSink] = {}
         self.actor = TokenizerActor(
             vocabulary,
             TEMPLATES,
-            self.outputs,
+            self.open_requests,
             self.inbox,
             self.arrived.append,
             limits=LIMITS,
@@ -53,7 +54,7 @@ class Bench:
 
     def ask(self, id: str, prompt: Prompt, **params: Any) -> None:
         self.sinks[id] = ListSink()
-        self.outputs.open(id, self.sinks[id])
+        self.open_requests.open(id, self.sinks[id])
         self.inbox.send_nowait(
             GenerateRequest(id=id, prompt=prompt, params=SamplingParams(**params), arrival_s=1.5)
         )
@@ -95,7 +96,7 @@ async def test_every_form_of_prompt(prompt: Prompt, ids: list[int]) -> None:
     assert isinstance(message, Arrive)
     request = message.request
     assert (request.id, request.prompt_ids, request.seed, request.arrival_s) == ("a", ids, 42, 1.5)
-    assert request.params == SamplingParams(max_new_tokens=3) and "a" in bench.outputs
+    assert request.params == SamplingParams(max_new_tokens=3) and "a" in bench.open_requests
 
 
 async def test_the_text_between_two_others() -> None:
@@ -133,7 +134,7 @@ async def test_refusals_reach_the_sink_once(prompt: Prompt, params: dict[str, An
     await bench.finish()
     [error] = bench.sinks["bad"].errors
     assert isinstance(error, InvalidRequest) and error.param == param
-    assert bench.ids == ["good"] and "bad" not in bench.outputs
+    assert bench.ids == ["good"] and "bad" not in bench.open_requests
 
 
 async def test_a_text_that_is_far_too_long_is_refused_by_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +193,9 @@ async def test_aborted_while_waiting_or_in_a_thread() -> None:
     async with running(bench):
         bench.ask("long", Text(LONG))
         bench.ask("short", Text("hello"))
-        bench.outputs.close("short")
+        bench.open_requests.close("short")
         await wait_all_tasks_blocked()
-        bench.outputs.close("long")
+        bench.open_requests.close("long")
         slow.gate.set()
     assert bench.arrived == [] and not any(sink.errors for sink in bench.sinks.values())
 
@@ -234,7 +235,9 @@ async def test_prompts_are_cut_where_that_is_asked_for(prompt: Prompt) -> None:
     """The far too long, of which only the head is looked at, and the slightly too long."""
     bench = Bench()
     limits = Limits(vocab_size=LLAMA.size, context_len=10, pool_tokens=50, cuts=True)
-    actor = TokenizerActor(LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=limits)
+    actor = TokenizerActor(
+        LLAMA, TEMPLATES, bench.open_requests, bench.inbox, bench.arrived.append, limits=limits
+    )
     request = actor.prepare(GenerateRequest(id="a", prompt=prompt, params=SamplingParams(), arrival_s=0), 1)
     whole = prompt.ids if isinstance(prompt, Tokens) else LLAMA.encode("hello " * 20, True)
     assert request.prompt_ids == whole[:9]
@@ -257,7 +260,7 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
     isolating = TokenizerActor(
         LLAMA,
         TEMPLATES,
-        bench.outputs,
+        bench.open_requests,
         bench.inbox,
         bench.arrived.append,
         limits=LIMITS,
@@ -278,11 +281,11 @@ async def test_salts_and_isolated_tenants_make_namespaces() -> None:
         TokenizerActor(
             LLAMA,
             TEMPLATES,
-            bench.outputs,
+            bench.open_requests,
             bench.inbox,
             bench.arrived.append,
             limits=LIMITS,
-            weight_version=version,
+            weight_version=partial(str, version),
         )
         for version in ("", "default", "v2")
     ]
@@ -305,7 +308,7 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
     actor = TokenizerActor(
         LLAMA,
         TEMPLATES,
-        bench.outputs,
+        bench.open_requests,
         bench.inbox,
         bench.arrived.append,
         limits=LIMITS,
@@ -317,7 +320,7 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
         for name, text in (("good", "a"), ("gone", "b"), ("wrong", "bad")):
             bench.ask(name, Tokens([5]), constraint=Regex(text), stop_token_ids=(7,))
         bench.sinks["late"] = ListSink()
-        bench.outputs.open("late", bench.sinks["late"])
+        bench.open_requests.open("late", bench.sinks["late"])
         params = SamplingParams(constraint=Regex("a"))
         bench.inbox.send_nowait(
             GenerateRequest(id="late", prompt=Tokens([5]), params=params, arrival_s=1.5, timeout_s=1.0)
@@ -325,7 +328,7 @@ async def test_a_rule_is_checked_while_others_go_on() -> None:
         bench.ask("plain", Tokens([6]))
         await wait_all_tasks_blocked()
         assert bench.ids == ["plain"]
-        bench.outputs.close("gone")
+        bench.open_requests.close("gone")
         gate.set()
     assert bench.ids == ["plain", "good"]
     assert bench.arrived[1].request.grammar_constraint == GrammarConstraint(Grammar("regex", "a"), (), (2, 7))
@@ -359,7 +362,13 @@ async def test_a_rule_holds_behind_the_marks_that_end_what_the_prompt_begins(
         pass
 
     bench.actor = TokenizerActor(
-        LLAMA, TEMPLATES, bench.outputs, bench.inbox, bench.arrived.append, limits=LIMITS, check_grammar=check
+        LLAMA,
+        TEMPLATES,
+        bench.open_requests,
+        bench.inbox,
+        bench.arrived.append,
+        limits=LIMITS,
+        check_grammar=check,
     )
     async with running(bench):
         bench.ask("a", Text(prompt), constraint=Regex("a"), constraint_after=free)

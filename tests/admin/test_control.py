@@ -3,19 +3,18 @@
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 
 from runtime.actors.channels import Channel
-from runtime.actors.open_requests import Outputs
-from runtime.actors.router import Router
-from runtime.admin.control import Control
+from runtime.admin.scheduler_commands import SchedulerCommands
 from runtime.errors import Busy, InvalidRequest, Unavailable
 from runtime.messages.ranks import Profile
-from runtime.messages.requests import FinishReason, GenerateRequest
-from runtime.metrics import Metrics
-from runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+from runtime.messages.requests import FinishReason
+from runtime.messages.scheduler import Flush, ToScheduler
 from tests.test_core import ask, running, until
 
 pytestmark = pytest.mark.anyio
@@ -74,38 +73,35 @@ async def test_ranks_that_die_in_a_pause_come_again() -> None:
         sink = ask(core, "lives", max_new_tokens=30)
         await until(lambda: len(sink.token_ids()) > 3)
         await core.control.pause("in_place")
-        os.kill(core._supervisor.ranks.pids[0], signal.SIGKILL)
-        await until(lambda: core._supervisor.generation == 2 and core.health().state == "paused")
+        os.kill(core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
+        await until(lambda: core.replicas[0].supervisor.generation == 2 and core.health().state == "paused")
         assert not sink.finishes
         await core.control.resume()
         await until(lambda: sink.finishes)
         assert len(sink.token_ids()) == 30 and not sink.errors
 
 
-async def test_who_waits_for_an_answer_hears_of_the_end() -> None:
-    told: list[object] = []
-    requests = Channel[GenerateRequest](1)
-    requests.discard()
-    control = Control(Router(Outputs(), requests, told.append), told.append, Metrics(), None, None)  # type: ignore[arg-type]
+async def test_commands_that_wait_for_an_answer_get_the_error_at_the_end() -> None:
+    replica: Any = SimpleNamespace(inbox=Channel[ToScheduler](1), scheduler=None)
+    commands = SchedulerCommands([replica])
     with pytest.raises(Unavailable, match="loading"):
-        await control.flush()
-    control.scheduler = Scheduler(
-        SchedulerConfig(max_running=1, max_step_tokens=8, max_len=10, page_size=1, num_pages=8, eos_ids=())
-    )
+        await commands.ask(Flush)
+    replica.scheduler = object()
     failures = []
 
     async def flush() -> None:
         with pytest.raises(Unavailable) as caught:
-            await control.flush()
+            await commands.ask(Flush)
         failures.append(caught.value.message)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(flush)
         await anyio.wait_all_tasks_blocked()
-        control.close(Unavailable("over"))
-    assert failures == ["over"] and len(told) == 1
+        commands.close(Unavailable("over"))
+    assert failures == ["over"] and replica.inbox.statistics.sent == 1
     with pytest.raises(Unavailable, match="over"):
-        await control.pause("abort")
+        await commands.ask(Flush)
+    replica.inbox.discard()
 
 
 async def test_the_id_of_an_aborted_request_can_be_used_at_once() -> None:
@@ -142,4 +138,4 @@ async def test_a_profile_that_cannot_be_written_harms_nobody() -> None:
         core.control.stop_profile()
         sink = ask(core, "work", max_new_tokens=10)
         await until(lambda: sink.finishes)
-        assert core._supervisor.generation == 1
+        assert core.replicas[0].supervisor.generation == 1

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from runtime.admin import expert_load as balance
-from runtime.admin.expert_load import Balance
+from runtime.admin import expert_load
+from runtime.admin.expert_load import ExpertLoad
 from runtime.errors import InvalidRequest, OptionsError, Unavailable
-from runtime.messages.ranks import CountExperts, ExpertCounts
+from runtime.messages.ranks import ExpertCounts, ExpertCountsAction
 from runtime.metrics import Metrics
 from runtime.options.parse import from_values
 from runtime.options.resolve import plan_for
@@ -22,25 +22,25 @@ pytestmark = pytest.mark.anyio
 
 
 class Ranks:
-    """Two layers, four experts; each question finds more."""
+    """Two layers, four experts; the counts grow with each call."""
 
     def __init__(self) -> None:
-        self.asked: list[CountExperts] = []
+        self.calls: list[ExpertCountsAction] = []
         self.counts = np.zeros(8, np.int64)
         self.fails = False
 
-    async def count_experts(self, question: CountExperts) -> ExpertCounts:
-        self.asked.append(question)
+    async def count_experts(self, action: ExpertCountsAction, folder: str) -> ExpertCounts:
+        self.calls.append(action)
         if self.fails:
             raise Unavailable("not now")
         return ExpertCounts(
-            question.id, (0, 2), self.counts.copy(), 0, error="full" if question.folder == "/full" else ""
+            len(self.calls), (0, 2), self.counts.copy(), 0, error="full" if folder == "/full" else ""
         )
 
 
 async def test_metrics_tell_the_last_steps() -> None:
     ranks, metrics = Ranks(), Metrics()
-    found = Balance(ranks.count_experts, metrics, num_groups=2, records=True)
+    load = ExpertLoad([ranks.count_experts], metrics, num_groups=2, is_recorded=True)
     for counts, experts, groups in (
         ([4, 0, 2, 2, 1, 1, 1, 1], [2, 1], [1, 1]),
         ([4, 6, 2, 4, 1, 1, 1, 1], [3, 1], [1.5, 1]),
@@ -48,35 +48,37 @@ async def test_metrics_tell_the_last_steps() -> None:
         ([1, 1, 0, 0, 0, 0, 0, 4], [2, 4], [2, 2]),
     ):
         ranks.counts[:] = counts
-        found.tell(await found.count("read"))
+        load.update_metrics(await load.count("read"))
         assert [metrics.expert_imbalance[layer] for layer in ("0", "2")] == experts
         assert [metrics.expert_rank_imbalance[layer] for layer in ("0", "2")] == groups
         assert metrics.expert_choices["0"] == sum(counts[:4])
-    assert [question.id for question in ranks.asked] == [1, 2, 3]
+    assert ranks.calls == ["read"] * 3
     with pytest.raises(InvalidRequest, match="full"):
-        await found.count("dump", "/full")
+        await load.count("dump", "/full")
     with pytest.raises(InvalidRequest, match="--expert-distribution-recorder-mode"):
-        await Balance(ranks.count_experts, metrics, num_groups=1, records=False).count("start")
+        await ExpertLoad([ranks.count_experts], metrics, num_groups=1, is_recorded=False).count("start")
 
 
 async def test_it_looks_when_steps_were_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "LOOK_S", 0)
+    monkeypatch.setattr(expert_load, "READ_EVERY_S", 0)
     ranks, metrics = Ranks(), Metrics()
     steps = 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
-            partial(Balance(ranks.count_experts, metrics, num_groups=1, records=False).run, lambda: steps)
+            partial(
+                ExpertLoad([ranks.count_experts], metrics, num_groups=1, is_recorded=False).run, lambda: steps
+            )
         )
         await anyio.lowlevel.checkpoint()
-        assert not ranks.asked
+        assert not ranks.calls
         steps, ranks.fails = 3, True
-        await until(lambda: len(ranks.asked) > 1)  # again and again
+        await until(lambda: len(ranks.calls) > 1)  # again and again
         ranks.fails = False
         await until(lambda: "0" in metrics.expert_choices.values)
-        asked = len(ranks.asked)
+        num_calls = len(ranks.calls)
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
-        assert len(ranks.asked) == asked
+        assert len(ranks.calls) == num_calls
         tasks.cancel_scope.cancel()
 
 

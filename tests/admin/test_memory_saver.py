@@ -88,7 +88,7 @@ async def test_ranks_that_die_meanwhile_come_back_when_all_is_wanted() -> None:
     async with Engine(**NULL, tensor_parallel_size=2, enable_memory_saver=True) as engine:
         await engine.release_memory_occupation(["kv_cache"])
         kill(engine, 1)
-        supervisor = engine._core._supervisor
+        supervisor = engine._core.replicas[0].supervisor
         with anyio.fail_after(30):
             while not supervisor.sleep_state.is_asleep:
                 await anyio.sleep(0.005)
@@ -125,7 +125,10 @@ async def test_a_death_while_it_is_given_back_is_as_good(monkeypatch: pytest.Mon
             with pytest.raises(Unavailable):  # dead or alive, not everything is held
                 await engine.resume_memory_occupation()
         assert engine._core.health().state == "released"
-        assert await engine.resume_memory_occupation() == () and engine._core._supervisor.generation == 3
+        assert (
+            await engine.resume_memory_occupation() == ()
+            and engine._core.replicas[0].supervisor.generation == 3
+        )
         assert (await engine.generate([5], seed=0, max_new_tokens=3, ignore_eos=True)).token_ids == answer(
             [5], 0, 3
         )
@@ -136,7 +139,7 @@ async def test_a_start_that_is_in_vain_is_told(monkeypatch: pytest.MonkeyPatch) 
         await engine.release_memory_occupation()
         kill(engine)
         with anyio.fail_after(30):
-            while not engine._core._supervisor.sleep_state.is_asleep:
+            while not engine._core.replicas[0].supervisor.sleep_state.is_asleep:
                 await anyio.sleep(0.005)
 
         async def refuse(self: Ranks, _: Any) -> Any:
@@ -185,7 +188,7 @@ async def test_tokens_are_the_same_after_it(tmp_path: Path) -> None:
             updated.token_ids == theirs and updated.finish is not None and updated.finish.cached_tokens == 0
         )
         kill(engine)
-        assert (
-            await engine.generate([*prompt, 1], **GREEDY)
-        ).token_ids != [] and engine._core._supervisor.generation == 2
+        assert (await engine.generate([*prompt, 1], **GREEDY)).token_ids != [] and engine._core.replicas[
+            0
+        ].supervisor.generation == 2
         assert (await engine.generate(prompt, **GREEDY)).token_ids == theirs, "new ranks have the new weights"

@@ -143,7 +143,7 @@ async def test_they_come_and_go(
             while not engine.load().running:
                 await anyio.lowlevel.checkpoint()
             await engine.adapters.unload("x")
-            assert not len(engine._core._outputs), "it has waited for the request"
+            assert not len(engine._core._open_requests), "it has waited for the request"
         assert running[0][:COUNT] == expect("x", PROMPTS[0])
         await engine.adapters.load("x", paths["y"])
         assert await run_all(engine, [("x", PROMPTS[0])]) == [expect("y", PROMPTS[0])], (
@@ -183,7 +183,7 @@ async def test_new_ranks_have_them(
                 tasks.start_soon(run, name)
             while engine.load().running < 3:
                 await anyio.lowlevel.checkpoint()
-            os.kill(engine._core._supervisor.ranks.pids[0], signal.SIGKILL)
+            os.kill(engine._core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
         assert answers == [[], [], []]
-        assert engine._core._supervisor.generation == 2
+        assert engine._core.replicas[0].supervisor.generation == 2
         assert await run_all(engine, [("y", PROMPTS[1])]) == [expect("y", PROMPTS[1])]

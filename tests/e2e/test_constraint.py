@@ -122,14 +122,14 @@ async def test_a_rank_that_is_killed_changes_nothing(expected: list[list[int]]) 
                 outputs.setdefault((i, delta.index), []).extend(delta.token_ids)
                 seen += 1
                 if seen == 20:
-                    os.kill(engine._core._supervisor.ranks.pids[0], signal.SIGKILL)
+                    os.kill(engine._core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
 
         async with anyio.create_task_group() as tasks:
             for i, rule in enumerate([*RULES, None]):
                 tasks.start_soon(one, i, rule)
         assert [
             outputs[key] for key in sorted(outputs)
-        ] == expected and engine._core._supervisor.generation == 2
+        ] == expected and engine._core.replicas[0].supervisor.generation == 2
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
@@ -148,7 +148,7 @@ async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> Non
                 {"prompt_logprobs": 0},
                 {},
             ):
-                before = engine._core._scheduler.totals.steps
+                before = engine._core.replicas[0].scheduler.totals.steps
                 wishes = SAMPLING | more
                 found = [
                     await engine.generate("Say it", constraint=rule, **wishes)
@@ -166,7 +166,7 @@ async def test_forced_tokens_come_together_and_are_the_same(backend: str) -> Non
                         for answer in found
                     ]
                 )
-                steps.append(engine._core._scheduler.totals.steps - before)
+                steps.append(engine._core.replicas[0].scheduler.totals.steps - before)
     half = len(steps) // 2
     assert answers[:half] == answers[half:] and answers[0] == answers[1]
     assert steps[0] < steps[half] * 0.8

@@ -190,7 +190,7 @@ async def test_only_the_last_token_may_use_cached_prefixes(tmp_path: Path) -> No
 async def test_texts_survive_the_death_of_a_rank(tmp_path: Path) -> None:
     async with posting(make_pooled("bert", "embed", tmp_path)) as post:
         before = rows(await post("/v1/embeddings", input=["a", "b"]))
-        os.kill(next(iter(post.engine._core._supervisor.ranks.pids)), signal.SIGKILL)
+        os.kill(next(iter(post.engine._core.replicas[0].supervisor.ranks.pids)), signal.SIGKILL)
         np.testing.assert_allclose(rows(await post("/v1/embeddings", input=["a", "b"])), before, atol=1e-6)
         load = post.engine.load()
         assert (load.running, load.waiting, load.used_pages) == (0, 0, 0)

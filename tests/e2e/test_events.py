@@ -60,8 +60,8 @@ async def test_a_router_believes_what_is_so() -> None:
     random, router = Random(3), Router()
     async with Engine(**OPTIONS, kv_events_config=ANYWHERE) as engine:
         core = engine._core
-        actor = core._events
-        assert actor is not None and actor.replay_endpoint is not None and core._scheduler is not None
+        actor = core.replicas[0].events
+        assert actor is not None and actor.replay_endpoint is not None and core.replicas[0].scheduler is not None
         async with Reader(actor.endpoint, replay_endpoint=actor.replay_endpoint) as reader:
             await traffic(engine, random, 40)
             told = await settle(engine)
@@ -71,10 +71,10 @@ async def test_a_router_believes_what_is_so() -> None:
             ]
             for _, events in batches:
                 router.take(events)
-            assert router.prefixes() == held(core._scheduler.cache.tree) and router.prefixes()
+            assert router.prefixes() == held(core.replicas[0].scheduler.cache.tree) and router.prefixes()
             assert router.num_removed > 50 and len({namespace for namespace, _ in router.prefixes()}) == 2
 
-            os.kill(core._supervisor.ranks.pids[0], signal.SIGKILL)
+            os.kill(core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
             await traffic(engine, random, 40)
             last = await settle(engine) - 1
             news = await reader.news(last)
@@ -83,8 +83,8 @@ async def test_a_router_believes_what_is_so() -> None:
             assert [number for number, _ in batches] == list(range(told, last + 1))
             for _, events in batches:
                 router.take(events)
-            assert router.prefixes() == held(core._scheduler.cache.tree) and router.prefixes()
-            assert core._supervisor.generation == 2 and router.num_cleared == 2
+            assert router.prefixes() == held(core.replicas[0].scheduler.cache.tree) and router.prefixes()
+            assert core.replicas[0].supervisor.generation == 2 and router.num_cleared == 2
 
             await engine.flush_cache()
             for _, events in await reader.replay(last + 1):
@@ -95,14 +95,14 @@ async def test_a_router_believes_what_is_so() -> None:
 async def test_off_means_off() -> None:
     async with Engine(**OPTIONS, kv_events_config={"publisher": "null"}) as engine:
         await engine.generate([1, 2, 3, 4, 5, 6], max_new_tokens=4)
-        assert engine._core._scheduler is not None and engine._core._scheduler.journal is None
+        assert engine._core.replicas[0].scheduler is not None and engine._core.replicas[0].scheduler.journal is None
         assert sample(engine.metrics(), "runtime_kv_event_batches_total") == 0
 
 
 async def test_a_taken_endpoint_prevents_the_start() -> None:
     async with Engine(**OPTIONS, kv_events_config=ANYWHERE) as engine:
-        assert engine._core._events is not None
-        taken = engine._core._events.endpoint.replace("127.0.0.1", "*")
+        assert engine._core.replicas[0].events is not None
+        taken = engine._core.replicas[0].events.endpoint.replace("127.0.0.1", "*")
         with pytest.raises(OptionsError, match="name another endpoint"):
             async with Engine(**OPTIONS, kv_events_config={"publisher": "zmq", "endpoint": taken}):
                 pass

@@ -170,7 +170,7 @@ async def test_a_rank_dies(checkpoint: Callable[[str], Path], whole: Callable[[s
                 rows.extend(delta.hidden or [])
                 tokens.extend(delta.token_ids)
                 if len(tokens) == 5:
-                    os.kill(engine._core._supervisor.ranks.pids[0], signal.SIGKILL)
+                    os.kill(engine._core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
 
         async def embedded() -> None:
             other.extend((await engine.generate(embeds, **wish)).token_ids)

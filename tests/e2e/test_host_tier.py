@@ -77,13 +77,13 @@ async def test_host_pages_survive_a_killed_rank(
         for i in range(len(PROMPTS)):
             await ask(engine, i)
         loaded = sample(engine.metrics(), "runtime_host_loaded_tokens_total")
-        os.kill(engine._core._supervisor.ranks.pids[-1], signal.SIGKILL)
+        os.kill(engine._core.replicas[0].supervisor.ranks.pids[-1], signal.SIGKILL)
         for i in range(len(PROMPTS)):
             tokens, cached = await ask(engine, i)
             assert tokens == reference("llama", PROMPTS[i], COUNT) and cached >= 36, (
                 "read back from what the dead rank had saved"
             )
-        assert engine._core._supervisor.generation == 2
+        assert engine._core.replicas[0].supervisor.generation == 2
         assert sample(engine.metrics(), "runtime_host_loaded_tokens_total") >= loaded + 36 * len(PROMPTS)
 
 

@@ -169,7 +169,7 @@ async def test_ranks_that_cannot_be_started_again_fail_the_requests_and_not_the_
         stream = engine.stream("x", max_new_tokens=200, ignore_eos=True)
         await anext(stream)
         (folder / "model.safetensors").unlink()
-        engine._core._supervisor.ranks._ranks[0].process.kill()
+        engine._core.replicas[0].supervisor.ranks._ranks[0].process.kill()
         with pytest.raises(Unavailable):
             async for _ in stream:
                 pass

@@ -57,7 +57,7 @@ class Run:
             self.num_deltas += 1
             if self.kills and self.num_deltas >= self.kills[0]:
                 self.kills.pop(0)
-                os.kill(self.random.choice(self.engine._core._supervisor.ranks.pids), signal.SIGKILL)
+                os.kill(self.random.choice(self.engine._core.replicas[0].supervisor.ranks.pids), signal.SIGKILL)
         self.answers[i] = answers
 
     async def whole(self, i: int, prompt: list[int], wishes: dict[str, Any]) -> None:
@@ -121,6 +121,6 @@ async def test_a_rank_that_hangs_is_replaced(
             got += delta.token_ids
             if len(got) == 20:
                 # rank 0 waits for it in a collective
-                os.kill(engine._core._supervisor.ranks.pids[1], signal.SIGSTOP)
-        assert got == expected and engine._core._supervisor.generation == 2
+                os.kill(engine._core.replicas[0].supervisor.ranks.pids[1], signal.SIGSTOP)
+        assert got == expected and engine._core.replicas[0].supervisor.generation == 2
     assert "collectives.py" in capfd.readouterr().err, "the stack of rank 0 tells where it waited"

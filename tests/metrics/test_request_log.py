@@ -116,7 +116,7 @@ async def test_what_ran_when_a_rank_died_is_written(tmp_path: Path, lines: io.St
     async with running(null_step_s=0.002, crash_dump_folder=str(tmp_path), log_requests_level=3) as core:
         first, lives = ask(core, "first", max_new_tokens=2), ask(core, "lives", max_new_tokens=60)
         await until(lambda: first.finishes and len(lives.token_ids()) > 2)
-        os.kill(core._supervisor.ranks.pids[0], signal.SIGKILL)
+        os.kill(core.replicas[0].supervisor.ranks.pids[0], signal.SIGKILL)
         await until(lambda: lives.finishes)
     crash, *requests = read(tmp_path)
     assert (crash["event"], crash["rank"], crash["exit_code"]) == ("crash", 0, -9)

@@ -175,7 +175,7 @@ def test_quantised_weights_are_nearly_those_of_a_rank(name: str, tmp_path: Path)
 def test_lora_slots(family: str, tmp_path: Path) -> None:
     """As many bytes as a rank takes for them."""
     from runtime.ranks.open_executor import open_executor
-    from runtime.settings import open_loras, start_rank
+    from runtime.settings import open_adapters, start_rank
 
     targets = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
     folder = make_checkpoint(family, tmp_path, shared_expert_intermediate_size=64)
@@ -183,12 +183,12 @@ def test_lora_slots(family: str, tmp_path: Path) -> None:
         folder, max_total_tokens=1024, enable_lora=True, max_lora_rank=8, lora_target_modules=targets
     )
     config = read_config(folder)
-    loras = open_loras(plan, config)
-    assert loras is not None
-    found = footprint(plan, config, MACHINE, stored_weights(folder), loras.setup())
+    adapters = open_adapters(plan, config)
+    assert adapters is not None
+    found = footprint(plan, config, MACHINE, stored_weights(folder), adapters.setup())
     rank = open_executor("cpu", 0)
     try:
-        ready = rank.start(start_rank(plan, config, loras), lambda phase, fraction: None)
+        ready = rank.start(start_rank(plan, config, adapters), lambda phase, fraction: None)
     finally:
         rank.close()
     assert (

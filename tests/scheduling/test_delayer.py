@@ -26,16 +26,14 @@ def test_when_newcomers_are_let_in(
     replicas: list[Replica], watermark: float | None, reason: str | None
 ) -> None:
     told: list[str] = []
-    delayer = Delayer(3, watermark)
-    delayer.on_admit = lambda reason, steps, seconds: told.append(reason)
+    delayer = Delayer(3, watermark, on_admit=lambda reason, steps, seconds: told.append(reason))
     assert delayer.admits(replicas) == (reason is not None) and told == ([reason] if reason else [])
 
 
 def test_nobody_is_held_back_for_longer_than_the_limit() -> None:
     now_s = 0.0
     told: list[tuple[str, int, float]] = []
-    delayer = Delayer(3, None, lambda: now_s)
-    delayer.on_admit = lambda *what: told.append(what)
+    delayer = Delayer(3, None, lambda: now_s, lambda *what: told.append(what))
     for _ in range(4):
         now_s += 1.0
         delayer.admits([SOME])

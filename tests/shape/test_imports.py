@@ -68,7 +68,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.metrics",
         "runtime.actors.open_requests",
         "runtime.metrics.request_records",
-        "runtime.admin.sessions",
     ),
     ("runtime.devices.base", "runtime.devices.executor", "runtime.grammar"),
     ("runtime.devices.torch_all_to_all",),
@@ -95,8 +94,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime.http.embeddings.library",
         "runtime.admin.warmup",
     ),
-    ("runtime.admin.expert_load",),
-    ("runtime.control", "runtime.admin.engine_controls", "runtime.admin.memory_saver"),
+    ("runtime.actors.rank_commands", "runtime.actors.text_pipeline"),
+    ("runtime.actors.replica",),
+    (
+        "runtime.admin.expert_load",
+        "runtime.admin.profiling",
+        "runtime.admin.scheduler_commands",
+        "runtime.admin.sessions",
+        "runtime.admin.status",
+    ),
+    ("runtime.admin.control", "runtime.admin.engine_controls", "runtime.admin.memory_saver"),
     ("runtime.core",),
     ("runtime.engine", "runtime.server"),
     ("runtime.cli",),
@@ -104,7 +111,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 SIBLINGS = ("runtime.actors", "runtime.devices")  # their members never import each other
 SHARED = {
-    "runtime.actors": ("runtime.actors.rank_replies", "runtime.actors.expert_counts"),
+    "runtime.actors": ("runtime.actors.fan_out", "runtime.actors.rank_replies", "runtime.actors.watchdog"),
     "runtime.devices": tuple(
         f"runtime.devices.{name}"
         for name in (

@@ -1,0 +1,115 @@
+"""Commands to all ranks of a replica, apart from steps, and their replies.
+
+A command reaches the current generation. What outlives a generation (weights, released memory) the supervisor
+remembers for ranks that start later.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+from runtime.actors.ranks import Ranks
+from runtime.actors.supervisor import Supervisor
+from runtime.errors import InvalidRequest, Unavailable
+from runtime.messages.constraint import Grammar
+from runtime.messages.lora import LoadAdapter
+from runtime.messages.memory import ChangeMemory, MemoryReport, Part, UpdateWeights, in_order
+from runtime.messages.ranks import CountExperts, ExpertCounts, ExpertCountsAction, PrepareGrammar, Profile
+
+Command = LoadAdapter | Profile | CountExperts | ChangeMemory | UpdateWeights
+
+
+class RankCommands:
+    """Commands to the ranks of one replica. All but `prepare` raise Unavailable when the ranks take none now."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._ids = count(1)
+
+    @property
+    def generation(self) -> int:
+        """Number of the current generation of ranks."""
+        return self._supervisor.generation
+
+    @property
+    def released(self) -> tuple[Part, ...]:
+        """The parts of the ranks' memory that are released now."""
+        return self._supervisor.sleep_state.released
+
+    def prepare(self, grammar: Grammar | None) -> None:
+        """A hint that a grammar will come (None: any grammar). It is lost where the ranks cannot take it now: an
+        unprepared grammar is compiled in its first step."""
+        if self._takes_commands:
+            self._supervisor.ranks.submit(PrepareGrammar(grammar))
+
+    async def load_adapter(self, load: LoadAdapter) -> None:
+        """Loads an adapter on all ranks. Raises InvalidRequest for one that they cannot read."""
+        for reply in await self._submit(load).adapters.wait(load.id):
+            if reply.error:
+                raise InvalidRequest(reply.error, param="lora_path")
+
+    def profile(self, command: Profile) -> None:
+        """Begins to record a profile, or writes what was recorded."""
+        self._submit(command)
+
+    async def count_experts(self, action: ExpertCountsAction, folder: str = "") -> ExpertCounts:
+        """What rank 0 has counted."""
+        command = CountExperts(next(self._ids), action, folder)
+        return (await self._submit(command).counts.wait(command.id))[0]
+
+    async def change_memory(self, released: tuple[Part, ...]) -> None:
+        """The ranks hold everything but these parts. Raises Unavailable when they cannot resume a part; `released`
+        then gives the actual state."""
+        supervisor, sleep = self._supervisor, self._supervisor.sleep_state
+        if sleep.is_asleep:
+            if released:
+                sleep.released = released
+                return
+            await sleep.wake()
+            if supervisor.is_recovering:
+                raise Unavailable("the ranks could not be started again; the server's log has the details")
+            return
+        # in case that they die meanwhile
+        before, sleep.released = sleep.released, in_order({*sleep.released, *released})
+        try:
+            reports = await self._change(ChangeMemory(next(self._ids), released))
+        except Unavailable:
+            if supervisor.ranks.died is None:  # the command was not sent
+                sleep.released = before
+            elif sleep.released == released:  # dead ranks hold nothing
+                return
+            raise
+        if errors := [report.error for report in reports if report.error]:
+            raise Unavailable(f"released memory cannot be resumed yet: {errors[0]}")
+
+    async def check_weights(self, model_path: str, load_format: str | None) -> None:
+        """Raises InvalidRequest when the ranks cannot load the weights of this checkpoint; changes nothing."""
+        reports = await self._change(
+            UpdateWeights(
+                next(self._ids), model_path, load_format or self._supervisor.setup.load_format, True
+            )
+        )
+        if errors := [report.error for report in reports if report.error]:
+            raise InvalidRequest(errors[0], param="model_path")
+
+    async def update_weights(self, model_path: str, load_format: str | None) -> None:
+        """Replaces the weights, of these ranks and of those that start later. Raises Unavailable when the ranks end
+        meanwhile: new ones then have the old weights."""
+        load_format = load_format or self._supervisor.setup.load_format
+        await self._change(UpdateWeights(next(self._ids), model_path, load_format, False))
+        self._supervisor.weights_changed(model_path, load_format)
+
+    async def _change(self, command: ChangeMemory | UpdateWeights) -> Sequence[MemoryReport]:
+        reports = await self._submit(command).memory_reports.wait(command.id)
+        self._supervisor.memory_changed(reports)
+        return reports
+
+    @property
+    def _takes_commands(self) -> bool:
+        return self._supervisor.ranks.is_serving and not self._supervisor.is_recovering
+
+    def _submit(self, command: Command) -> Ranks:
+        """-> the ranks that will reply. Raises Unavailable."""
+        ranks = self._supervisor.ranks
+        if not self._takes_commands or not ranks.submit(command):
+            raise Unavailable("the ranks cannot take commands now; try again in a moment")
+        return ranks

@@ -1,0 +1,202 @@
+"""A replica: what exists once for each scheduler. The text actors exist once and serve all replicas.
+
+dispatcher ──Arrive──► inbox ──► scheduler actor ──StepPlan──► ranks
+                                   │    └──StepTokens──► outbox (the detokenizer, shared by all replicas)
+                                   └── storage tier, cache events, graph captures
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+from anyio.abc import TaskStatus
+
+from runtime import log
+from runtime.actors.channels import Channel, Signal
+from runtime.actors.events import EventsActor
+from runtime.actors.graph_captures import GraphCapturing
+from runtime.actors.rank_commands import RankCommands
+from runtime.actors.ranks import Ranks
+from runtime.actors.scheduler import SchedulerActor
+from runtime.actors.storage import StorageActor, open_storage
+from runtime.actors.supervisor import Supervisor
+from runtime.admin.adapter_registry import AdapterRegistry
+from runtime.admin.heartbeat import StepLog
+from runtime.cache.journal import Journal
+from runtime.errors import InvalidRequest, RankDied, StartError
+from runtime.messages.scheduler import ToDetokenizer, ToScheduler
+from runtime.metrics import Metrics
+from runtime.metrics.meter import Meter
+from runtime.models.config import ModelConfig
+from runtime.options.plan import Plan
+from runtime.scheduling.graph_captures import Captures
+from runtime.scheduling.scheduler import Scheduler
+from runtime.service import Load
+from runtime.settings import graph_sizes, limits, piecewise_sizes, scheduler_config, start_rank
+
+DEPTH = 2  # steps in flight; 1 with --disable-overlap-schedule
+
+
+class Replica:
+    """A scheduler with its ranks, storage tier, cache events and graph captures. `scheduler` is None until the
+    ranks are ready."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: ModelConfig,
+        *,
+        index: int,
+        num_replicas: int,
+        inbox: Channel[ToScheduler],
+        outbox: Channel[ToDetokenizer],
+        metrics: Metrics,
+        adapters: AdapterRegistry | None,
+        on_death: Callable[[RankDied], None],
+    ) -> None:
+        """`index` counts from 0; `inbox` is this replica's alone, `outbox` is shared; `on_death` is called for each
+        death of a rank."""
+        self.index = index
+        self.inbox = inbox
+        self.scheduler: Scheduler | None = None
+        self.supervisor = Supervisor(
+            start_rank(plan, model, adapters),
+            metrics,
+            watchdog_s=plan.schedule.watchdog_timeout,
+            soft_watchdog_s=plan.schedule.soft_watchdog_timeout or 0.0,
+            adapters=None if adapters is None else adapters.setup,
+            on_death=on_death,
+        )
+        self.commands = RankCommands(self.supervisor)
+        self.storage: StorageActor | None = None  # with --hicache-storage-backend
+        self.events: EventsActor | None = None  # with --kv-events-config
+        self._plan = plan
+        self._model = model
+        self._num_replicas = num_replicas
+        self._outbox = outbox
+        self._metrics = metrics
+        self._meter = Meter(metrics)
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Starts the ranks, then serves until cancelled. Raises StartError, RankDied."""
+        plan, supervisor = self._plan, self.supervisor
+        if plan.observe.kv_events_config is not None and plan.observe.kv_events_config.is_on:
+            self.events = EventsActor(plan.observe.kv_events_config, self._metrics, replica=self.index)
+        async with anyio.create_task_group() as tasks:
+            if self.events is not None:
+                tasks.start_soon(self.events.run)
+            await supervisor.start()
+            self._log_start()
+            scheduler = self._open_scheduler()
+            signal = Signal()
+            if plan.tiers.hicache_storage_backend is not None:
+                self.storage = await open_storage(
+                    plan, self._model, scheduler, supervisor.open_hosts(), signal.set
+                )
+                tasks.start_soon(self.storage.run)
+            actor = SchedulerActor[Ranks](
+                scheduler,
+                self.inbox,
+                self._outbox,
+                meter=self._meter,
+                limits=limits(plan, self._model, scheduler.config.pool_tokens),
+                depth=1 if plan.schedule.disable_overlap_schedule else DEPTH,
+                signal=signal,
+                storage=self.storage,
+                publish=None if self.events is None else self.events.offer,
+                observers=self._observers(),
+            )
+            self.scheduler = scheduler
+            tasks.start_soon(actor.run)
+            task_status.started()
+            await supervisor.run(actor)
+
+    async def stop(self) -> None:
+        """Ends the ranks and closes what is open. For the owner, when `run` has ended."""
+        await self.supervisor.stop()
+        if self.events is not None:
+            self.events.close()
+        self.inbox.discard()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were planned since the start."""
+        return 0 if self.scheduler is None else self.scheduler.totals.steps
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the scheduler knows the request."""
+        return self.scheduler is not None and bool(self.scheduler.roster.siblings(request_id))
+
+    async def clear_storage(self) -> int:
+        """Deletes all pages of this model from storage. -> how many. Raises InvalidRequest without a storage tier."""
+        if self.storage is None:
+            raise InvalidRequest("this server has no storage tier (--hicache-storage-backend)")
+        return await self.storage.clear()
+
+    def load(self) -> Load:
+        """How busy the replica is now; without pages and sequences while it loads."""
+        if (scheduler := self.scheduler) is None:
+            return Load(page_size=self._plan.memory.page_size)
+        roster, cache, window, totals = (
+            scheduler.roster,
+            scheduler.cache,
+            scheduler.cache.window,
+            scheduler.totals,
+        )
+        return Load(
+            running=roster.num_running,
+            waiting=len(roster.waiting),
+            used_pages=cache.num_used,
+            cached_pages=cache.tree.num_evictable,
+            total_pages=cache.pool.num_pages,
+            page_size=cache.page_size,
+            used_host_pages=cache.host.num_used,
+            total_host_pages=cache.tree.hosts.num_pages,
+            used_window_pages=window.pool.num_used if window else 0,
+            cached_window_pages=window.num_idle if window else 0,
+            total_window_pages=window.pool.num_pages if window else 0,
+            steps=totals.steps,
+            tokens_per_s=self._meter.tokens_per_s(monotonic()),
+            max_running=roster.max_running,
+            waiting_tokens=roster.waiting.num_tokens,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            weights_bytes=sum(ready.weights_bytes for ready in self.supervisor.readies),
+            pages_bytes=sum(ready.pages_bytes for ready in self.supervisor.readies),
+        )
+
+    def _open_scheduler(self) -> Scheduler:
+        """Raises StartError when the host tier got no memory."""
+        supervisor = self.supervisor
+        if self._plan.tiers.enable_hierarchical_cache and supervisor.num_host_pages < 2:
+            raise StartError("there is no room for host pages; raise --hicache-size or --hicache-ratio")
+        config = scheduler_config(
+            self._plan,
+            self._model,
+            supervisor.num_pages,
+            supervisor.num_host_pages,
+            supervisor.num_window_pages,
+            supervisor.num_state_slots,
+            replica=self.index,
+            num_replicas=self._num_replicas,
+        )
+        journal = None if self.events is None else Journal(config.page_size)
+        return Scheduler(config, journal, self._meter.delayed)
+
+    def _observers(self) -> list[Callable[[Scheduler, Ranks], None]]:
+        """Functions that see the scheduler after each round."""
+        plan = self._plan
+        observers: list[Callable[[Scheduler, Ranks], None]] = []
+        kinds = {"sequences": graph_sizes(plan, self._model), "tokens": piecewise_sizes(plan)}
+        if captures := [Captures(sizes, unit) for unit, sizes in kinds.items() if sizes]:
+            observers.append(GraphCapturing(captures, self._metrics).observe)
+        if plan.logs.decode_log_interval is not None:
+            fields = {"replica": self.index} if self._num_replicas > 1 else {}
+            observers.append(StepLog(plan.logs.decode_log_interval, self.load, fields).observe)
+        return observers
+
+    def _log_start(self) -> None:
+        """Lines about how long the ranks' phases took."""
+        for ready in self.supervisor.readies:
+            for phase, seconds in ready.phases_s.items():
+                log.get("start").info(phase, rank=ready.rank, seconds=round(seconds, 3))

@@ -1,0 +1,129 @@
+"""What the runtime reports about itself: load, metrics and ranks, of all replicas together."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from msgspec import structs
+
+from runtime.actors.replica import Replica
+from runtime.admin.adapter_registry import AdapterRegistry
+from runtime.metrics import Metrics
+from runtime.options.plan import Plan
+from runtime.scheduling.scheduler import Scheduler
+from runtime.service import Load
+
+
+class Status:
+    """Reads the replicas and writes nothing but the metrics."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        replicas: Sequence[Replica],
+        metrics: Metrics,
+        adapters: AdapterRegistry | None,
+        num_open: Callable[[], int],
+    ) -> None:
+        """`num_open` gives the number of open requests."""
+        self._plan = plan
+        self._replicas = replicas
+        self._metrics = metrics
+        self._adapters = adapters
+        self._num_open = num_open
+
+    @property
+    def num_waiting_requests(self) -> int:
+        """Open requests of which no sequence runs."""
+        running = sum([scheduler.roster.num_running_requests for scheduler in self._schedulers()])
+        return self._num_open() - running
+
+    def load(self) -> Load:
+        """How busy all replicas are. While the model loads, all open requests wait."""
+        if not self._schedulers():
+            return structs.replace(self._replicas[0].load(), waiting=self._num_open())
+        return combined([replica.load() for replica in self._replicas])
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """Facts about each rank of each replica; JSON-serialisable."""
+        return [
+            {
+                "rank": replica.index * replica.supervisor.setup.tp_size + ready.rank,
+                "device": ready.device_name,
+                "num_pages": ready.num_pages - 1,
+                "weights_bytes": ready.weights_bytes,
+                "pages_bytes": ready.pages_bytes,
+                "taken_bytes": ready.taken_bytes,
+                "phases_s": ready.phases_s,
+            }
+            for replica in self._replicas
+            for ready in replica.supervisor.readies
+        ]
+
+    @property
+    def generation(self) -> int:
+        """Highest generation of ranks of all replicas; 1 until ranks have been started again."""
+        return max([replica.supervisor.generation for replica in self._replicas])
+
+    def metrics(self) -> bytes:
+        """Prometheus text of all metrics, brought up to date."""
+        load, metrics = self.load(), self._metrics
+        for gauge, value in (
+            (metrics.running, load.running),
+            (metrics.waiting, load.waiting),
+            (metrics.used_pages, load.used_pages),
+            (metrics.cached_pages, load.cached_pages),
+            (metrics.total_pages, load.total_pages),
+            (metrics.used_host_pages, load.used_host_pages),
+            (metrics.total_host_pages, load.total_host_pages),
+            (metrics.used_window_pages, load.used_window_pages),
+            (metrics.total_window_pages, load.total_window_pages),
+        ):
+            gauge.set(value)
+        if schedulers := self._schedulers():
+            self._count(schedulers)
+        if storages := [replica.storage for replica in self._replicas if replica.storage is not None]:
+            metrics.reset_storage()
+            for storage in storages:
+                storage.add_to(metrics)
+        pids = chain.from_iterable(replica.supervisor.ranks.pids for replica in self._replicas)
+        return metrics.render(dict(enumerate(pids)), self._plan.observe.extra_metric_labels)
+
+    def _count(self, schedulers: list[Scheduler]) -> None:
+        """Sets the counters that schedulers keep themselves."""
+        metrics = self._metrics
+        totals = [scheduler.totals for scheduler in schedulers]
+        rosters = [scheduler.roster for scheduler in schedulers]
+        for counter, values in (
+            (metrics.prompt_tokens, [t.prompt_tokens for t in totals]),
+            (metrics.cached_tokens, [t.cached_tokens for t in totals]),
+            (metrics.loaded_tokens, [t.loaded_tokens for t in totals]),
+            (metrics.saved_pages, [t.saved_pages for t in totals]),
+            (metrics.preemptions, [t.preemptions for t in totals]),
+            (metrics.held_back, [t.held_back for t in totals]),
+            (metrics.priority_preemptions, [t.priority_preemptions for t in totals]),
+            (metrics.aged, [roster.waiting.num_aged for roster in rosters]),
+        ):
+            counter.value = sum(values)
+        metrics.timeouts.values.update(_sums([scheduler.timeouts for scheduler in schedulers]))
+        metrics.tenant_tokens.values = _sums([roster.shares.tokens for roster in rosters])
+        if self._adapters is not None:
+            metrics.set_lora_slots(len(self._adapters.cards), [roster.lora_slots for roster in rosters])
+
+    def _schedulers(self) -> list[Scheduler]:
+        """The schedulers of replicas that are ready."""
+        return [replica.scheduler for replica in self._replicas if replica.scheduler is not None]
+
+
+def combined(loads: Sequence[Load]) -> Load:
+    """The load of several replicas together: sums, and the page size, which is the same."""
+    if len(loads) == 1:
+        return loads[0]
+    sums = {name: sum([getattr(load, name) for load in loads]) for name in Load.__struct_fields__}
+    return Load(**sums | {"page_size": loads[0].page_size})
+
+
+def _sums(counts: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {
+        name: sum([each.get(name, 0) for each in counts]) for name in dict(chain(*map(dict.items, counts)))
+    }
